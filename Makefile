@@ -1,0 +1,55 @@
+# Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
+#   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
+#   make check    .venv, then format, lint, types and the style tests
+#   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on)
+#   make format   format and fix what ruff can fix
+#   make clean    remove the environments and every cache
+# .venv-bench is apart because the peers (torch, FBGEMM) are large and pin their own versions.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+# Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
+# halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
+PYTEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := test
+.DELETE_ON_ERROR:
+.PHONY: test check bench format clean
+
+test: .venv/stamp
+	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+check: .venv/stamp
+	@echo "embstore: checking format, lint, types and style"
+	@.venv/bin/python -m ruff format --check --output-format concise .
+	@.venv/bin/python -m ruff check --quiet .
+	@.venv/bin/python -m mypy --strict --no-error-summary embstore
+	@.venv/bin/python -m pytest -q tests/style
+
+bench: .venv-bench/stamp
+	@echo "embstore: running the benchmarks"
+	@.venv-bench/bin/python -m tests.bench $(BENCH_ARGS)
+
+format: .venv/stamp
+	@echo "embstore: formatting"
+	@.venv/bin/python -m ruff check --quiet --fix-only .
+	@.venv/bin/python -m ruff format --quiet .
+
+clean:
+	@echo "embstore: removing environments and caches"
+	@rm -rf .venv .venv-bench .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/stamp: EXTRAS = fast,dev
+.venv-bench/stamp: EXTRAS = fast,bench
+
+# The stamp stands for "the package and its extras are installed as pyproject.toml says". An
+# environment that is there is kept and brought up to date; one without a working pip is made again.
+.venv/stamp .venv-bench/stamp: pyproject.toml
+	@echo "embstore: preparing $(@D) with the extras $(EXTRAS) (needs the network; once per pyproject.toml)"
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "embstore needs Python 3.11 or newer, found %d.%d: set PYTHON" % sys.version_info[:2])'
+	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --no-input --disable-pip-version-check --editable ".[$(EXTRAS)]"
+	@touch $@

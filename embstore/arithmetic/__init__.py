@@ -1,0 +1,79 @@
+"""The contract's arithmetic, once: what the bits of a row, a sum, a pooled reply and a digest are.
+
+Client, engine, hot replica and the kernels of every device must agree to the last bit, so the
+formulas of contract.md stand here and nowhere else, in vectorised NumPy, one idea per file:
+
+    philox      rule 10   initial rows from (seed, key)
+    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks
+    pooling     rule 8    bags to rows, and a bag's gradient to its occurrences
+    optimizers  rule 4    the scale, the host scalars, one update of distinct rows, the first state
+    digest      rule 11   leaves and root
+    nans        rule 1    the one NaN that a row may hold
+    denormals   rule 1    the check of the calling thread
+    choice      -         NumPy, or the compiled twin of `unique` and `sum_by_key`
+
+Why NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to
+nearest even, and two ufuncs never contract into an FMA. What could break it is left out:
+`np.sum`, `np.add.reduce` and `np.dot` choose their own order, and a Python float beside an array
+is rounded to fp32 where NumPy likes, so scalars arrive here as np.float32.
+
+Non-finite values are legal in all of this and run through without a warning; refusing them (rule
+9) is the caller's part. A NaN has its canonical bits in rows and pooled replies only, not in
+sums. Arguments have been checked by the caller; a wrong one is a bug of ours. Everything is pure,
+or writes to the arrays it is given, and may run in any thread; what sums over keys, bags or
+ranks, or applies an update, first checks that its thread keeps denormals.
+
+Rejected: one file with each formula written twice (NumPy beside Numba), which nobody can read;
+and Numba alone, which would make a trainer's client wait for a compiler it does not otherwise
+need. Importing this package therefore imports NumPy only, and decides nothing.
+"""
+
+from embstore.arithmetic.choice import (
+    Implementation,
+    force,
+    implementation,
+    sum_by_key,
+    unique,
+)
+from embstore.arithmetic.denormals import check_denormals
+from embstore.arithmetic.digest import BLOCK_KEYS, leaf, root
+from embstore.arithmetic.nans import CANONICAL_NAN, canonicalize_nans
+from embstore.arithmetic.optimizers import (
+    SCALARS,
+    apply_update,
+    initial_state,
+    power,
+    scale_sums,
+    update_scalars,
+)
+from embstore.arithmetic.philox import initial_rows, philox4x32
+from embstore.arithmetic.pooling import Pooling, bag_gradients, pool_rows
+from embstore.arithmetic.sums import CHUNK_OCCURRENCES, add_ranks, sum_over_dim
+
+__all__ = [
+    "BLOCK_KEYS",
+    "CANONICAL_NAN",
+    "CHUNK_OCCURRENCES",
+    "SCALARS",
+    "Implementation",
+    "Pooling",
+    "add_ranks",
+    "apply_update",
+    "bag_gradients",
+    "canonicalize_nans",
+    "check_denormals",
+    "force",
+    "implementation",
+    "initial_rows",
+    "initial_state",
+    "leaf",
+    "philox4x32",
+    "pool_rows",
+    "power",
+    "root",
+    "scale_sums",
+    "sum_by_key",
+    "sum_over_dim",
+    "unique",
+    "update_scalars",
+]

@@ -1,0 +1,392 @@
+"""The contract's arithmetic for one row at a time, compiled: what the kernels of the CPU are made
+of.
+
+The formulas are those of the NumPy files beside this one and give the same bits. Here a formula
+stands as a loop over one row, so that a kernel reads and writes each row once; LLVM vectorises over
+dim, where elements are independent, and never across a sum, whose order is part of its value.
+
+Building blocks take rows as one-dimensional arrays, which `row_at` makes of an address: a view of a
+NumPy array would cost an atomic reference count per row, and an index into a two-dimensional one is
+tested and multiplied for each element, because Numba lets a signed index be negative. `unique` and
+`sum_by_key` at the end are what the light client calls (`choice.py`).
+
+    unique      a table of at least 2n places, open addressing, linear; a place is (key, base + id)
+                and in use if its second half is at least `base`. Each call takes a new base, above
+                all ids so far, so that a table is never cleared; any int64 may be a key.
+    group       counting sort of positions by id, stable
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.denormals import check_denormals
+from embstore.arithmetic.jit import (
+    Float32s,
+    Int32s,
+    Int32sIn,
+    Int64Rows,
+    Int64s,
+    Int64sIn,
+    Rows,
+    RowsIn,
+    Uint64s,
+    bits_of,
+    building_block,
+    carray,
+    float_of,
+    kernel,
+    pointer_at,
+    prefetch,
+)
+from embstore.arrays import Keys
+
+CHUNK_OCCURRENCES = 64
+PARTIALS = 32
+PLAIN, WEIGHTED, DIVIDED = 0, 1, 2
+"""What an occurrence adds: value, coefficient * value, value / coefficient."""
+EXPONENT_MASK = np.int32(0x7F800000)
+"""The exponent bits of a float32; a value is finite unless all are set."""
+
+_NAN_BITS = np.int32(0x7FC00000)
+_WORD = np.uint64(0xFFFFFFFF)
+_HALF_WORD = np.uint64(0xFFFF)
+_SHIFT_8, _SHIFT_16, _SHIFT_32 = np.uint64(8), np.uint64(16), np.uint64(32)
+_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_UNIFORM_STREAM, _NORMAL_STREAM = np.uint64(0), np.uint64(1)
+_HALVES_MEAN = np.int64(262140)
+_HALVES_TO_SIGMA = np.float32(1 / 53509.9)
+_NEXT = np.uint64(1)
+_TO_UNIT = np.float32(2**-24)
+_MIX_SHIFT = np.uint64(33)
+_MIX_MULTIPLIER_0 = np.uint64(0xFF51AFD7ED558CCD)
+_MIX_MULTIPLIER_1 = np.uint64(0xC4CEB9FE1A85EC53)
+
+
+@building_block
+def canonical(value: np.float32) -> np.float32:
+    """Return `value`, or the one NaN that a row may hold."""
+    return value if value == value else float_of(_NAN_BITS)
+
+
+@building_block
+def mix(key: np.int64) -> np.uint64:
+    """Return 64 bits, each of which depends on every bit of the key (MurmurHash3's fmix64).
+
+    It is one to one, so that two keys never share all bits.
+    """
+    h = np.uint64(key)
+    h = (h ^ (h >> _MIX_SHIFT)) * _MIX_MULTIPLIER_0
+    h = (h ^ (h >> _MIX_SHIFT)) * _MIX_MULTIPLIER_1
+    return h ^ (h >> _MIX_SHIFT)
+
+
+@building_block
+def philox(
+    row_key: np.uint64, block: np.uint64, stream: np.uint64, seed: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """Return the four words of one Philox4x32-10 block (rule 10), each in the lower half."""
+    c0, c1, c2, c3 = row_key & _WORD, row_key >> _SHIFT_32, block, stream
+    k0, k1 = seed & _WORD, seed >> _SHIFT_32
+    for _ in range(10):
+        p0, p1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
+        c0, c1 = (p1 >> _SHIFT_32) ^ c1 ^ k0, p1 & _WORD
+        c2, c3 = (p0 >> _SHIFT_32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + _KEY_STEP_0) & _WORD, (k1 + _KEY_STEP_1) & _WORD
+    return c0, c1, c2, c3
+
+
+@building_block
+def _uniform(word: np.uint64, low: np.float32, span: np.float32) -> np.float32:
+    return low + span * (np.float32(np.int32(word >> _SHIFT_8)) * _TO_UNIT)
+
+
+@building_block
+def fill_uniform(
+    row: Float32s, row_key: np.uint64, seed: np.uint64, low: np.float32, span: np.float32
+) -> None:
+    """Fill `row` with Uniform(low, low + span) of `row_key` (rule 10)."""
+    dim = row.shape[0]
+    whole = dim >> 2
+    for block in range(whole):
+        w0, w1, w2, w3 = philox(row_key, np.uint64(block), _UNIFORM_STREAM, seed)
+        row[4 * block] = _uniform(w0, low, span)
+        row[4 * block + 1] = _uniform(w1, low, span)
+        row[4 * block + 2] = _uniform(w2, low, span)
+        row[4 * block + 3] = _uniform(w3, low, span)
+    if dim & 3:
+        words = philox(row_key, np.uint64(whole), _UNIFORM_STREAM, seed)
+        for d in range(4 * whole, dim):
+            row[d] = _uniform(words[d & 3], low, span)
+
+
+@building_block
+def _halves(word: np.uint64) -> np.uint64:
+    return (word & _HALF_WORD) + (word >> _SHIFT_16)
+
+
+@building_block
+def fill_normal(
+    row: Float32s, row_key: np.uint64, seed: np.uint64, mean: np.float32, std: np.float32
+) -> None:
+    """Fill `row` with Normal(mean, std) of `row_key` (rule 10)."""
+    for d in range(row.shape[0]):
+        w0, w1, w2, w3 = philox(row_key, np.uint64(d), _NORMAL_STREAM, seed)
+        halves = np.int64(_halves(w0) + _halves(w1) + _halves(w2) + _halves(w3))
+        deviation = np.float32(np.int32(halves - _HALVES_MEAN))  # exact: below 2**24
+        row[d] = mean + std * (deviation * _HALVES_TO_SIGMA)
+
+
+@building_block
+def row_at(start: int, index: int, stride: int, dim: int) -> Float32s:
+    """Return the (dim,) float32 that begin `index` rows of `stride` elements after an address."""
+    row: Float32s = carray(pointer_at(start + index * stride * 4), dim, np.float32)
+    return row
+
+
+@building_block
+def copy_row(row: Float32s, value: Float32s) -> None:
+    """row = value."""
+    for d in range(row.shape[0]):
+        row[d] = value[d]
+
+
+@building_block
+def _add(total: Float32s, first: bool, value: Float32s, coefficient: np.float32, form: int) -> None:
+    """total += the occurrence, or = if it is the first (0.0 + x would lose the sign of -0.0)."""
+    dim = total.shape[0]
+    if form == PLAIN:
+        if first:
+            copy_row(total, value)
+        else:
+            for d in range(dim):
+                total[d] += value[d]
+    elif form == WEIGHTED:
+        if first:
+            for d in range(dim):
+                total[d] = coefficient * value[d]
+        else:
+            for d in range(dim):
+                total[d] += coefficient * value[d]
+    elif first:
+        for d in range(dim):
+            total[d] = value[d] / coefficient
+    else:
+        for d in range(dim):
+            total[d] += value[d] / coefficient
+
+
+@building_block
+def add_occurrence(
+    total: Float32s, chunk: Float32s, place: int, count: int, value: Float32s,
+    coefficient: np.float32, form: int,
+) -> None:  # fmt: skip
+    """Bring `value`, occurrence `place` of `count`, into the rule 2 sum that `total` becomes.
+
+    Called for place = 0 to count - 1. The first chunk is summed in place, a later one in `chunk`,
+    and added when complete.
+    """
+    first = place & (CHUNK_OCCURRENCES - 1) == 0
+    if place < CHUNK_OCCURRENCES:
+        _add(total, first, value, coefficient, form)
+        return
+    _add(chunk, first, value, coefficient, form)
+    if place & (CHUNK_OCCURRENCES - 1) == CHUNK_OCCURRENCES - 1 or place == count - 1:
+        _add(total, False, chunk, coefficient, PLAIN)
+
+
+@building_block
+def scale_row(row: Float32s, scale: np.float32, value: Float32s) -> bool:
+    """row = scale * value; return whether all of it is finite. They may be the same row."""
+    exponent = np.int32(0)
+    for d in range(row.shape[0]):
+        scaled = scale * value[d]
+        row[d] = scaled
+        exponent = max(exponent, np.int32(bits_of(scaled) & EXPONENT_MASK))
+    return bool(exponent != EXPONENT_MASK)
+
+
+@building_block
+def sum_of_squares(value: Float32s, partials: Float32s) -> np.float32:
+    """Return rule 3 over the squares of `value`; `partials` (32,) is overwritten.
+
+    The partial sums start at 0.0, not at their first square: a square is never -0.0.
+    """
+    dim = value.shape[0]
+    whole = dim & ~(PARTIALS - 1)
+    for lane in range(PARTIALS):
+        partials[lane] = np.float32(0.0)
+    for base in range(0, whole, PARTIALS):
+        for lane in range(PARTIALS):
+            partials[lane] += value[base + lane] * value[base + lane]
+    for d in range(whole, dim):
+        partials[d - whole] += value[d] * value[d]
+    half = PARTIALS >> 1
+    while half:
+        for lane in range(half):
+            partials[lane] += partials[lane + half]
+        half >>= 1
+    total: np.float32 = partials[0]
+    return total
+
+
+@building_block
+def update_sgd(record: Float32s, g: Float32s, scalars: Float32s) -> None:
+    """One sgd update (rule 4) of a record, weights then state, with g; `scalars` of its table."""
+    lr = scalars[0]
+    for d in range(g.shape[0]):
+        record[d] = canonical(record[d] - lr * g[d])
+
+
+@building_block
+def update_adagrad(record: Float32s, g: Float32s, scalars: Float32s) -> None:
+    """One adagrad update of a record, as `update_sgd`; s is [dim, 2*dim)."""
+    dim = g.shape[0]
+    lr, epsilon = scalars[0], scalars[1]
+    for d in range(dim):
+        s = record[dim + d] + g[d] * g[d]
+        record[dim + d] = canonical(s)
+        record[d] = canonical(record[d] - (lr * g[d]) / (math.sqrt(s) + epsilon))
+
+
+@building_block
+def update_rowwise_adagrad(
+    record: Float32s, g: Float32s, scalars: Float32s, partials: Float32s
+) -> None:
+    """One rowwise_adagrad update of a record, as `update_sgd`; s stands at dim."""
+    dim = g.shape[0]
+    lr, epsilon, dim_as_float = scalars[0], scalars[1], scalars[2]
+    s = record[dim] + sum_of_squares(g, partials) / dim_as_float
+    record[dim] = canonical(s)
+    rate = lr / (math.sqrt(s) + epsilon)
+    for d in range(dim):
+        record[d] = canonical(record[d] - rate * g[d])
+
+
+@building_block
+def update_adam(record: Float32s, g: Float32s, scalars: Float32s) -> None:
+    """One adam update of a record, as `update_sgd`; m is [dim, 2*dim), v [2*dim, 3*dim)."""
+    dim = g.shape[0]
+    lr_t, eps_t = scalars[0], scalars[1]
+    b1, one_minus_b1, b2, one_minus_b2 = scalars[2], scalars[3], scalars[4], scalars[5]
+    for d in range(dim):
+        value = g[d]
+        m = b1 * record[dim + d] + one_minus_b1 * value
+        v = b2 * record[2 * dim + d] + (one_minus_b2 * value) * value
+        record[dim + d] = canonical(m)
+        record[2 * dim + d] = canonical(v)
+        record[d] = canonical(record[d] - (lr_t * m) / (math.sqrt(v) + eps_t))
+
+
+@building_block
+def unique_block(
+    keys: Int64sIn, begin: int, end: int, prefix: np.int64, table: Int64Rows, place_count: int,
+    base: int, count: int, unique_keys: Int64s, inverse: Int32s, shift: int, places: Uint64s,
+) -> int:  # fmt: skip
+    """Give keys[begin:end] their ids, inverse[shift + i]; return `count` grown by the new ones.
+
+    prefix : or-ed to each key
+    table, place_count, base : see the module docstring; (places, 2)
+    places : scratch for end - begin of them; unsigned, since Numba tests signed indices
+    """
+    start, mask = table.ctypes.data, np.uint64(place_count - 1)
+    for i in range(begin, end):
+        place = mix(keys[i] | prefix) & mask
+        places[i - begin] = place
+        prefetch(start + np.int64(place) * 16)
+    for i in range(begin, end):
+        key = keys[i] | prefix
+        place = places[i - begin]
+        while table[place, 1] >= base and table[place, 0] != key:
+            place = (place + _NEXT) & mask
+        tag = table[place, 1]
+        if tag < base:
+            tag = base + count
+            table[place, 0] = key
+            table[place, 1] = tag
+            unique_keys[count] = key
+            count += 1
+        inverse[shift + i] = tag - base
+    return count
+
+
+@building_block
+def group_positions(inverse: Int32sIn, starts: Int64s, positions: Int32s) -> None:
+    """Sort positions by id, stably: those of id are positions[starts[id]:starts[id + 1]]."""
+    starts[:] = 0
+    for i in range(inverse.shape[0]):
+        starts[np.uint32(inverse[i]) + _NEXT] += 1
+    total = 0
+    for id in range(starts.shape[0] - 1):
+        total, starts[id + 1] = total + starts[id + 1], total
+    for i in range(inverse.shape[0]):
+        place = np.uint32(inverse[i]) + _NEXT
+        end = starts[place]
+        positions[np.uint64(end)] = i
+        starts[place] = end + 1
+
+
+UNIQUE_BLOCK_KEYS = 64
+
+
+@kernel
+def _unique(keys: Int64sIn, table: Int64Rows, unique_keys: Int64s, inverse: Int32s) -> int:
+    places = np.empty(UNIQUE_BLOCK_KEYS, np.uint64)
+    count = 0
+    for begin in range(0, keys.shape[0], UNIQUE_BLOCK_KEYS):
+        end = min(begin + UNIQUE_BLOCK_KEYS, keys.shape[0])
+        count = unique_block(
+            keys, begin, end, np.int64(0), table, table.shape[0], 1, count, unique_keys, inverse,
+            0, places,
+        )  # fmt: skip
+    return count
+
+
+@kernel
+def _sum_by_key(inverse: Int32sIn, values: RowsIn, sums: Rows) -> None:
+    dim = sums.shape[1]
+    starts = np.empty(sums.shape[0] + 1, np.int64)
+    positions = np.empty(inverse.shape[0], np.int32)
+    group_positions(inverse, starts, positions)
+    chunk = np.empty(dim, np.float32)
+    values_start, sums_start = values.ctypes.data, sums.ctypes.data
+    for id in range(sums.shape[0]):
+        begin, count = starts[id], starts[id + 1] - starts[id]
+        total = row_at(sums_start, id, dim, dim)
+        if count == 0:
+            total[:] = np.float32(0.0)
+        for place in range(count):
+            value = row_at(values_start, positions[begin + place], dim, dim)
+            add_occurrence(total, chunk, place, count, value, np.float32(1.0), PLAIN)
+
+
+def table_places(key_count: int) -> int:
+    """Return how many places `unique_block` needs for so many keys: a power of two, at most half
+    full."""
+    return 1 << (2 * max(key_count, 1) - 1).bit_length()
+
+
+def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
+    """`sums.unique`. Any thread."""
+    table = np.zeros((table_places(len(keys)), 2), np.int64)
+    unique_keys = np.empty(len(keys), np.int64)
+    inverse = np.empty(len(keys), np.int32)
+    count = _unique(keys, table, unique_keys, inverse)
+    return unique_keys[:count].copy(), inverse
+
+
+def sum_by_key(
+    inverse: NDArray[np.int32], count: int, values: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """`sums.sum_by_key`. Any thread.
+
+    Raises
+    ------
+    DeviceError : this thread flushes denormals.
+    """
+    check_denormals()
+    sums = np.empty((count, values.shape[1]), np.float32)
+    _sum_by_key(inverse, values, sums)
+    return sums

@@ -1,0 +1,69 @@
+"""The digest of a table: a two-level hash over its written rows (contract.md, rule 11).
+
+    leaf   of a block of 256 keys   blake2b-256 over its written rows in key order
+    root   of the table             blake2b-256 over identity, t, and (block, leaf) ascending
+
+Two levels, because leaves of untouched blocks can be kept, so that a digest costs what has
+changed; two stores that differ can compare leaves and say where; and leaves of shards combine.
+Nothing in it depends on the machine: integers and floats are little-endian and packed. Unwritten
+rows are not in it, so growing a table, or reading it, leaves the digest as it is.
+"""
+
+import hashlib
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+
+BLOCK_KEYS = 256
+"""Keys of one leaf: block = key // BLOCK_KEYS."""
+_HASH_BYTES = 32
+
+
+def leaf(keys: Keys, weights: Rows, state: Rows) -> bytes:
+    """Return the 32-byte hash of the written rows of one block.
+
+    Parameters
+    ----------
+    keys : (n,) int64, ascending, n >= 1, all of one block
+    weights : (n, dim) float32
+    state : (n, state_dim) float32, state_dim may be 0
+    """
+    packed = np.dtype(
+        [
+            ("key", "<i8"),
+            ("weights", "<f4", weights.shape[1:]),
+            ("state", "<f4", state.shape[1:]),
+        ]
+    )
+    records = np.empty(len(keys), packed)
+    records["key"] = keys
+    records["weights"] = weights
+    records["state"] = state
+    return hashlib.blake2b(records.tobytes(), digest_size=_HASH_BYTES).digest()
+
+
+def root(
+    identity_json: bytes,
+    t: int,
+    blocks: NDArray[np.uint64] | NDArray[np.int64],
+    leaves: NDArray[np.uint8],
+) -> str:
+    """Return the table's digest as 64 hexadecimal digits.
+
+    Parameters
+    ----------
+    identity_json : `TableConfig.identity_json()`
+    t : the table's update count
+    blocks : (m,) numbers of the blocks with a written row, ascending
+    leaves : (m, 32) uint8, their leaves
+    """
+    records = np.empty(len(blocks), [("block", "<u8"), ("leaf", "u1", (_HASH_BYTES,))])
+    records["block"] = blocks
+    records["leaf"] = leaves
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    digest.update(struct.pack("<Q", len(identity_json)) + identity_json + struct.pack("<Q", t))
+    digest.update(records.tobytes())
+    return digest.hexdigest()

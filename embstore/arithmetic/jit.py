@@ -1,0 +1,242 @@
+"""How this package compiles: two decorators, the types kernels are written in, and a few
+intrinsics.
+
+A **kernel** is called from Python. It has one signature, read from its annotations, and is compiled
+for exactly that one, at its first call or by `compile_kernels()`: left to infer types, Numba would
+compile again for some seconds in the middle of serving when a caller's array is read-only. A
+**building block** is called from kernels and inlined by LLVM.
+
+Both are compiled without fast-math and with NumPy's error model (Python's would test each divisor,
+so that no loop with a division is vectorised). LLVM contracts no multiply and add by itself. Numba
+promotes `float32 * int` to float64 and `uint64 + int` to float64: constants are typed where it
+matters.
+
+Numba's disk cache is keyed by a kernel's own file, and would go on serving a kernel whose building
+blocks have changed in another file; so the stamp compared is a hash of all sources here and in
+`embstore/kernels`. Importing this module imports Numba; nothing in embstore does at its own import.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from functools import cache, update_wrapper
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _array(dtype: Any, dimensions: int = 1, *, readonly: bool = False) -> Any:
+    return types.Array(dtype, dimensions, "C", readonly=readonly)
+
+
+# C-contiguous; "In" is only read, so that a caller's read-only array is as good as any other.
+Int8sIn = Annotated[NDArray[np.int8], _array(types.int8, readonly=True)]
+Int32s = Annotated[NDArray[np.int32], _array(types.int32)]
+Int32sIn = Annotated[NDArray[np.int32], _array(types.int32, readonly=True)]
+Int64s = Annotated[NDArray[np.int64], _array(types.int64)]
+Int64sIn = Annotated[NDArray[np.int64], _array(types.int64, readonly=True)]
+Int64Rows = Annotated[NDArray[np.int64], _array(types.int64, 2)]
+Int64RowsIn = Annotated[NDArray[np.int64], _array(types.int64, 2, readonly=True)]
+Uint8s = Annotated[NDArray[np.uint8], _array(types.uint8)]
+Uint32s = Annotated[NDArray[np.uint32], _array(types.uint32)]
+Uint32sIn = Annotated[NDArray[np.uint32], _array(types.uint32, readonly=True)]
+Uint32Rows = Annotated[NDArray[np.uint32], _array(types.uint32, 2)]
+Uint32RowsIn = Annotated[NDArray[np.uint32], _array(types.uint32, 2, readonly=True)]
+Uint8sIn = Annotated[NDArray[np.uint8], _array(types.uint8, readonly=True)]
+Uint8Rows = Annotated[NDArray[np.uint8], _array(types.uint8, 2)]
+Uint8RowsIn = Annotated[NDArray[np.uint8], _array(types.uint8, 2, readonly=True)]
+Uint64s = Annotated[NDArray[np.uint64], _array(types.uint64)]
+Uint64sIn = Annotated[NDArray[np.uint64], _array(types.uint64, readonly=True)]
+Uint64Rows = Annotated[NDArray[np.uint64], _array(types.uint64, 2)]
+Uint64RowsIn = Annotated[NDArray[np.uint64], _array(types.uint64, 2, readonly=True)]
+Float32s = Annotated[NDArray[np.float32], _array(types.float32)]
+Float32sIn = Annotated[NDArray[np.float32], _array(types.float32, readonly=True)]
+Rows = Annotated[NDArray[np.float32], _array(types.float32, 2)]
+RowsIn = Annotated[NDArray[np.float32], _array(types.float32, 2, readonly=True)]
+Int = Annotated[int, types.int64]
+Bool = Annotated[bool, types.boolean]
+Float32 = Annotated[np.float32, types.float32]
+
+carray: Any = numba.carray  # type: ignore[attr-defined]  # public, but not to mypy
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+@cache
+def _sources_digest() -> str:
+    package = Path(__file__).parents[1]
+    digest = hashlib.blake2b(digest_size=16)
+    for folder in ("arithmetic", "kernels"):
+        for path in sorted((package / folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _dispatcher(function: Callable[..., Any]) -> Any:
+    try:
+        dispatcher = njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # No folder to cache in can be written: compile in every process.
+        return njit(**_OPTIONS)(function)
+    dispatcher._cache._cache_file._source_stamp = _sources_digest()
+    return dispatcher
+
+
+class _Kernel:
+    """A function compiled for the one signature that its annotations name."""
+
+    _lock = threading.Lock()  # Over all kernels: Numba compiles under one lock of its own anyway.
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._entry: Any = None  # The dispatcher; None until compiled. Written under the lock.
+
+    def compile(self) -> Any:
+        """Compile, or load from the cache, once; return what to call."""
+        with self._lock:
+            if self._entry is None:
+                hints = get_type_hints(self._function, include_extras=True)
+                hints.pop("return", None)
+                dispatcher = _dispatcher(self._function)
+                dispatcher.compile(tuple(hint.__metadata__[0] for hint in hints.values()))
+                dispatcher.disable_compile()
+                self._entry = dispatcher
+        return self._entry
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self._entry or self.compile())(*arguments)
+
+
+_kernels: list[_Kernel] = []  # Of the modules imported so far.
+
+
+def kernel(function: Function) -> Function:
+    """Make `function` a kernel. Its parameters are annotated with the types above, positional
+    only."""
+    compiled = _Kernel(function)
+    _kernels.append(compiled)
+    return cast(Function, compiled)
+
+
+def building_block(function: Function) -> Function:
+    """Make `function` callable from kernels (not from Python, where it would compile on the
+    spot)."""
+    return cast(Function, njit(**_OPTIONS)(function))
+
+
+def compile_kernels() -> None:
+    """Compile every kernel imported so far, or load it from the cache. Any thread."""
+    for compiled in _kernels:
+        compiled.compile()
+
+
+def address(array: NDArray[Any] | None) -> int:
+    """Return where a C-contiguous array begins, 0 for None: how kernels take lists of arrays."""
+    if array is None:
+        return 0
+    return cast(int, array.__array_interface__["data"][0])
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """Return `intrinsic(function)`, whose call is not `function`'s: Any, for mypy."""
+    return intrinsic(function)
+
+
+@_intrinsic
+def pointer_at(typing_context: Any, place: Any) -> Any:
+    """Turn an address into a pointer for `numba.carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+@_intrinsic
+def bits_of(typing_context: Any, value: Any) -> Any:
+    """Return the bits of a float32 as int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+@_intrinsic
+def float_of(typing_context: Any, bits: Any) -> Any:
+    """Return the float32 that has these int32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+def _prefetch(*, write: int) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        i32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        builder.call(function, [pointer, i32(write), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@_intrinsic
+def prefetch(typing_context: Any, place: Any) -> Any:
+    """Ask for the cache line at an address, to read. A wrong address does no harm."""
+    return _prefetch(write=0)
+
+
+@_intrinsic
+def prefetch_to_write(typing_context: Any, place: Any) -> Any:
+    """Ask for the cache line at an address, to write."""
+    return _prefetch(write=1)
+
+
+@_intrinsic
+def equal_among_8(typing_context: Any, place: Any, key: Any) -> Any:
+    """Return a bit for each of the 8 int64 at an address (aligned to 64) that equals `key`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+        vector = ir.VectorType(i64, 8)
+        pointer = builder.inttoptr(arguments[0], vector.as_pointer())
+        undefined = ir.Constant(vector, ir.Undefined)
+        one = builder.insert_element(undefined, arguments[1], i32(0))
+        zeros = ir.Constant(ir.VectorType(i32, 8), [0] * 8)
+        keys = builder.shuffle_vector(one, undefined, zeros)
+        equal = builder.icmp_signed("==", builder.load(pointer, align=64), keys)
+        return builder.zext(builder.bitcast(equal, i8), i64)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@_intrinsic
+def lowest_bit(typing_context: Any, bits: Any) -> Any:
+    """Return the number of the lowest bit set in an int64; 64 for 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def bit_count(typing_context: Any, bits: Any) -> Any:
+    """Return how many bits of an int64 are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate

@@ -1,0 +1,73 @@
+"""Bags: rows to one pooled row each, and a bag's gradient to its occurrences (contract.md, rule 8).
+
+A bag is a run of consecutive keys, cut by `offsets`; bag b holds positions offsets[b] to
+offsets[b + 1]. Mean divides by the number of rows as fp32; multiplying by the reciprocal would
+round twice. Weights multiply each row, rounded, before the sum. Back again, every occurrence
+receives its own rounded gradient, and rule 2 over a key's occurrences follows as for any other
+update; summing a key's coefficients first would save work and give other bits.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.nans import canonicalize_nans
+from embstore.arithmetic.sums import sum_groups
+from embstore.arrays import Rows
+
+Pooling = Literal["sum", "mean"]
+
+
+def _divisors(counts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return (bags, 1) counts; 1 for an empty bag, whose zeros then stay zeros."""
+    return np.maximum(counts, 1).astype(np.float32)[:, None]
+
+
+def _check(mode: Pooling, weights: NDArray[np.float32] | None) -> None:
+    assert mode == "sum" or (mode == "mean" and weights is None), "weights go with sum only"
+
+
+@np.errstate(all="ignore")
+def pool_rows(
+    rows: Rows,
+    offsets: NDArray[np.int64],
+    mode: Pooling = "sum",
+    weights: NDArray[np.float32] | None = None,
+) -> Rows:
+    """Return the (bags, dim) pooled rows; an empty bag is zeros, a NaN is the canonical one.
+
+    Parameters
+    ----------
+    rows : (n, dim) float32, one per key, bag after bag
+    offsets : (bags + 1,) int64, rising from 0 to n
+    weights : (n,) float32, finite, with mode "sum" only
+
+    Raises
+    ------
+    DeviceError : this thread flushes denormals.
+    """
+    _check(mode, weights)
+    counts = np.diff(offsets)
+    weighted = rows if weights is None else weights[:, None] * rows
+    pooled = sum_groups(weighted, np.arange(len(rows)), counts)
+    if mode == "mean":
+        pooled /= _divisors(counts)
+    canonicalize_nans(pooled)
+    return pooled
+
+
+@np.errstate(all="ignore")
+def bag_gradients(
+    gradients: Rows,
+    offsets: NDArray[np.int64],
+    mode: Pooling = "sum",
+    weights: NDArray[np.float32] | None = None,
+) -> Rows:
+    """Return the (n, dim) gradient that each occurrence receives from its bag's, (bags, dim)."""
+    _check(mode, weights)
+    counts = np.diff(offsets)
+    if mode == "mean":
+        gradients = gradients / _divisors(counts)
+    received = np.repeat(gradients, counts, axis=0)
+    return received if weights is None else weights[:, None] * received

@@ -1,0 +1,7 @@
+"""The row cache: which rows are in fast memory, where, and which go when others come.
+
+arena.py    cache_bytes, shared out to pools slab by slab
+index.py    row key -> slot
+policy.py   scores, and victims in order of score
+pool.py     the resident rows of all tables of one layout, and every batched verb on them
+"""

@@ -1,0 +1,88 @@
+"""Eviction policies: a score for each slot, and victims in order of score.
+
+The **clock** counts calls (and parts of calls): every row that a call touches gets the call's clock, once,
+however often its key is repeated. A row of the running call therefore has the current clock, and is no
+victim while the call runs; a call needs no other pins.
+
+    lru   score = clock
+    lfu   score = count << 40 | clock: how many calls touched the row since it came, then how recently
+
+LFU ages: after `AGEING_TOUCHES` touches for every slot all counts are halved, so a set that was hot leaves
+after a few halvings (a count of 1,000 is worth nothing after ten). A new row has count 1 and the newest
+clock, so among rows touched once the oldest goes first.
+
+Victims are selected for many evictions at once, because selection reads every score: the slots of lowest
+score are queued in ascending order with their scores. A queued slot whose score has changed was touched, or
+is another row's by now, and is passed over. Under LRU the queue is exact: whatever is touched later scores
+above everything in it. Under LFU new rows may undercut the end of the queue; it is kept short instead.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.device.base import Device, Slots
+
+POLICIES = ("lru", "lfu")
+AGEING_TOUCHES = 10
+_QUEUE_SHARE = 64
+"""One slot in so many is queued at a time: 64 scores are read for one victim, some tens of nanoseconds."""
+
+
+@dataclass
+class Policy:
+    """Scores and victims of one pool. Engine thread only."""
+
+    device: Device
+    lfu: bool
+    scores: NDArray[np.int64]  # by slot; stale where the slot is free
+    clock: int = 0
+    _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
+    _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _next: int = 0
+    _touches: int = 0
+
+    def tick(self) -> None:
+        """Begin a call, or a part of one: what was touched before may be evicted again."""
+        self.clock += 1
+
+    def touch(self, slots: Slots, slot_count: int) -> None:
+        """Score slots that the running call uses."""
+        self.device.touch(self.scores, slots, self.clock, self.lfu)
+        self._touches += len(slots)
+        if self.lfu and self._touches >= AGEING_TOUCHES * slot_count:
+            self.device.age_scores(self.scores[:slot_count])
+            self._touches = 0
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop the queue: scores or slots have changed wholesale."""
+        self._queue, self._next = self._queue[:0], 0
+
+    def victims(self, count: int, slot_keys: Keys) -> Slots:
+        """Return `count` resident slots of lowest score that the running call has not touched."""
+        found: list[Slots] = []
+        while count:
+            if self._next == len(self._queue):
+                self._refill(count, slot_keys)
+            slots = self._queue[self._next : self._next + count]
+            scores = self._queued_scores[self._next : self._next + count]
+            self._next += len(slots)
+            slots = slots[(self.scores[slots] == scores) & (slot_keys[slots] >= 0)]
+            self.scores[slots] = (
+                self.clock
+            )  # still resident: the next refill must not find them again
+            found.append(slots)
+            count -= len(slots)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _refill(self, count: int, slot_keys: Keys) -> None:
+        wanted = max(count, len(slot_keys) // _QUEUE_SHARE)
+        queue = np.empty(wanted, np.int64)
+        scores = self.scores[: len(slot_keys)]
+        found = self.device.select_victims(scores, slot_keys, self.clock, wanted, queue)
+        assert found > 0, "a call was given more rows than there are slots"
+        self._queue, self._next = queue[:found], 0
+        self._queued_scores = self.scores[self._queue]

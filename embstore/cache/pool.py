@@ -1,0 +1,508 @@
+"""A pool: the resident rows of all tables of one layout, and the batched verbs on them.
+
+A **layout** is (dim, state, optimizer kind); tables that share it share slots, so a call over many tables
+is one probe, one gather, one apply. A row is one record that moves as a whole: weights, then state.
+
+Each **slot** is free or resident. What is true between commands (`check_integrity`):
+
+- a row key has at most one slot; the index has exactly the resident keys
+- `slot_keys[slot]` is EMPTY_KEY exactly for free slots, and each free slot stands once in the free list
+- `dirty[slot]` says that the slot's row is newer than what storage has; a free slot is clean
+- a row's newest content is its slot's if it has one, else storage's, else its initializer's
+
+`hold` makes rows resident: it changes where rows are and never what they are, so it may fail at any point
+(a full disk, a corrupt record) with nothing lost. Missing rows are read into staging first, then victims
+make room (the dirty ones logged, room for which is reserved before), then the rows are placed and indexed;
+staging bounds each round.
+
+A call with more unique keys than slots is done in **parts** that fit: its lookups gather through a buffer
+of whole rows, its writes hold and apply part by part.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows, row_stride
+from embstore.cache.arena import Arena
+from embstore.cache.index import SlotIndex
+from embstore.cache.policy import Policy
+from embstore.device.base import Batch, Device, Slots, TableParameters
+from embstore.stages import Stages
+from embstore.storage.storage import Storage
+
+_STAGING_BYTES = 4 << 20
+_STAGING_SHARE = 32
+"""Of the budget, one part in so many at most is a pool's staging."""
+_SLAB_SLOTS_MIN = 4
+_METADATA_BYTES = 8 + 8 + 1  # slot_keys, scores, dirty
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What tables must have in common to share a pool."""
+
+    dim: int
+    state_dim: int
+    optimizer: str
+
+    @property
+    def stride(self) -> int:
+        """fp32 of a row in the cache and on the disk."""
+        return row_stride(self.dim + self.state_dim)
+
+
+@dataclass
+class Counters:
+    """What a pool did, since it was made. Both hit definitions: by unique key and by access."""
+
+    accesses: int = 0
+    access_hits: int = 0
+    unique_keys: int = 0
+    unique_hits: int = 0
+    misses_log: int = 0
+    misses_base: int = 0
+    misses_initializer: int = 0
+    evictions_clean: int = 0
+    evictions_dirty: int = 0
+    calls_in_parts: int = 0
+    parts: int = 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """Slots that hold the rows of a command, unless slabs have been released since."""
+
+    slots: Slots
+    releases: int
+
+
+@dataclass(eq=False)
+class Pool:
+    """The resident rows of one layout. Engine thread only."""
+
+    device: Device
+    storage: Storage
+    arena: Arena
+    layout: Layout
+    lfu: bool
+    stages: Stages
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        stride = self.layout.stride
+        self.slot_bytes = 4 * stride + _METADATA_BYTES
+        self.slab_slots = max(_SLAB_SLOTS_MIN, self.arena.slab_bytes // self.slot_bytes)
+        self.slab_bytes = self.slab_slots * self.slot_bytes
+        slabs_max = max(1, self.arena.budget_bytes // self.slab_bytes)
+        slots_max = slabs_max * self.slab_slots
+        self.slab_count = 0
+        self.index = SlotIndex(self.device)
+        self.rows: Rows = self.device.allocate_rows(slots_max, stride)
+        self.dirty = np.zeros(slots_max, np.uint8)
+        self.policy = Policy(self.device, self.lfu, np.zeros(slots_max, np.int64))
+        self.parameters = _no_parameters()
+        self.tables: set[int] = set()
+        self._slot_keys: Keys = np.empty(slots_max, np.int64)
+        self._free = np.empty(slots_max, np.int64)
+        self._free_count = 0
+        self._slots = np.empty(0, np.int64)
+        self._releases = 0
+        self._sums: Rows = np.empty((0, self.layout.dim), np.float32)
+        staging_bytes = min(_STAGING_BYTES, self.arena.budget_bytes // _STAGING_SHARE)
+        self._staging: Rows = np.empty((max(1, staging_bytes // (4 * stride)), stride), np.float32)
+        self._found = np.empty(len(self._staging), np.uint8)
+        self.arena.join(self)
+        self._add_slab()
+
+    # Capacity
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of the slabs that the pool has."""
+        return self.slab_count * self.slab_slots
+
+    @property
+    def slot_keys(self) -> Keys:
+        """The row key in each slot, EMPTY_KEY where it is free."""
+        return self._slot_keys[: self.slot_count]
+
+    @property
+    def resident_count(self) -> int:
+        """Slots in use."""
+        return self.slot_count - self._free_count
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of slabs, index and staging."""
+        return self.slab_count * self.slab_bytes + self.index.memory_bytes + self._staging.nbytes
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes with one slab more."""
+        slots = self.slot_count + self.slab_slots
+        slabs = (self.slab_count + 1) * self.slab_bytes
+        return slabs + self.index.bytes_for(slots) + self._staging.nbytes
+
+    def _add_slab(self) -> None:
+        low = self.slot_count
+        self.slab_count += 1
+        high = self.slot_count
+        self._slot_keys[low:high] = EMPTY_KEY
+        self.dirty[low:high] = 0
+        added = np.arange(high - 1, low - 1, -1)
+        self._free[self._free_count : self._free_count + len(added)] = added
+        self._free_count += len(added)
+        self.index.grow(min(2 * high, len(self._slot_keys)) if low else high, self.slot_keys)
+
+    def release_slab(self) -> None:
+        """Evict the rows of the last slab and give it back to the arena."""
+        low, high = self.slot_count - self.slab_slots, self.slot_count
+        slots = low + np.flatnonzero(self.slot_keys[low:] != EMPTY_KEY)
+        self.storage.reserve(int(np.count_nonzero(self.dirty[slots])), self.layout.stride)
+        self._evict(slots)
+        free = self._free[: self._free_count]
+        free = free[free < low]
+        self._free[: len(free)] = free
+        self._free_count = len(free)
+        self.slab_count -= 1
+        self._releases += 1
+        self.policy.forget()
+        self.device.release_rows(self.rows, low, high)
+
+    def part_keys(self, count: int) -> int:
+        """Return how many of `count` unique keys one part may hold, adding slabs where the arena has them."""
+        while self.slot_count < count and self._grow():
+            pass
+        return min(count, self.slot_count)
+
+    def _grow(self) -> bool:
+        if self.slot_count + self.slab_slots > len(self._slot_keys) or not self.arena.grant(self):
+            return False
+        self._add_slab()
+        return True
+
+    # Residency
+
+    def hold(self, keys: Keys, inverse: NDArray[np.int32] | None = None) -> Slots:
+        """Make unique row keys resident, touch them, and return their slots (valid until the next call).
+
+        len(keys) <= slot_count. Contents do not change. A lookup gives its `inverse`, by which hits are
+        counted; a write, whose rows were as a rule just looked up, would only flatter the counters.
+
+        Raises
+        ------
+        CapacityError : no room in the log for the victims.
+        CorruptTableError : a stored record is not what was written.
+        """
+        slots = self._scratch(len(keys))
+        self.policy.tick()
+        missing = self.index.probe(keys, slots)
+        self.stages.lap("probe")
+        if inverse is not None:
+            self._count_hits(slots, inverse, missing)
+        if not missing:
+            self.policy.touch(slots, self.slot_count)
+            return slots
+        absent = np.flatnonzero(slots < 0)
+        self.policy.touch(slots[slots >= 0], self.slot_count)
+        step = len(self._staging)
+        for low in range(0, missing, step):
+            part = absent[low : low + step]
+            slots[part] = self._fetch(keys[part])
+        return slots
+
+    def _fetch(self, keys: Keys) -> Slots:
+        """Bring absent rows in, one staging buffer of them at most."""
+        staging, found = self._staging[: len(keys)], self._found[: len(keys)]
+        self.storage.read(keys, staging, found)
+        self.stages.lap("read")
+        slots = self._take_slots(len(keys))
+        self.stages.lap("evict")
+        stored = found != 0
+        if stored.all():
+            self.device.scatter_rows(staging, self.rows, slots)
+        else:
+            new = ~stored
+            self.device.scatter_rows(staging[stored], self.rows, slots[stored])
+            self._initialize(self.rows, slots[new], keys[new])
+        self._slot_keys[slots] = keys
+        self.index.insert(keys, slots, self.slot_keys)
+        self.policy.scores[slots] = 0
+        self.policy.touch(slots, self.slot_count)
+        self._count_origins(found)
+        self.stages.lap("insert")
+        return slots
+
+    def _take_slots(self, count: int) -> Slots:
+        while self._free_count < count and self._grow():
+            pass
+        needed = count - self._free_count
+        if needed > 0:
+            # At most every victim is dirty; the reservation stands before the first is logged.
+            self.storage.reserve(0 if self.storage.read_only else needed, self.layout.stride)
+            self._evict(self.policy.victims(needed, self.slot_keys))
+        self._free_count -= count
+        return self._free[self._free_count : self._free_count + count].copy()
+
+    def _evict(self, slots: Slots) -> None:
+        """Free resident slots; the dirty ones are logged first, for which room has been reserved."""
+        keys = self._slot_keys[slots]
+        dirty = self.dirty[slots] != 0
+        count = int(np.count_nonzero(dirty))
+        if count:
+            self.storage.append(keys[dirty], self.rows, slots[dirty])
+        self.counters.evictions_dirty += count
+        self.counters.evictions_clean += len(slots) - count
+        self._free_slots(slots, keys)
+
+    def _free_slots(self, slots: Slots, keys: Keys) -> None:
+        self.index.erase(keys)
+        self._slot_keys[slots] = EMPTY_KEY
+        self.dirty[slots] = 0
+        self._free[self._free_count : self._free_count + len(slots)] = slots
+        self._free_count += len(slots)
+
+    def _scratch(self, count: int) -> Slots:
+        if len(self._slots) < count:
+            self._slots = np.empty(count + count // 4, np.int64)
+        return self._slots[:count]
+
+    # Verbs
+
+    def gather(self, batch: Batch, outs: list[Rows]) -> None:
+        """Write the weights of every position of `batch` to its segment's array in `outs`."""
+        count = len(batch.unique_keys)
+        if self.part_keys(count) == count:
+            rows, slots = self.rows, self.hold(batch.unique_keys, batch.inverse)
+        else:
+            rows, slots = self._rows_in_parts(batch)
+        self.device.gather(rows, slots, batch, self.layout.dim, outs)
+
+    def gather_pooled(
+        self,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        out: Rows,
+    ) -> None:
+        """Write the pooled weights of every bag of `batch`, which has one segment."""
+        count = len(batch.unique_keys)
+        if self.part_keys(count) == count:
+            rows, slots = self.rows, self.hold(batch.unique_keys, batch.inverse)
+        else:
+            rows, slots = self._rows_in_parts(batch)
+        self.device.gather_pooled(rows, slots, batch.inverse, offsets, mean, weights, out)
+
+    def _rows_in_parts(self, batch: Batch) -> tuple[Rows, Slots]:
+        keys = batch.unique_keys
+        rows = np.empty((len(keys), self.layout.stride), np.float32)
+        for low, high in self.parts(len(keys)):
+            occurrences = batch.inverse[(batch.inverse >= low) & (batch.inverse < high)] - low
+            slots = self.hold(keys[low:high], occurrences.astype(np.int32))
+            self.device.gather_rows(self.rows, slots, rows[low:high])
+        return rows, np.arange(len(keys))
+
+    def parts(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of `count` unique keys that can be held one after the other."""
+        size = self.part_keys(count)
+        if count > size:
+            self.counters.calls_in_parts += 1
+            self.counters.parts += -(-count // size)
+        for low in range(0, count, max(size, 1)):
+            yield low, min(low + size, count)
+
+    def sums(self, count: int) -> Rows:
+        """Return scratch for the gradients of `count` unique keys, (count, dim)."""
+        if len(self._sums) < count:
+            self._sums = np.empty((count + count // 4, self.layout.dim), np.float32)
+        return self._sums[:count]
+
+    def prepare_write(self, keys: Keys) -> Held | None:
+        """Do everything of a write that can be refused, before the first row changes.
+
+        What fits is made resident, and is returned. What does not is written in parts, for all victims
+        of which room is reserved.
+
+        Raises
+        ------
+        CapacityError, CorruptTableError : nothing has changed.
+        """
+        if self.part_keys(len(keys)) == len(keys):
+            return Held(self.hold(keys), self._releases)
+        self.storage.reserve(len(keys), self.layout.stride)
+        return None
+
+    def write(
+        self, keys: Keys, held: Held | None, change: Callable[[Slots, int, int], None]
+    ) -> None:
+        """Have `change(slots, low, high)` change and mark dirty the rows of keys[low:high], part by part.
+
+        `held` is what `prepare_write` returned. A failure from here on leaves the store half written.
+        """
+        with self.storage.no_way_back():
+            if held is not None and held.releases == self._releases:
+                change(held.slots, 0, len(keys))
+                return
+            for low, high in self.parts(len(keys)):
+                change(self.hold(keys[low:high]), low, high)
+
+    def peek_rows(self, keys: Keys) -> Rows:
+        """Return a copy of unique rows, whole records. Leaves no trace in the cache or its scores."""
+        slots = np.empty(len(keys), np.int64)
+        missing = self.index.probe(keys, slots)
+        if not missing:
+            return self._copy_slots(slots)
+        rows = np.empty((len(keys), self.layout.stride), np.float32)
+        resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+        rows[resident] = self._copy_slots(slots[resident])
+        stored, found = self._read(keys[absent])
+        new = np.flatnonzero(~found)
+        self._initialize(stored, new, keys[absent][new])
+        rows[absent] = stored
+        return rows
+
+    def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return a copy of those of some unique rows that were ever written, and which of `keys` they are."""
+        slots = np.empty(len(keys), np.int64)
+        self.index.probe(keys, slots)
+        resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+        written = np.zeros(len(keys), bool)
+        written[resident] = self.dirty[slots[resident]] != 0
+        clean = resident[~written[resident]]
+        written[clean] = self.storage.has(keys[clean])
+        if not len(absent):
+            return self._copy_slots(slots[written]), written
+        stored, found = self._read(keys[absent])
+        written[absent] = found
+        rows = np.empty((int(np.count_nonzero(written)), self.layout.stride), np.float32)
+        place = np.cumsum(written) - 1
+        held = resident[written[resident]]
+        rows[place[held]] = self._copy_slots(slots[held])
+        rows[place[absent[found]]] = stored[found]
+        return rows, written
+
+    def _copy_slots(self, slots: Slots) -> Rows:
+        rows = np.empty((len(slots), self.layout.stride), np.float32)
+        self.device.gather_rows(self.rows, slots, rows)
+        return rows
+
+    def _read(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
+        rows = np.empty((len(keys), self.layout.stride), np.float32)
+        found = np.empty(len(keys), np.uint8)
+        self.storage.read(keys, rows, found)
+        return rows, found != 0
+
+    def _initialize(self, rows: Rows, slots: Slots, keys: Keys) -> None:
+        self.device.initialize(
+            rows, slots, keys, self.parameters, self.layout.dim, self.layout.state_dim
+        )
+
+    # Dirty rows, tables
+
+    def dirty_slots(self, table_id: int | None = None) -> Slots:
+        """Return the dirty slots, of one table or of all."""
+        slots = np.flatnonzero(self.dirty[: self.slot_count])
+        if table_id is not None and len(slots):
+            slots = slots[self._slot_keys[slots] >> KEY_BITS == table_id]
+        return slots
+
+    def flush(self, table_id: int | None = None) -> int:
+        """Log the dirty rows, of one table or of all; return how many. They stay resident, clean.
+
+        Raises
+        ------
+        CapacityError : the disk is full. Rows not yet logged stay dirty.
+        """
+        slots = self.dirty_slots(table_id)
+        step = max(1, self.storage.segment_bytes // (8 * self.layout.stride))
+        for low in range(0, len(slots), step):
+            part = slots[low : low + step]
+            self.storage.reserve(len(part), self.layout.stride)
+            self.storage.append(self._slot_keys[part], self.rows, part)
+            self.dirty[part] = 0
+        return len(slots)
+
+    def purge(self, table_id: int | None = None) -> None:
+        """Forget the rows of a table, or of all, dirty or not."""
+        keys = self.slot_keys
+        gone = keys != EMPTY_KEY if table_id is None else keys >> KEY_BITS == table_id
+        slots = np.flatnonzero(gone)
+        self._free_slots(slots, keys[slots])
+        self.policy.forget()
+
+    def add_table(self, table_id: int, parameters: TableParameters) -> None:
+        """Take a table in; `parameters` has one entry, its own."""
+        missing = table_id + 1 - len(self.parameters.seeds)
+        for name, value in vars(parameters).items():
+            array = getattr(self.parameters, name)
+            if missing > 0:
+                empty = np.zeros((missing, *array.shape[1:]), array.dtype)
+                array = np.concatenate([array, empty])
+                setattr(self.parameters, name, array)
+            array[table_id] = value[0]
+        self.tables.add(table_id)
+
+    def remove_table(self, table_id: int) -> None:
+        """Let a table go, its rows with it."""
+        self.purge(table_id)
+        self.tables.discard(table_id)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.device.release_rows(self.rows, 0, self.slot_count)
+
+    # Counting and checking
+
+    def _count_hits(self, slots: Slots, inverse: NDArray[np.int32], missing: int) -> None:
+        accesses = len(inverse)
+        self.counters.unique_keys += len(slots)
+        self.counters.unique_hits += len(slots) - missing
+        self.counters.accesses += accesses
+        self.counters.access_hits += (
+            self.device.count_accesses(inverse, slots) if missing else accesses
+        )
+
+    def _count_origins(self, found: NDArray[np.uint8]) -> None:
+        origins = np.bincount(found, minlength=3)
+        self.counters.misses_initializer += int(origins[0])
+        self.counters.misses_log += int(origins[1])
+        self.counters.misses_base += int(origins[2])
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of the module's docstring does not hold."""
+        keys = self.slot_keys
+        resident = np.flatnonzero(keys != EMPTY_KEY)
+        free = np.sort(self._free[: self._free_count])
+        slots = np.empty(len(resident), np.int64)
+        missing = self.index.probe(keys[resident], slots)
+        faults = {
+            "a key has two slots": len(np.unique(keys[resident])) != len(resident),
+            "the index does not lead to a key's slot": missing or (slots != resident).any(),
+            "the free list is not the free slots": not np.array_equal(
+                free, np.flatnonzero(keys == EMPTY_KEY)
+            ),
+            "a free slot is dirty": self.dirty[free].any(),
+            "a resident row's table is not of this pool": not (
+                set(np.unique(keys[resident] >> KEY_BITS).tolist()) <= self.tables
+            ),
+            "the arena's budget is exceeded": (
+                self.arena.memory_bytes > self.arena.budget_bytes and self.slab_count > 1
+            ),
+        }
+        for fault, found in faults.items():
+            if found:
+                raise AssertionError(f"integrity of pool {self.layout}: {fault}")
+
+
+def _no_parameters() -> TableParameters:
+    return TableParameters(
+        scalars=np.zeros((0, 8), np.float32),
+        initializer_kinds=np.zeros(0, np.int8),
+        initializer_values=np.zeros((0, 2), np.float32),
+        seeds=np.zeros(0, np.uint64),
+        initial_state=np.zeros(0, np.float32),
+    )

@@ -1,0 +1,312 @@
+"""Configuration as data: optimizers, initializers, and what a table *is* apart from how it is tuned.
+
+A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its fixed
+parameters) decides its bits (contract.md, rule 11) and can never change; creating a table again must give
+the same identity. **Tunables** (learning rate, rows by growing) may change and stand outside the digest.
+
+An optimizer's `kind` selects its formulas (contract.md, rule 4) in `embstore.arithmetic`; nothing here
+computes. `state_dim` says how many fp32 of state follow a row's weights.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from embstore.arrays import DIM_MAX, ROWS_MAX, fp32_scalar
+from embstore.errors import InvalidArgumentError
+
+_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
+NAME_BYTES_MAX = 255
+
+
+def _check_epsilon(value: float, name: str) -> None:
+    if not np.float32(value) >= np.finfo(np.float32).tiny:
+        raise InvalidArgumentError(f"expected {name} to be a normal fp32 > 0, found {value!r}")
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """w = w - lr*g. No state."""
+
+    learning_rate: float
+    kind: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        fp32_scalar(self.learning_rate, "learning_rate")
+
+    def state_dim(self, dim: int) -> int:
+        """Return the number of fp32 state elements of a row of `dim` weights."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """s = s + g*g; w = w - (lr*g) / (sqrt(s) + epsilon). State: s, one per weight."""
+
+    learning_rate: float
+    epsilon: float = 1e-8
+    initial_accumulator: float = 0.0
+    kind: ClassVar[str] = "adagrad"
+
+    def __post_init__(self) -> None:
+        fp32_scalar(self.learning_rate, "learning_rate")
+        fp32_scalar(self.initial_accumulator, "initial_accumulator")
+        _check_epsilon(fp32_scalar(self.epsilon, "epsilon"), "epsilon")
+
+    def state_dim(self, dim: int) -> int:
+        """Return the number of fp32 state elements of a row of `dim` weights."""
+        return dim
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(Adagrad):
+    """s = s + mean(g*g); w = w - (lr / (sqrt(s) + epsilon)) * g. State: one s per row."""
+
+    kind: ClassVar[str] = "rowwise_adagrad"
+
+    def state_dim(self, dim: int) -> int:
+        """Return the number of fp32 state elements of a row of `dim` weights."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Lazy Adam with the bias corrections folded into lr_t and eps_t. State: m, then v."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    kind: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        fp32_scalar(self.learning_rate, "learning_rate")
+        for name in ("beta1", "beta2"):
+            if not fp32_scalar(getattr(self, name), name) < 1.0:
+                raise InvalidArgumentError(
+                    f"expected 0 <= {name} < 1, found {getattr(self, name)!r}"
+                )
+        _check_epsilon(fp32_scalar(self.epsilon, "epsilon"), "epsilon")
+        _check_epsilon(self.epsilon * (1.0 - self.beta2) ** 0.5, "epsilon * sqrt(1 - beta2)")
+
+    def state_dim(self, dim: int) -> int:
+        """Return the number of fp32 state elements of a row of `dim` weights."""
+        return 2 * dim
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every element uniform in [low, high), by Philox from (seed, key)."""
+
+    low: float
+    high: float
+    kind: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        low = fp32_scalar(self.low, "low", minimum=None)
+        high = fp32_scalar(self.high, "high", minimum=None)
+        with np.errstate(over="ignore"):
+            span = np.float32(high) - np.float32(low)
+        if not (low <= high and np.isfinite(span)):
+            raise InvalidArgumentError(
+                f"expected low <= high with high - low finite in fp32, found low {self.low!r}, high {self.high!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Every element close to normal (a sum of eight uniforms), by Philox from (seed, key)."""
+
+    mean: float
+    std: float
+    kind: ClassVar[str] = "normal"
+
+    def __post_init__(self) -> None:
+        fp32_scalar(self.mean, "mean", minimum=None)
+        fp32_scalar(self.std, "std")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every element the same value."""
+
+    value: float
+    kind: ClassVar[str] = "constant"
+
+    def __post_init__(self) -> None:
+        fp32_scalar(self.value, "value", minimum=None)
+
+
+Optimizer = Sgd | Adagrad | RowWiseAdagrad | Adam
+Initializer = Uniform | Normal | Constant
+OPTIMIZERS: dict[str, type[Any]] = {c.kind: c for c in (Sgd, Adagrad, RowWiseAdagrad, Adam)}
+INITIALIZERS: dict[str, type[Any]] = {c.kind: c for c in (Uniform, Normal, Constant)}
+
+
+def default_seed(name: str) -> int:
+    """Return the seed of a table created without one: blake2b-256 of its name, first 8 bytes, little-endian."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")
+
+
+def check_name(name: Any) -> str:
+    """Return `name` if it is a table name: parts of [a-z0-9_.-] joined by '/', none of them '.' or '..'.
+
+    Raises
+    ------
+    InvalidArgumentError : anything else.
+    """
+    if (
+        not isinstance(name, str)
+        or not _NAME.fullmatch(name)
+        or len(name) > NAME_BYTES_MAX
+        or any(part in (".", "..") for part in name.split("/"))
+    ):
+        raise InvalidArgumentError(
+            f"expected a table name of at most {NAME_BYTES_MAX} characters of [a-z0-9_.-], "
+            f"parts joined by '/', found {name!r}"
+        )
+    return name
+
+
+def _check_int(value: Any, name: str, low: int, high: int) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or not low <= value <= high
+    ):
+        raise InvalidArgumentError(
+            f"expected {name} to be an integer in [{low}, {high}], found {value!r}"
+        )
+    return int(value)
+
+
+def check_rows(rows: Any) -> int:
+    """Return `rows` if a table can have so many (0 to 2**40)."""
+    return _check_int(rows, "rows", 0, ROWS_MAX)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Named bounds of a store. Exceeding one raises an error that names it.
+
+    Storage works in the background by the last four: a segment of the log is sealed at `segment_bytes`
+    (256 MiB: large enough that sealing is rare, small enough to merge in one go); a fold starts when
+    `fold_bytes` or `fold_segments` are foldable, a compaction of small segments at `fold_segments`.
+    """
+
+    call_bytes_max: int = 1 << 30
+    """Bytes of one call's arrays, results included: a bound on what one call can make the process hold."""
+    tables_max: int = 4096
+    log_rows_max: int = 1 << 26
+    """Rows in the log index, at most about 46 bytes of memory each."""
+    metadata_bytes_max: int = 64 << 10
+    """JSON of one checkpoint's metadata: it is part of the catalogue, which is rewritten whole."""
+    segment_bytes: int = 256 << 20
+    base_segment_bytes: int = 64 << 30
+    fold_bytes: int = 64 << 20
+    fold_segments: int = 16
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_int(getattr(self, field.name), f"limits.{field.name}", 1, 1 << 62)
+        if self.segment_bytes % 4096 or self.base_segment_bytes % 4096:
+            raise InvalidArgumentError("expected segment sizes to be multiples of 4096")
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """What a table is. `rows` and the optimizer's learning rate are its tunables; the rest is identity."""
+
+    name: str
+    dim: int
+    rows: int
+    optimizer: Optimizer
+    initializer: Initializer
+    seed: int
+    key_space: str = "dense"
+
+    @classmethod
+    def checked(
+        cls,
+        name: Any,
+        *,
+        dim: Any,
+        rows: Any,
+        optimizer: Any,
+        initializer: Any,
+        seed: Any = None,
+    ) -> "TableConfig":
+        """Return the configuration, or raise InvalidArgumentError for the first part that is wrong."""
+        check_name(name)
+        if type(optimizer) not in OPTIMIZERS.values():
+            raise InvalidArgumentError(
+                f"table {name!r}: expected an optimizer (Sgd, Adagrad, RowWiseAdagrad, Adam), found {optimizer!r}"
+            )
+        if type(initializer) not in INITIALIZERS.values():
+            raise InvalidArgumentError(
+                f"table {name!r}: expected an initializer (Uniform, Normal, Constant), found {initializer!r}"
+            )
+        return cls(
+            name=name,
+            dim=_check_int(dim, f"table {name!r}: dim", 1, DIM_MAX),
+            rows=check_rows(rows),
+            optimizer=optimizer,
+            initializer=initializer,
+            seed=default_seed(name) if seed is None else _check_int(seed, "seed", 0, 2**64 - 1),
+        )
+
+    @property
+    def state_dim(self) -> int:
+        """fp32 elements of optimizer state in a row."""
+        return self.optimizer.state_dim(self.dim)
+
+    def identity(self) -> dict[str, Any]:
+        """Return J of contract.md rule 11: what the digest names, and nothing that may be tuned."""
+        dtypes = {"weights": "float32"} | ({"state": "float32"} if self.state_dim else {})
+        optimizer = _parameters(self.optimizer)
+        del optimizer["learning_rate"]
+        return {
+            "dim": self.dim,
+            "dtypes": dtypes,
+            "initializer": _parameters(self.initializer),
+            "key_space": self.key_space,
+            "name": self.name,
+            "optimizer": optimizer,
+            "seed": self.seed,
+        }
+
+    def identity_json(self) -> bytes:
+        """Return J as the bytes that the digest hashes."""
+        text = json.dumps(
+            self.identity(),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=True,
+            allow_nan=False,
+        )
+        return text.encode()
+
+    @classmethod
+    def from_identity(
+        cls, identity: dict[str, Any], *, rows: int, learning_rate: float
+    ) -> "TableConfig":
+        """Rebuild a configuration from `identity()` and its tunables, checking every part."""
+        optimizer = dict(identity["optimizer"])
+        initializer = dict(identity["initializer"])
+        return cls.checked(
+            identity["name"],
+            dim=identity["dim"],
+            rows=rows,
+            optimizer=OPTIMIZERS[optimizer.pop("kind")](learning_rate=learning_rate, **optimizer),
+            initializer=INITIALIZERS[initializer.pop("kind")](**initializer),
+            seed=identity["seed"],
+        )
+
+
+def _parameters(part: Any) -> dict[str, Any]:
+    """Return {"kind": ..., parameter: float, ...} of an optimizer or initializer."""
+    return {"kind": part.kind} | {f.name: float(getattr(part, f.name)) for f in fields(part)}

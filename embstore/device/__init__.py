@@ -1,0 +1,2 @@
+"""Devices: memory and batched kernels behind one protocol (`base.py`); `cpu.py` is NumPy and
+Numba."""

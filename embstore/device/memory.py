@@ -1,0 +1,48 @@
+"""Anonymous memory whose pages come when first written, and go when released.
+
+Address space is reserved for the most that may ever be used, so that a pool grows without moving
+and its arrays keep their addresses. Huge pages matter: two million rows of 272 bytes are 133,000
+small pages, far more than a TLB holds, and random reads would pay for a page walk each.
+"""
+
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.jit import address
+
+HUGE_PAGE_BYTES = 2 << 20
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # named by the mmap module from 3.13 on
+
+
+def reserve(byte_count: int) -> NDArray[np.uint8]:
+    """Return (byte_count,) zeros in a mapping of their own, which ends with the last view.
+
+    The first byte is aligned to a huge page if `byte_count` reaches one, else to a page.
+    """
+    huge = byte_count >= HUGE_PAGE_BYTES
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    mapping = mmap.mmap(-1, max(byte_count, 1) + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(mapping, np.uint8)
+    skipped = -address(whole) % HUGE_PAGE_BYTES if huge else 0
+    return whole[skipped : skipped + byte_count]
+
+
+def release(array: NDArray[Any]) -> None:
+    """Give the whole pages inside a contiguous view of a reserved array back; they read as
+    zeros."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    assert isinstance(mapping, mmap.mmap), "expected a view of reserve()"
+    offset = address(array) - address(np.frombuffer(mapping, np.uint8))
+    first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)

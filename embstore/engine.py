@@ -1,0 +1,428 @@
+"""The engine: the tables of an open store, their pools, and the life of both.
+
+Every public call runs under one lock, one after the other: the engine is single-threaded, and calls from
+several threads wait for each other. Before a call the store is checked to be usable, and a finished merge
+is installed; after each acknowledged mutating command the **command number** grows by one.
+
+Tables are known by id, which is never reused, so a handle of a dropped table can never mean another.
+Pools are by layout (dim, state, optimizer kind), made when the first table of a layout comes and removed
+with the last.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from embstore.arrays import TABLE_IDS_MAX, fp32_scalar
+from embstore.cache.arena import Arena
+from embstore.cache.pool import Layout, Pool
+from embstore.config import Constant, Limits, Normal, TableConfig, Uniform, check_rows
+from embstore.device.base import Device, TableParameters
+from embstore.errors import (
+    CapacityError,
+    CheckpointExistsError,
+    InvalidArgumentError,
+    StoreClosedError,
+    TableExistsError,
+    TableNotFoundError,
+)
+from embstore.stages import Stages
+from embstore.storage.catalogue import Checkpoint, TableEntry
+from embstore.storage.storage import Storage
+from embstore.tablestate import TableState
+
+_LABEL_CHARACTERS_MAX = 255
+
+
+class Engine:
+    """Tables, pools, storage and device of one store. All methods take the lock themselves."""
+
+    def __init__(
+        self, storage: Storage, device: Device, *, cache_bytes: int, policy: str, limits: Limits
+    ) -> None:
+        self.storage = storage
+        self.device = device
+        self.limits = limits
+        self.policy = policy
+        self.arena = Arena(cache_bytes)
+        self.stages = Stages()
+        self.tables: dict[int, TableState] = {}
+        self.pools: dict[Layout, Pool] = {}
+        self.command_number = storage.catalogue.head.command
+        self._names: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._open_tables(storage.catalogue.head.tables)
+
+    # The frame of every call
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold the engine for a call that changes no row.
+
+        Raises
+        ------
+        StoreClosedError : after close() or a failure.
+        """
+        with self._lock:
+            self._check_open()
+            self.storage.check_usable()
+            self.storage.tend()
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the engine for a mutating command, which counts if it does not raise.
+
+        Raises
+        ------
+        StoreClosedError, PermissionDeniedError : the latter for a store opened read-only.
+        """
+        with self._lock:
+            self._check_open()
+            self.storage.check_usable(write=True)
+            self.storage.tend()
+            yield
+            self.command_number += 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed; open it again")
+
+    def table(self, table_id: int, name: str) -> TableState:
+        """Return a table by id; `name` is for the message.
+
+        Raises
+        ------
+        TableNotFoundError : it has been dropped, or the restored checkpoint did not have it.
+        """
+        table = self.tables.get(table_id)
+        if table is None:
+            raise TableNotFoundError(f"table {name!r} no longer exists")
+        return table
+
+    def find(self, name: str) -> TableState:
+        """Return a table by name.
+
+        Raises
+        ------
+        TableNotFoundError : there is none.
+        """
+        with self._lock:
+            self._check_open()
+            table_id = self._names.get(name) if isinstance(name, str) else None
+            if table_id is None:
+                have = ", ".join(repr(n) for n in sorted(self._names)[:10]) or "none"
+                raise TableNotFoundError(f"no table {name!r}; tables are: {have}")
+            return self.tables[table_id]
+
+    def names(self) -> list[str]:
+        """Return the names of all tables, sorted."""
+        with self._lock:
+            self._check_open()
+            return sorted(self._names)
+
+    # Tables
+
+    def create_table(self, config: TableConfig) -> TableState:
+        """Make a table, or return the one that has this identity already.
+
+        Raises
+        ------
+        TableExistsError : the name has another identity, or another number of rows.
+        CapacityError : the file system, the cache or a limit cannot take it. Nothing has changed.
+        """
+        with self.writing():
+            if config.name in self._names:
+                return self._same_table(config)
+            self._check_room_for_table(config)
+            entry = TableEntry(
+                self.storage.next_table_id,
+                config.identity(),
+                config.rows,
+                config.optimizer.learning_rate,
+                0,
+            )
+            pool = self._pool(config)
+            try:
+                self.storage.create_table(entry)
+            except BaseException:
+                self._leave_if_empty(pool)
+                raise
+            return self._add_table(entry, config, pool)
+
+    def _same_table(self, config: TableConfig) -> TableState:
+        table = self.tables[self._names[config.name]]
+        if table.identity_json != config.identity_json():
+            raise TableExistsError(
+                f"table {config.name!r} exists as {table.identity_json.decode()}, "
+                f"asked for was {config.identity_json().decode()}"
+            )
+        if table.rows != config.rows:
+            raise TableExistsError(
+                f"table {config.name!r} exists with {table.rows} rows, asked for were {config.rows}; "
+                f"use grow({config.rows}) to have more"
+            )
+        return table
+
+    def _check_room_for_table(self, config: TableConfig) -> None:
+        if len(self.tables) >= self.limits.tables_max:
+            raise CapacityError(
+                f"table {config.name!r}: the store has {len(self.tables)} tables, "
+                f"limits.tables_max is {self.limits.tables_max}"
+            )
+        if self.storage.next_table_id >= TABLE_IDS_MAX:
+            raise CapacityError(
+                f"table {config.name!r}: all {TABLE_IDS_MAX} table ids have been used"
+            )
+
+    def _pool(self, config: TableConfig) -> Pool:
+        layout = Layout(config.dim, config.state_dim, config.optimizer.kind)
+        if layout not in self.pools:
+            try:
+                self.pools[layout] = Pool(
+                    self.device, self.storage, self.arena, layout, self.policy == "lfu", self.stages
+                )
+            except CapacityError as exc:
+                raise CapacityError(f"table {config.name!r}: {exc}") from exc
+        return self.pools[layout]
+
+    def _add_table(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
+        table = TableState(entry.table_id, config, pool, entry.rows, entry.learning_rate, entry.t)
+        pool.add_table(entry.table_id, _parameters(config))
+        self.tables[entry.table_id] = table
+        self._names[config.name] = entry.table_id
+        return table
+
+    def _leave_if_empty(self, pool: Pool) -> None:
+        if not pool.tables:
+            del self.pools[pool.layout]
+            self.arena.leave(pool)
+            pool.close()
+
+    def drop_table(self, name: str) -> None:
+        """Forget a table and its rows; kept checkpoints still have it.
+
+        Raises
+        ------
+        TableNotFoundError
+        """
+        with self.writing():
+            table = self.find(name)
+            self.storage.drop_table(table.table_id)
+            table.pool.remove_table(table.table_id)
+            self._leave_if_empty(table.pool)
+            del self.tables[table.table_id], self._names[name]
+
+    def grow(self, table: TableState, rows: Any) -> None:
+        """Let a table have more rows.
+
+        Raises
+        ------
+        InvalidArgumentError : fewer rows than now.
+        """
+        if check_rows(rows) < table.rows:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: expected at least the present {table.rows} rows, found {rows}"
+            )
+        table.rows = int(rows)
+
+    def set_learning_rate(self, table: TableState, learning_rate: Any) -> None:
+        """Set the rate of updates that give none.
+
+        Raises
+        ------
+        InvalidArgumentError : not finite in fp32, or negative.
+        """
+        table.learning_rate = fp32_scalar(learning_rate, f"table {table.name!r}: learning_rate")
+
+    # Durability
+
+    def flush(self, table: TableState | None = None) -> int:
+        """Log the dirty rows of a table, or of all; return how many."""
+        pools = list(self.pools.values()) if table is None else [table.pool]
+        return sum(pool.flush(table.table_id if table else None) for pool in pools)
+
+    def checkpoint(self, label: Any, metadata: Any) -> Checkpoint:
+        """Make everything durable and keep it under `label`.
+
+        Raises
+        ------
+        InvalidArgumentError : the label is no short string, or the metadata no small JSON object.
+        CheckpointExistsError, CapacityError : the store goes on as it was.
+        """
+        with self.reading():
+            self.storage.check_usable(write=True)
+            _check_label(label)
+            metadata = self._checked_metadata(metadata)
+            if self.storage.catalogue.checkpoint(label) is not None:
+                raise CheckpointExistsError(
+                    f"a checkpoint {label!r} is kept already; a label is used once"
+                )
+            self.flush()
+            self._commit(label, metadata)
+            return self.storage.catalogue.checkpoints[-1]
+
+    def _checked_metadata(self, metadata: Any) -> dict[str, Any]:
+        if not isinstance(metadata, dict) or not all(isinstance(k, str) for k in metadata):
+            raise InvalidArgumentError(
+                f"expected metadata to be a dict with string keys, found {metadata!r}"
+            )
+        try:
+            text = json.dumps(metadata, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            raise InvalidArgumentError(f"expected metadata that JSON can hold: {exc}") from exc
+        if len(text) > self.limits.metadata_bytes_max:
+            raise InvalidArgumentError(
+                f"expected at most {self.limits.metadata_bytes_max} bytes of metadata "
+                f"(limits.metadata_bytes_max), found {len(text)}"
+            )
+        copy: dict[str, Any] = json.loads(text)
+        return copy
+
+    def _commit(self, label: str | None = None, metadata: dict[str, Any] | None = None) -> None:
+        entries = [table.entry() for table in self.tables.values()]
+        self.storage.commit(entries, self.command_number, label=label, metadata=metadata)
+
+    def restore(self, label: Any) -> None:
+        """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid.
+
+        Raises
+        ------
+        CheckpointNotFoundError : the label is not kept. Nothing has changed.
+        """
+        with self.writing():
+            head = self.storage.restore(label, self.command_number + 1)
+            with self.storage.no_way_back():
+                for pool in self.pools.values():
+                    pool.purge()
+                    pool.tables.clear()
+                before = list(self.pools.values())
+                self.tables.clear()
+                self._names.clear()
+                self._open_tables(head.tables)
+                for pool in before:
+                    self._leave_if_empty(pool)
+
+    def _open_tables(self, entries: tuple[TableEntry, ...]) -> None:
+        for entry in entries:
+            config = entry.config()
+            self._add_table(entry, config, self._pool(config))
+
+    def close(self) -> None:
+        """Commit what is not yet, and give everything back. Closing twice is harmless.
+
+        Raises
+        ------
+        CapacityError, StorageError : not everything could be committed; the store is closed all the same,
+            and opens at its last commit.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if not self.storage.read_only and self.storage.failure is None and self._changed():
+                    self.flush()
+                    self._commit()
+            finally:
+                self.storage.close()
+                for pool in self.pools.values():
+                    pool.close()
+                self.device.close()
+
+    def _changed(self) -> bool:
+        return self.command_number != self.storage.catalogue.head.command
+
+    # Looking
+
+    def digest(self, table: TableState) -> str:
+        """Return a table's digest."""
+        return table.digest.compute(
+            table.pool, table.table_id, table.rows, table.identity_json, table.t
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the store is and did; see `Store.stats`."""
+        catalogue = self.storage.catalogue
+        return {
+            "store_id": catalogue.store_id,
+            "epoch": catalogue.epoch,
+            "command": self.command_number,
+            "device": self.device.name,
+            "policy": self.policy,
+            "read_only": self.storage.read_only,
+            "tables": {t.name: self.table_stats(t) for t in self.tables.values()},
+            "cache": {
+                "budget_bytes": self.arena.budget_bytes,
+                "memory_bytes": self.arena.memory_bytes,
+                "pools": [pool_stats(pool) for pool in self.pools.values()],
+            },
+            "storage": self.storage.stats(),
+            "stages": self.stages.totals(),
+        }
+
+    def table_stats(self, table: TableState) -> dict[str, Any]:
+        """Return one table's figures; see `Table.stats`."""
+        slots = np.flatnonzero(table.pool.slot_keys >> 40 == table.table_id)
+        return {
+            "rows": table.rows,
+            "dim": table.dim,
+            "optimizer": table.config.optimizer.kind,
+            "learning_rate": table.learning_rate,
+            "t": table.t,
+            "resident_rows": len(slots),
+            "dirty_rows": int(np.count_nonzero(table.pool.dirty[slots])),
+            "row_bytes": 4 * table.pool.layout.stride,
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of cache or storage does not hold."""
+        for pool in self.pools.values():
+            pool.check_integrity()
+        self.storage.check_integrity()
+
+
+def pool_stats(pool: Pool) -> dict[str, Any]:
+    """Return one pool's figures."""
+    return {
+        "dim": pool.layout.dim,
+        "optimizer": pool.layout.optimizer,
+        "slots": pool.slot_count,
+        "resident_rows": pool.resident_count,
+        "dirty_rows": int(np.count_nonzero(pool.dirty[: pool.slot_count])),
+        "memory_bytes": pool.memory_bytes,
+    } | asdict(pool.counters)
+
+
+def _check_label(label: Any) -> None:
+    if (
+        not isinstance(label, str)
+        or not 0 < len(label) <= _LABEL_CHARACTERS_MAX
+        or not label.isprintable()
+    ):
+        raise InvalidArgumentError(
+            f"expected a label of 1 to {_LABEL_CHARACTERS_MAX} printable characters, found {label!r}"
+        )
+
+
+def _parameters(config: TableConfig) -> TableParameters:
+    """Return the arrays of one table, as kernels want them."""
+    values = {
+        Constant: lambda c: (0, c.value, 0.0),
+        Uniform: lambda c: (1, c.low, float(np.float32(c.high) - np.float32(c.low))),
+        Normal: lambda c: (2, c.mean, c.std),
+    }
+    kind, first, second = values[type(config.initializer)](config.initializer)
+    return TableParameters(
+        scalars=np.zeros((1, 8), np.float32),
+        initializer_kinds=np.array([kind], np.int8),
+        initializer_values=np.array([[first, second]], np.float32),
+        seeds=np.array([config.seed], np.uint64),
+        initial_state=np.array([getattr(config.optimizer, "initial_accumulator", 0.0)], np.float32),
+    )

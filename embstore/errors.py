@@ -1,0 +1,76 @@
+"""The error tree of embstore: one class per answer that a caller can act on.
+
+* EmbstoreError
+  + InvalidArgumentError (also a ValueError)      shape, dtype, range, non-finite gradient, bad name
+  + PermissionDeniedError                         a write to a store opened read-only
+  + TableNotFoundError (also a LookupError)       no table of that name
+  + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
+  + TableExistsError                              created again with another identity configuration
+  + CheckpointExistsError                         a label is used once
+  + TableMismatchError                            the directory's format, version or endianness is another
+  + StoreInUseError                               another process holds the directory
+  + CapacityError                                 disk, cache, index or a named limit is full
+  + StoreClosedError                              after close(), or after a failure that closed the store
+  + CorruptTableError                             bad magic, checksum or length in a file
+  + StorageError (also an OSError)                the disk said no
+  + DeviceError                                   a kernel or its device failed
+
+A message says what was expected, what was found, and in which table. Unless a class's docstring says
+otherwise, a call that raised has changed nothing.
+"""
+
+
+class EmbstoreError(Exception):
+    """Base of every error that embstore raises on purpose."""
+
+
+class InvalidArgumentError(EmbstoreError, ValueError):
+    """An argument has a wrong shape, dtype, range or value. Do not retry unchanged."""
+
+
+class PermissionDeniedError(EmbstoreError):
+    """The caller may not do this: the store was opened with read_only=True."""
+
+
+class TableNotFoundError(EmbstoreError, LookupError):
+    """No table of this name exists, or it has been dropped."""
+
+
+class CheckpointNotFoundError(EmbstoreError, LookupError):
+    """No checkpoint of this label is kept."""
+
+
+class TableExistsError(EmbstoreError):
+    """A table of this name exists with another identity configuration or another number of rows."""
+
+
+class CheckpointExistsError(EmbstoreError):
+    """A checkpoint of this label exists already: a label is used once."""
+
+
+class TableMismatchError(EmbstoreError):
+    """Files and program disagree about the format, its version or the byte order."""
+
+
+class StoreInUseError(EmbstoreError):
+    """Another process, or another Store in this one, holds the directory."""
+
+
+class CapacityError(EmbstoreError):
+    """The disk, the cache or a named limit is full. Retry after making room."""
+
+
+class StoreClosedError(EmbstoreError):
+    """The store is closed, or a failure closed it; open it again."""
+
+
+class CorruptTableError(EmbstoreError):
+    """A file holds something that was never written there."""
+
+
+class StorageError(EmbstoreError, OSError):
+    """The operating system refused a file operation. The store may have closed itself."""
+
+
+class DeviceError(EmbstoreError):
+    """A kernel or the device it runs on failed. The store has closed itself."""

@@ -1,0 +1,65 @@
+"""Pooled rows: out[b] = the rule 2 sum over i in [offsets[b], offsets[b + 1]) of
+
+    rows[slots[inverse[i]]]                  sum
+    weights[i] * rows[slots[inverse[i]]]     weighted sum, each product rounded
+
+and for mean that sum, divided by fp32(offsets[b + 1] - offsets[b]); zeros for an empty bag; a NaN
+is 0x7fc00000 (contract.md, rules 1, 2, 8). All slots are present. Split over bags: a bag is summed
+by one thread, in the order of its positions.
+"""
+
+import numpy as np
+
+from embstore.arithmetic.compiled import PLAIN, WEIGHTED, add_occurrence, canonical, row_at
+from embstore.arithmetic.jit import (
+    Bool,
+    Float32sIn,
+    Int,
+    Int32sIn,
+    Int64sIn,
+    Rows,
+    RowsIn,
+    kernel,
+)
+from embstore.kernels.gather import AHEAD, prefetch_row
+
+
+@kernel
+def gather_pooled(
+    rows: RowsIn,  # (slots, stride)
+    slots: Int64sIn,  # (u,)
+    inverse: Int32sIn,  # (n,)
+    offsets: Int64sIn,  # (bags + 1,)
+    mean: Bool,
+    weights: Float32sIn,  # (n,), or (0,) for none
+    out: Rows,  # (bags, dim)
+    low: Int,
+    high: Int,
+) -> None:
+    """Write out[low:high]."""
+    dim, stride = out.shape[1], rows.shape[1]
+    start, out_start = rows.ctypes.data, out.ctypes.data
+    chunk = np.empty(dim, np.float32)
+    form = WEIGHTED if weights.shape[0] else PLAIN
+    coefficient = np.float32(1.0)
+    last = offsets[high]
+    for bag in range(low, high):
+        begin, count = offsets[bag], offsets[bag + 1] - offsets[bag]
+        pooled = row_at(out_start, bag, dim, dim)
+        if count == 0:
+            pooled[:] = np.float32(0.0)
+            continue
+        for place in range(count):
+            i = begin + place
+            if i + AHEAD < last:
+                prefetch_row(start, slots[inverse[i + AHEAD]], stride, dim)
+            if form == WEIGHTED:
+                coefficient = weights[i]
+            value = row_at(start, slots[inverse[i]], stride, dim)
+            add_occurrence(pooled, chunk, place, count, value, coefficient, form)
+        divisor = np.float32(count)
+        if mean:
+            for d in range(dim):
+                pooled[d] = pooled[d] / divisor
+        for d in range(dim):
+            pooled[d] = canonical(pooled[d])

@@ -1,0 +1,140 @@
+"""Insert into and erase from the index of `probe.py`, in place.
+
+    insert   afterwards probe(keys[i]) = slots[i]
+    erase    afterwards probe(keys[i]) = -1
+
+A new key goes to the emptier of its two buckets. If both are full, one of the 16 keys in them moves
+to its own other bucket, where that has room; only then does the key go to the stash. At two thirds
+full (the most that `allocate_index` promises) about one bucket in a hundred thousand has eight
+keys, so the stash is for sets of keys chosen to collide, and insert is refused only when it is
+full.
+
+Preconditions: keys unique and absent (insert), unique and present (erase); slots < 2**32. One
+thread. Where a key stands depends on the order of insertions, and nothing that a caller sees
+depends on that.
+"""
+
+import numpy as np
+
+from embstore.arithmetic.jit import (
+    Int64Rows,
+    Int64s,
+    Int64sIn,
+    Uint32Rows,
+    Uint32s,
+    bit_count,
+    building_block,
+    equal_among_8,
+    kernel,
+    prefetch_to_write,
+)
+from embstore.arrays import EMPTY_KEY
+from embstore.kernels.probe import (
+    BLOCK_KEYS,
+    BUCKET_WIDTH,
+    buckets_of,
+    place_in,
+    place_of,
+    stash_place_of,
+)
+
+
+@building_block
+def _free_count(start: int, bucket: int) -> int:
+    count: int = bit_count(equal_among_8(start + bucket * 64, EMPTY_KEY))
+    return count
+
+
+@building_block
+def _move_one_out(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, bucket: int) -> int:
+    """Move some key of a full bucket to its other bucket; return its place, now free, or -1."""
+    for way in range(BUCKET_WIDTH):
+        key = bucket_keys[bucket, way]
+        first, second = buckets_of(key, bucket_keys.shape[0])
+        other = second if first == bucket else first
+        place = place_in(bucket_keys.ctypes.data, other, EMPTY_KEY)
+        if place >= 0:
+            bucket_keys[other, place & 7] = key
+            bucket_slots[other, place & 7] = bucket_slots[bucket, way]
+            bucket_keys[bucket, way] = EMPTY_KEY
+            return bucket * BUCKET_WIDTH + way
+    return -1
+
+
+@building_block
+def _free_place(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, first: int, second: int) -> int:
+    """Return a free place in either bucket, made if need be, or -1."""
+    start = bucket_keys.ctypes.data
+    emptier = second if _free_count(start, second) > _free_count(start, first) else first
+    place = place_in(start, emptier, EMPTY_KEY)
+    if place < 0:
+        place = _move_one_out(bucket_keys, bucket_slots, first)
+    if place < 0:
+        place = _move_one_out(bucket_keys, bucket_slots, second)
+    return place
+
+
+@kernel
+def insert(
+    bucket_keys: Int64Rows,  # (buckets, 8)
+    bucket_slots: Uint32Rows,  # (buckets, 8)
+    stash_keys: Int64s,
+    stash_slots: Uint32s,
+    stash_count: Int64s,  # (1,)
+    keys: Int64sIn,  # (n,)
+    slots: Int64sIn,  # (n,)
+) -> bool:
+    """Insert all keys, or return False where the stash has no room for one; those before it
+    stay."""
+    firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
+    keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
+    for begin in range(0, keys.shape[0], BLOCK_KEYS):
+        size = min(BLOCK_KEYS, keys.shape[0] - begin)
+        for i in range(size):
+            firsts[i], seconds[i] = buckets_of(keys[begin + i], bucket_keys.shape[0])
+            prefetch_to_write(keys_start + firsts[i] * 64)
+            prefetch_to_write(keys_start + seconds[i] * 64)
+            prefetch_to_write(slots_start + firsts[i] * 32)
+            prefetch_to_write(slots_start + seconds[i] * 32)
+        for i in range(size):
+            key, slot = keys[begin + i], np.uint32(slots[begin + i])
+            place = _free_place(bucket_keys, bucket_slots, firsts[i], seconds[i])
+            if place >= 0:
+                bucket_keys[place >> 3, place & 7] = key
+                bucket_slots[place >> 3, place & 7] = slot
+                continue
+            if stash_count[0] == stash_keys.shape[0]:
+                return False
+            stash_keys[stash_count[0]] = key
+            stash_slots[stash_count[0]] = slot
+            stash_count[0] += 1
+    return True
+
+
+@kernel
+def erase(
+    bucket_keys: Int64Rows,  # (buckets, 8)
+    stash_keys: Int64s,
+    stash_slots: Uint32s,
+    stash_count: Int64s,  # (1,)
+    keys: Int64sIn,  # (n,)
+) -> None:
+    """Erase all keys. The last of the stash takes the place of one erased there."""
+    firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
+    keys_start = bucket_keys.ctypes.data
+    for begin in range(0, keys.shape[0], BLOCK_KEYS):
+        size = min(BLOCK_KEYS, keys.shape[0] - begin)
+        for i in range(size):
+            firsts[i], seconds[i] = buckets_of(keys[begin + i], bucket_keys.shape[0])
+            prefetch_to_write(keys_start + firsts[i] * 64)
+            prefetch_to_write(keys_start + seconds[i] * 64)
+        for i in range(size):
+            place = place_of(keys_start, firsts[i], seconds[i], keys[begin + i])
+            if place >= 0:
+                bucket_keys[place >> 3, place & 7] = EMPTY_KEY
+                continue
+            place = stash_place_of(stash_keys, stash_count[0], keys[begin + i])
+            if place >= 0:
+                stash_count[0] -= 1
+                stash_keys[place] = stash_keys[stash_count[0]]
+                stash_slots[place] = stash_slots[stash_count[0]]

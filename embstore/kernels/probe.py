@@ -1,0 +1,112 @@
+"""The slot of each key: slots[i] = the slot under which keys[i] stands in the index, or -1.
+
+The index is IndexArrays of `embstore.device.base`; here a bucket is 8 keys, one cache line. A key's
+two buckets are the upper and the lower half of its mixed 64 bits, each times the number of buckets,
+divided by 2**32: no power of two is needed, and the two choices are independent. Two lines hold
+every key but those in the stash, which is nearly always empty.
+
+Keys may repeat. The result does not depend on where in its buckets a key stands. A block of keys is
+looked at in three rounds (buckets, place, slot), each of which asks for the next one's cache lines,
+so that the memory's latency is paid once a block and not once a key.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from embstore.arithmetic.compiled import mix
+from embstore.arithmetic.jit import (
+    Int,
+    Int64RowsIn,
+    Int64s,
+    Int64sIn,
+    Uint32RowsIn,
+    Uint32sIn,
+    building_block,
+    equal_among_8,
+    kernel,
+    lowest_bit,
+    prefetch,
+)
+
+BUCKET_WIDTH = 8
+BLOCK_KEYS = 32
+_HALF = np.uint64(32)
+_LOWER = np.uint64(0xFFFFFFFF)
+
+
+@building_block
+def buckets_of(key: np.int64, bucket_count: int) -> tuple[int, int]:
+    """Return the two buckets of a key; they may be the same. bucket_count < 2**31."""
+    h, count = mix(key), np.uint64(bucket_count)
+    first: Any = np.int64(((h >> _HALF) * count) >> _HALF)
+    second: Any = np.int64(((h & _LOWER) * count) >> _HALF)
+    return first, second
+
+
+@building_block
+def place_in(start: int, bucket: int, key: np.int64) -> int:
+    """Return bucket * 8 + the key's place in the bucket, or -1; `start` is where the keys begin."""
+    equal: int = equal_among_8(start + bucket * 64, key)
+    return bucket * BUCKET_WIDTH + lowest_bit(equal) if equal else -1
+
+
+@building_block
+def place_of(start: int, first: int, second: int, key: np.int64) -> int:
+    """Return the key's place in either bucket, or -1, without a branch on which (it would be
+    predicted wrongly every other time)."""
+    one: int = equal_among_8(start + first * 64, key)
+    other = equal_among_8(start + second * 64, key)
+    bucket = first if one else second
+    equal = one | other
+    place = bucket * BUCKET_WIDTH + (lowest_bit(equal) & (BUCKET_WIDTH - 1))
+    return place if equal else -1
+
+
+@building_block
+def stash_place_of(stash_keys: Int64sIn, stash_size: int, key: np.int64) -> int:
+    """Return the key's place in the stash, or -1."""
+    for place in range(stash_size):
+        if stash_keys[place] == key:
+            return place
+    return -1
+
+
+@kernel
+def probe(
+    bucket_keys: Int64RowsIn,  # (buckets, 8), 64-byte aligned
+    bucket_slots: Uint32RowsIn,  # (buckets, 8)
+    stash_keys: Int64sIn,
+    stash_slots: Uint32sIn,
+    stash_count: Int64sIn,  # (1,)
+    keys: Int64sIn,  # (n,)
+    slots: Int64s,  # (n,)
+    low: Int,
+    high: Int,
+) -> int:
+    """Write slots[low:high]; return how many are -1."""
+    firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
+    keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
+    flat_slots = bucket_slots.reshape(-1)
+    absent = 0
+    for begin in range(low, high, BLOCK_KEYS):
+        size = min(BLOCK_KEYS, high - begin)
+        for i in range(size):
+            firsts[i], seconds[i] = buckets_of(keys[begin + i], bucket_keys.shape[0])
+            prefetch(keys_start + firsts[i] * 64)
+            prefetch(keys_start + seconds[i] * 64)
+        for i in range(size):
+            firsts[i] = place_of(keys_start, firsts[i], seconds[i], keys[begin + i])
+            prefetch(slots_start + firsts[i] * 4)
+        for i in range(size):
+            slot = np.int64(-1)
+            if firsts[i] >= 0:
+                slot = np.int64(flat_slots[firsts[i]])
+            else:
+                place = stash_place_of(stash_keys, stash_count[0], keys[begin + i])
+                if place >= 0:
+                    slot = np.int64(stash_slots[place])
+                else:
+                    absent += 1
+            slots[begin + i] = slot
+    return absent

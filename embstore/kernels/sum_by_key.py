@@ -1,0 +1,83 @@
+"""The scaled sum of each id's gradients: sums[id] = scale * (the rule 2 sum over its occurrences).
+
+Occurrence p of segment s, with i = p - bounds[s] and `Gradients` of that segment, adds
+
+    rows[i]                               source absent
+    rows[source[i]]                       form PLAIN
+    coefficients[i] * rows[source[i]]     form WEIGHTED, the product rounded
+    rows[source[i]] / coefficients[i]     form DIVIDED, the quotient rounded
+
+in the order of positions[starts[id]:starts[id + 1]]; the scale is multiplied also where it is 1.
+The result is -1, or the lowest id whose sum is not finite. One test after the scale is enough: a
+sum that is not finite stays so under any finite factor (inf * 0 is NaN).
+
+Split over ids: an id is summed by one thread, so a key that is half the batch keeps one thread
+busy.
+"""
+
+import numpy as np
+
+from embstore.arithmetic.compiled import PLAIN, add_occurrence, row_at, scale_row
+from embstore.arithmetic.jit import (
+    Float32,
+    Int,
+    Int8sIn,
+    Int32sIn,
+    Int64sIn,
+    Rows,
+    carray,
+    kernel,
+    pointer_at,
+)
+from embstore.kernels.gather import AHEAD, prefetch_row
+
+
+@kernel
+def sum_by_key(
+    starts: Int64sIn,  # (u + 1,)
+    positions: Int32sIn,  # (n,)
+    bounds: Int64sIn,  # (segments + 1,)
+    id_bounds: Int64sIn,  # (segments + 1,)
+    row_addresses: Int64sIn,  # (segments,), each (rows of the segment, dim) float32
+    source_addresses: Int64sIn,  # (segments,), each (positions of the segment,) int32; 0: absent
+    coefficient_addresses: Int64sIn,  # (segments,), each likewise, float32; 0 with PLAIN
+    forms: Int8sIn,  # (segments,), PLAIN, WEIGHTED or DIVIDED
+    scale: Float32,
+    sums: Rows,  # (u, dim)
+    low: Int,
+    high: Int,
+) -> int:
+    """Write sums[low:high]; return the lowest id among them that is not finite, or -1."""
+    dim = sums.shape[1]
+    sums_start = sums.ctypes.data
+    chunk = np.empty(dim, np.float32)
+    not_finite = -1
+    for segment in range(row_addresses.shape[0]):
+        shift = bounds[segment]
+        size = bounds[segment + 1] - shift
+        begin, end = max(low, id_bounds[segment]), min(high, id_bounds[segment + 1])
+        start = row_addresses[segment]
+        source = carray(pointer_at(source_addresses[segment]), size, np.int32)
+        coefficients = carray(pointer_at(coefficient_addresses[segment]), size, np.float32)
+        has_source, form = source_addresses[segment] != 0, int(forms[segment])
+        coefficient = np.float32(1.0)
+        last = starts[end] if begin < end else 0
+        for id in range(begin, end):
+            first, count = starts[id], starts[id + 1] - starts[id]
+            total = row_at(sums_start, id, dim, dim)
+            value = total
+            for k in range(first, first + count):
+                if k + AHEAD < last:
+                    ahead = np.int64(positions[k + AHEAD]) - shift
+                    prefetch_row(start, source[ahead] if has_source else ahead, dim, dim)
+                i = np.int64(positions[k]) - shift
+                value = row_at(start, source[i] if has_source else i, dim, dim)
+                if form != PLAIN:
+                    coefficient = coefficients[i]
+                if count > 1 or form != PLAIN:
+                    add_occurrence(total, chunk, k - first, count, value, coefficient, form)
+            if count > 1 or form != PLAIN:
+                value = total
+            if not scale_row(total, scale, value) and not_finite < 0:
+                not_finite = id
+    return not_finite

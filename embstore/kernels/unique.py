@@ -1,0 +1,96 @@
+"""Unique keys of a call, and its positions by id.
+
+unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
+
+    row_key[p]        = table_ids[s] << 40 | keys of s [p - bounds[s]]
+    unique_keys[id]   = the id-th distinct row key in order of first occurrence
+    inverse[p]        = the id with unique_keys[id] = row_key[p]
+    id_bounds[s]      = how many ids the segments before s have
+
+group, over ids: positions[starts[id]:starts[id + 1]] = the p with inverse[p] = id, ascending.
+
+Preconditions: every table id at most once (so that the ids of a segment are consecutive); fewer
+than 2**31 positions. A key outside [0, row_counts[s]) ends the call: its position is returned, the
+results are unusable, the table stays usable. The result is a function of the arguments alone.
+Neither is split: a thread would need the ids given before its part, and 50,000 keys take a third of
+a millisecond.
+"""
+
+import numpy as np
+
+from embstore.arithmetic.compiled import (
+    UNIQUE_BLOCK_KEYS,
+    group_positions,
+    unique_block,
+)
+from embstore.arithmetic.jit import (
+    Int,
+    Int32s,
+    Int32sIn,
+    Int64Rows,
+    Int64s,
+    Int64sIn,
+    building_block,
+    carray,
+    kernel,
+    pointer_at,
+)
+from embstore.arrays import KEY_BITS
+
+
+@building_block
+def _first_outside(keys: Int64sIn, begin: int, end: int, row_count: np.int64) -> int:
+    """Return the first i in [begin, end) with keys[i] outside [0, row_count), or -1."""
+    outside = 0
+    for i in range(begin, end):
+        outside += (keys[i] < 0) | (keys[i] >= row_count)
+    if outside:
+        for i in range(begin, end):
+            if keys[i] < 0 or keys[i] >= row_count:
+                return i
+    return -1
+
+
+@kernel
+def unique(
+    key_addresses: Int64sIn,  # (segments,)
+    bounds: Int64sIn,  # (segments + 1,)
+    table_ids: Int64sIn,  # (segments,)
+    row_counts: Int64sIn,  # (segments,)
+    table: Int64Rows,  # (>= places, 2), see embstore.arithmetic.compiled
+    place_count: Int,  # a power of two, at least twice the positions
+    base: Int,  # above all that previous calls on this table left in it
+    unique_keys: Int64s,  # (n,)
+    inverse: Int32s,  # (n,)
+    id_bounds: Int64s,  # (segments + 1,)
+) -> int:
+    """Return -1, or the first position whose key is outside its table."""
+    places = np.empty(UNIQUE_BLOCK_KEYS, np.uint64)
+    count = 0
+    for segment in range(key_addresses.shape[0]):
+        id_bounds[segment] = count
+        shift = bounds[segment]
+        key_count = bounds[segment + 1] - shift
+        keys = carray(pointer_at(key_addresses[segment]), key_count, np.int64)
+        prefix = table_ids[segment] << KEY_BITS
+        for begin in range(0, key_count, UNIQUE_BLOCK_KEYS):
+            end = min(begin + UNIQUE_BLOCK_KEYS, key_count)
+            outside = _first_outside(keys, begin, end, row_counts[segment])
+            if outside >= 0:
+                return int(shift + outside)
+            count = unique_block(
+                keys, begin, end, prefix, table, place_count, base, count, unique_keys,
+                inverse, shift, places,
+            )  # fmt: skip
+    id_bounds[key_addresses.shape[0]] = count
+    return -1
+
+
+@kernel
+def group(
+    inverse: Int32sIn,  # (n,)
+    starts: Int64s,  # (u + 1,)
+    positions: Int32s,  # (n,)
+) -> None:
+    """Sort the positions by id, stably (a counting sort)."""
+    group_positions(inverse, starts, positions)

@@ -1,0 +1,69 @@
+"""Lookups: rows by key, pooled rows, whole rows. None of them changes a row.
+
+`admit=False` reads around the cache: resident rows are used where they are, others are read and not kept,
+and no score changes; evaluation traffic then costs training nothing but time.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Rows
+from embstore.stages import Stages
+from embstore.tablestate import PoolBatch, Share, batches
+
+
+def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages: Stages) -> None:
+    """Write the weights of every key of share i to outs[i], (n_i, dim) float32.
+
+    Raises
+    ------
+    InvalidArgumentError, CapacityError, CorruptTableError
+    """
+    stages.start()
+    out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
+    for part in batches(shares):
+        stages.lap("unique")
+        pool_outs = [out_of[id(share)] for share in part.shares]
+        if admit:
+            part.pool.gather(part.batch, pool_outs)
+        else:
+            rows, slots = _peeked(part)
+            part.pool.device.gather(rows, slots, part.batch, part.pool.layout.dim, pool_outs)
+        stages.lap("gather")
+
+
+def lookup_pooled(
+    share: Share,
+    offsets: NDArray[np.int64],
+    out: Rows,
+    *,
+    mean: bool,
+    weights: NDArray[np.float32] | None,
+    admit: bool,
+    stages: Stages,
+) -> None:
+    """Write the pooled weights of every bag to `out`, (bags, dim) float32 (contract.md, rule 8)."""
+    stages.start()
+    (part,) = batches([share])
+    stages.lap("unique")
+    if admit:
+        part.pool.gather_pooled(part.batch, offsets, mean, weights, out)
+    else:
+        rows, slots = _peeked(part)
+        part.pool.device.gather_pooled(rows, slots, part.batch.inverse, offsets, mean, weights, out)
+    stages.lap("gather_pooled")
+
+
+def read_rows(share: Share) -> tuple[Rows, Rows]:
+    """Return weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
+    (part,) = batches([share])
+    rows = part.pool.peek_rows(part.batch.unique_keys)[part.batch.inverse]
+    dim, end = share.table.dim, share.table.dim + share.table.config.state_dim
+    return rows[:, :dim].copy(), rows[:, dim:end].copy()
+
+
+def _peeked(part: PoolBatch) -> tuple[Rows, NDArray[np.int64]]:
+    keys = part.batch.unique_keys
+    return part.pool.peek_rows(keys), np.arange(len(keys))

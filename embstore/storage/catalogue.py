@@ -1,0 +1,181 @@
+"""The catalogue: everything that is committed, in one small file replaced by rename.
+
+A **commit** is a rename. Before it, all that the new catalogue names is on the disk; after it, what it no
+longer names may go. So a crash finds the old catalogue or the new one, and files that neither names are
+leftovers to remove.
+
+A **state** is what the store was at a commit: the tables with their identity and tunables, and the command
+number. Its rows are the base, then the segments with ``commit <= state.commit``, the later record winning.
+The **head** is the newest state; a **checkpoint** is a state kept under the caller's label. A fold moves
+segments into the base only up to the oldest kept checkpoint, so that every kept state stays readable.
+
+Commit numbers grow for ever, as do segment numbers, table ids and the epoch (which counts restores:
+what a client knew of an older epoch is void).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from embstore.config import TableConfig
+from embstore.errors import CorruptTableError, EmbstoreError, TableMismatchError
+from embstore.storage.format import FORMAT
+
+PATH = "CATALOGUE"
+_MAGIC = "EMBSTORE CATALOGUE"
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One table as of a state."""
+
+    table_id: int
+    identity: dict[str, Any]
+    rows: int
+    learning_rate: float
+    t: int
+
+    def config(self) -> TableConfig:
+        """Return the configuration, checked anew."""
+        return TableConfig.from_identity(
+            self.identity, rows=self.rows, learning_rate=self.learning_rate
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """The store at a commit."""
+
+    commit: int = 0
+    command: int = 0
+    tables: tuple[TableEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state kept under a label, with what the caller wanted to find beside it."""
+
+    label: str
+    metadata: dict[str, Any]
+    state: State
+
+
+@dataclass(frozen=True)
+class SegmentEntry:
+    """A committed log segment. Later in the catalogue's list is newer."""
+
+    number: int
+    commit: int
+    bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All that is committed."""
+
+    store_id: str
+    epoch: int = 1
+    next_table_id: int = 0
+    next_segment: int = 1
+    head: State = field(default_factory=State)
+    checkpoints: tuple[Checkpoint, ...] = ()  # oldest first
+    segments: tuple[SegmentEntry, ...] = ()  # oldest first
+    written: dict[str, str] = field(default_factory=dict)  # table id -> path of its written bitmap
+
+    @property
+    def fold_horizon(self) -> int:
+        """The newest commit whose segments may be folded: the oldest kept checkpoint's, else the head's."""
+        return self.checkpoints[0].state.commit if self.checkpoints else self.head.commit
+
+    def checkpoint(self, label: str) -> Checkpoint | None:
+        """Return the kept checkpoint of a label."""
+        return next((c for c in self.checkpoints if c.label == label), None)
+
+    def interval(self, commit: int) -> int:
+        """Return which stretch between kept checkpoints a commit lies in: how many are older than it."""
+        return sum(c.state.commit < commit for c in self.checkpoints)
+
+    def table_ids(self) -> set[int]:
+        """Return the ids of every table that some kept state names."""
+        states = [self.head, *(c.state for c in self.checkpoints)]
+        return {t.table_id for state in states for t in state.tables}
+
+    def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
+        """Return the catalogue whose head is a kept checkpoint: what is newer is gone, but not `command`."""
+        commit = checkpoint.state.commit
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            head=replace(checkpoint.state, command=command),
+            checkpoints=tuple(c for c in self.checkpoints if c.state.commit <= commit),
+            segments=tuple(s for s in self.segments if s.commit <= commit),
+        )
+
+
+def encode(catalogue: Catalogue) -> bytes:
+    """Return the file's content."""
+    body = json.dumps(asdict(catalogue), sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
+    return f"{_MAGIC} {FORMAT} {_hash(body)}\n".encode() + body
+
+
+def decode(content: bytes) -> Catalogue:
+    """Return the catalogue of a file's content.
+
+    Raises
+    ------
+    CorruptTableError : not a catalogue, or not as it was written.
+    TableMismatchError : of another format.
+    """
+    head, _, body = content.partition(b"\n")
+    words = head.decode("ascii", "replace").split(" ")
+    if len(words) != 4 or " ".join(words[:2]) != _MAGIC:
+        raise CorruptTableError(
+            f"{PATH}: expected a line starting with {_MAGIC!r}, found {head[:40]!r}"
+        )
+    if words[3] != _hash(body):
+        raise CorruptTableError(f"{PATH}: the checksum does not match")
+    if words[2] != str(FORMAT):
+        raise TableMismatchError(f"{PATH}: expected format {FORMAT}, found {words[2]}")
+    try:
+        fields = json.loads(body)
+        return Catalogue(
+            **fields
+            | {
+                "head": _state(fields["head"]),
+                "checkpoints": tuple(
+                    Checkpoint(c["label"], c["metadata"], _state(c["state"]))
+                    for c in fields["checkpoints"]
+                ),
+                "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError, EmbstoreError) as exc:
+        raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
+
+
+def unnamed(catalogue: Catalogue, paths: Iterable[str]) -> list[str]:
+    """Return those of the log's and the bases' files that the catalogue does not name."""
+    named = {f"log/{s.number:012d}.log" for s in catalogue.segments} | set(
+        catalogue.written.values()
+    )
+    tables = {f"base/{i}" for i in catalogue.table_ids()}
+    return [
+        path
+        for path in paths
+        if path not in named and not (path.endswith(".rows") and path.rsplit("/", 1)[0] in tables)
+    ]
+
+
+def _hash(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=32).hexdigest()
+
+
+def _state(fields: dict[str, Any]) -> State:
+    return State(
+        commit=fields["commit"],
+        command=fields["command"],
+        tables=tuple(TableEntry(**t) for t in fields["tables"]),
+    )

@@ -1,0 +1,235 @@
+"""Every file operation of the store, under one root directory.
+
+Nothing else in embstore opens, writes, renames or removes a file. That makes three promises testable: a
+test's subclass records the operations and rebuilds the directory as it may stand after a power cut at any
+of them; it refuses one (a full disk, a broken one); and it stops at one, by name.
+
+An operation that the system refuses raises CapacityError where room was lacking (disk, quota, file size)
+and StorageError otherwise, both naming the file. Paths are relative to the root, with '/' between parts.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Turn an OSError into the embstore error that says which file and what to do."""
+    try:
+        yield
+    except EmbstoreError:
+        raise
+    except OSError as exc:
+        if exc.errno in _NO_ROOM:
+            raise CapacityError(
+                f"no room for {path}: {exc.strerror}; free disk space or quota"
+            ) from exc
+        raise StorageError(exc.errno, f"{exc.strerror}: {path}") from exc
+
+
+class File:
+    """One open file. Positions and lengths are in bytes; writes go where they are told, never appended."""
+
+    def __init__(self, owner: "Files", path: str, descriptor: int) -> None:
+        self._owner = owner
+        self.path = path
+        self.descriptor = descriptor
+
+    @property
+    def size(self) -> int:
+        """Length of the file."""
+        return os.fstat(self.descriptor).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`, fewer at the end of the file."""
+        with _named(self.path):
+            return os.pread(self.descriptor, length, offset)
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        """Write all of `data` at `offset`."""
+        with _named(self.path):
+            self._owner._write(self, offset, memoryview(data).cast("B"))
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Have the disk set `length` bytes aside at `offset`, so that writing them cannot run out of room."""
+        with _named(self.path):
+            self._owner._allocate(self, offset, length)
+
+    def truncate(self, length: int) -> None:
+        """Cut or (sparsely) extend the file to `length`."""
+        with _named(self.path):
+            self._owner._truncate(self, length)
+
+    def sync(self) -> None:
+        """Return once what was written is on the disk. A failure is final: never taken for success later."""
+        with _named(self.path):
+            self._owner._sync(self)
+
+    def map(self, length: int) -> NDArray[np.uint8]:
+        """Map the first `length` bytes for reading; later writes show through. Advice: random access."""
+        with _named(self.path):
+            mapping = mmap.mmap(self.descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapping, np.uint8)
+
+    def close(self) -> None:
+        """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Files:
+    """The file operations of one store, rooted at a directory.
+
+    The underscored methods are the system calls that change something: what a fault-injecting subclass
+    overrides.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def path(self, path: str) -> str:
+        """Return the absolute path of a relative one."""
+        return str(self.root / path) if path else str(self.root)
+
+    def exists(self, path: str) -> bool:
+        """Say whether there is a file or directory."""
+        return os.path.exists(self.path(path))
+
+    def list(self, path: str) -> list[str]:
+        """Return the sorted names in a directory, none if it does not exist."""
+        with _named(path):
+            return sorted(os.listdir(self.path(path))) if self.exists(path) else []
+
+    def read_all(self, path: str) -> bytes:
+        """Return a whole small file."""
+        with _named(path):
+            return Path(self.path(path)).read_bytes()
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        """Open an existing file."""
+        with _named(path):
+            flags = os.O_RDWR if write else os.O_RDONLY
+            return File(self, path, os.open(self.path(path), flags | os.O_CLOEXEC))
+
+    def create(self, path: str) -> File:
+        """Make a new, empty file; one that is there already is emptied."""
+        with _named(path):
+            return File(self, path, self._create(path))
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Make `path` hold `content`, all of it or the old one, durably: write beside, sync, rename, sync."""
+        beside = f"{path}.new"
+        file = self.create(beside)
+        try:
+            file.write(0, content)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(beside, path)
+        self.sync_directory(os.path.dirname(path))
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents; one that is there already is fine."""
+        with _named(path):
+            self._make_directory(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, replacing what has it."""
+        with _named(target):
+            self._rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is gone already is fine."""
+        with _named(path):
+            self._remove(path)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory and the files in it; one that is gone already is fine."""
+        for name in self.list(path):
+            self.remove(f"{path}/{name}")
+        with _named(path):
+            if self.exists(path):
+                self._remove_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the names in a directory are on the disk."""
+        with _named(path):
+            self._sync_directory(path)
+
+    def reached(self, point: str) -> None:
+        """Called at the named points between operations. Does nothing; a test stops the process there."""
+
+    def lock(self, path: str, *, shared: bool) -> File:
+        """Take the lock of a file, made if need be, until the returned file is closed.
+
+        Raises
+        ------
+        StoreInUseError : another holds it in a way that excludes this one.
+        """
+        with _named(path):
+            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(
+                    descriptor,
+                    (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB,
+                )
+            except OSError as exc:
+                os.close(descriptor)
+                if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                raise StoreInUseError(
+                    f"{self.root} is in use by another store ({'a writer' if shared else 'a reader or writer'}); "
+                    "close it first"
+                ) from exc
+        return File(self, path, descriptor)
+
+    def _write(self, file: File, offset: int, data: memoryview) -> None:
+        while len(data):
+            written = os.pwrite(file.descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def _allocate(self, file: File, offset: int, length: int) -> None:
+        os.posix_fallocate(file.descriptor, offset, length)
+
+    def _truncate(self, file: File, length: int) -> None:
+        os.ftruncate(file.descriptor, length)
+
+    def _sync(self, file: File) -> None:
+        os.fsync(file.descriptor)
+
+    def _create(self, path: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        return os.open(self.path(path), flags, 0o644)
+
+    def _make_directory(self, path: str) -> None:
+        os.makedirs(self.path(path), exist_ok=True)
+
+    def _rename(self, source: str, target: str) -> None:
+        os.rename(self.path(source), self.path(target))
+
+    def _remove(self, path: str) -> None:
+        Path(self.path(path)).unlink(missing_ok=True)
+
+    def _remove_directory(self, path: str) -> None:
+        os.rmdir(self.path(path))
+
+    def _sync_directory(self, path: str) -> None:
+        descriptor = os.open(self.path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,218 @@
+"""The write-back log: the segments that have not been folded, and the index of their newest records.
+
+A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is found
+through the index. Segments are ordered; the later record of a key wins. Each has a **place**, the small
+number that positions carry; a place is given again only when no index entry and no merge can name it.
+
+`live` counts the records of a place that the index points to: exact for the state in memory. A kept
+checkpoint may need a record that memory has superseded, so its segments' counts are **frozen** when the
+checkpoint is made, at what that checkpoint needs.
+
+Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.errors import CapacityError
+from embstore.storage.catalogue import SegmentEntry
+from embstore.storage.files import Files
+from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
+from embstore.storage.segment import (
+    Segment,
+    SegmentWriter,
+    capacity_for,
+    read_segment,
+)
+
+
+class Log:
+    """All log segments of a store. Engine thread only; a merge's thread reads sealed segments' maps."""
+
+    def __init__(self, files: Files, store_id: bytes, *, segment_bytes: int, rows_max: int) -> None:
+        self.index = RowIndex()
+        self.segments: list[Segment] = []  # sealed, oldest first
+        self.next_number = 1
+        self.live = np.zeros(64, np.int64)
+        self._frozen = np.zeros(64, np.uint8)
+        self._addresses = np.zeros(64, np.uint64)
+        self._writer: SegmentWriter | None = None
+        self._files = files
+        self._store_id = store_id
+        self._segment_bytes = segment_bytes
+        self._rows_max = rows_max
+        self._free_places = list(range(63, -1, -1))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all segments, the current one included."""
+        current = self._writer.segment.bytes if self._writer else 0
+        return current + sum(s.bytes for s in self.segments)
+
+    @property
+    def appending(self) -> bool:
+        """Say whether the current segment has records."""
+        return self._writer is not None and self._writer.segment.records > 0
+
+    @property
+    def uncommitted(self) -> list[Segment]:
+        """Sealed segments that no commit has made durable yet."""
+        return [s for s in self.segments if not s.commit]
+
+    def load(self, entry: SegmentEntry) -> None:
+        """Open a committed segment, newer than those loaded before, and index its keys."""
+        segment = read_segment(
+            self._files,
+            self._store_id,
+            entry.number,
+            self.take_place(),
+            entry.bytes,
+            entry.checksum,
+            entry.commit,
+        )
+        self._addresses[segment.place] = segment.map.ctypes.data
+        self.segments.append(segment)
+        self.index.put(*segment.keys_and_positions(), self.live, self._frozen)
+
+    def freeze(self) -> None:
+        """Keep the counts of all sealed segments as they are: a checkpoint needs these records."""
+        for segment in self.segments:
+            self._frozen[segment.place] = 1
+
+    def is_frozen(self, segment: Segment) -> bool:
+        """Say whether a kept checkpoint froze the segment's count."""
+        return bool(self._frozen[segment.place])
+
+    def reserve(self, records: int, record_bytes: int) -> None:
+        """Make sure that `append` has room for so many records of at most so many bytes.
+
+        Raises
+        ------
+        CapacityError : the disk is full, or the index would pass its limit. Nothing has changed.
+        """
+        if self.index.size + records > self._rows_max:
+            raise CapacityError(
+                f"the log index holds {self.index.size} rows and may hold {self._rows_max}: make a checkpoint, "
+                "so that rows can be folded into the base, or raise limits.log_rows_max"
+            )
+        if self._writer is not None and not self._writer.fits(records, record_bytes):
+            self.seal()
+        if self._writer is None:
+            capacity = capacity_for(records, record_bytes, self._segment_bytes)
+            self._writer = self.new_writer(capacity)
+        self._writer.reserve(records, record_bytes)
+
+    def append(self, keys: Keys, records: NDArray[np.uint64]) -> None:
+        """Write packed records of unique keys and index them. `reserve` has made room."""
+        assert self._writer is not None
+        positions = self._writer.append(keys, records)
+        self.index.put(keys, positions, self.live, self._frozen)
+
+    def new_writer(self, capacity: int) -> SegmentWriter:
+        """Start a segment file; whoever writes it owns it until it is sealed."""
+        number, self.next_number = self.next_number, self.next_number + 1
+        self._files.make_directory("log")
+        place = self.take_place()
+        try:
+            writer = SegmentWriter(self._files, self._store_id, number, place, capacity)
+        except BaseException:
+            self._free_places.append(place)
+            raise
+        self._addresses[place] = writer.segment.map.ctypes.data
+        return writer
+
+    def seal(self) -> None:
+        """Finish the current segment, if there is one. It is not yet durable."""
+        if self._writer is not None:
+            self.segments.append(self._writer.seal())
+            self._writer = None
+
+    def locate(
+        self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
+    ) -> int:
+        """Write the address of each key's newest record, 0 where the log has none; return how many it has."""
+        self.index.find(keys, positions)
+        found = positions >= 0
+        offsets = (positions & OFFSET_MASK).astype(np.uint64)
+        np.add(self._addresses[positions >> PLACE_BITS], offsets, out=addresses)
+        addresses[~found] = 0
+        return int(np.count_nonzero(found))
+
+    def replace(
+        self,
+        old: list[Segment],
+        new: Segment | None,
+        keys: Keys,
+        olds: NDArray[np.int64],
+    ) -> None:
+        """Put one segment, or none, in the place of merged ones.
+
+        keys, olds : (n,) the records that were kept and where they were; `new` holds them in this order.
+        The new segment stands where the newest of the old ones stood: what it holds is newer than anything
+        older, and nothing newer holds its keys.
+        """
+        news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
+        self.index.repoint(keys, olds, news, self.live)
+        at = max(self.segments.index(segment) for segment in old)
+        if new is not None:
+            if self.is_frozen(old[0]):
+                self._frozen[new.place] = 1
+                self.live[new.place] = new.records
+            self.segments.insert(at + 1, new)
+        for segment in old:
+            self.segments.remove(segment)
+            self._retire(segment)
+
+    def forget_table(self, low: int, high: int) -> None:
+        """Drop the index entries of row keys in [low, high); their records die where they are."""
+        keys = self.index.keys_between(low, high)
+        olds = self.index.positions_of(keys)
+        np.subtract.at(self.live, olds >> PLACE_BITS, 1)
+        self.index.repoint(keys, olds, np.full(len(keys), -1, np.int64), self.live)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if `live` does not count what the index points to, place by place."""
+        counted = np.bincount(self.index.positions() >> PLACE_BITS, minlength=len(self.live))
+        current = [self._writer.segment] if self._writer else []
+        for segment in [*self.segments, *current]:
+            live, found = int(self.live[segment.place]), int(counted[segment.place])
+            right = live >= found if self.is_frozen(segment) else live == found
+            if not right or live > segment.records:
+                raise AssertionError(
+                    f"{segment.path}: {live} live of {segment.records} records, the index has {found}"
+                )
+        if counted.sum() != sum(counted[s.place] for s in [*self.segments, *current]):
+            raise AssertionError("the log index points to a segment that is gone")
+
+    def close(self) -> None:
+        """Close every descriptor. Nothing is sealed, synced or removed."""
+        for segment in [
+            *self.segments,
+            *([self._writer.segment] if self._writer else []),
+        ]:
+            if segment.file is not None:
+                segment.file.close()
+
+    def take_place(self) -> int:
+        """Return a free place, with its count at zero."""
+        if not self._free_places:
+            size = len(self.live)
+            self.live = np.concatenate([self.live, np.zeros(size, np.int64)])
+            self._frozen = np.concatenate([self._frozen, np.zeros(size, np.uint8)])
+            self._addresses = np.concatenate([self._addresses, np.zeros(size, np.uint64)])
+            self._free_places = list(range(2 * size - 1, size - 1, -1))
+        place = self._free_places.pop()
+        self.live[place] = self._frozen[place] = 0
+        return place
+
+    def abandon(self, writer: SegmentWriter) -> None:
+        """Remove a merge's segment that no position names."""
+        self._retire(writer.segment)
+
+    def _retire(self, segment: Segment) -> None:
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+        self._free_places.append(segment.place)
+        self._files.remove(segment.path)

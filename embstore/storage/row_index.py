@@ -1,0 +1,96 @@
+"""The log index: row key -> where the row's newest record is in the log.
+
+Open addressing with linear probing at a load of at most 0.7, because its lookups are by the thousand
+and touch one cache line each; removal shifts the following entries back, so that no tombstone ever slows a
+probe. It has one entry per distinct row since the last fold, which bounds it (design.md, section 4).
+
+A **position** is ``place << 40 | byte offset``: a place is a small number that a log segment holds while
+records of it can be found (log.py). `live` counts, by place, the records that are some key's newest.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import EMPTY_KEY, Keys
+from embstore.kernels.row_index import PLACE_BITS, find, put, repoint
+
+OFFSET_MASK = (1 << PLACE_BITS) - 1
+_INITIAL = 1 << 12
+
+
+class RowIndex:
+    """Row keys and the positions of their newest records. Engine thread only."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._keys: Keys = np.full(_INITIAL, EMPTY_KEY)
+        self._positions = np.empty(_INITIAL, np.int64)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory that the index takes."""
+        return self._keys.nbytes + self._positions.nbytes
+
+    def find(self, keys: Keys, positions: NDArray[np.int64]) -> None:
+        """Write each key's position, or -1, into `positions`."""
+        find(self._keys, self._positions, keys, positions)
+
+    def put(
+        self,
+        keys: Keys,
+        positions: NDArray[np.int64],
+        live: NDArray[np.int64],
+        frozen: NDArray[np.uint8],
+    ) -> None:
+        """Point each key at its newer position and account for it in `live`.
+
+        A place that is `frozen` keeps its count: a kept checkpoint still needs the record that is
+        superseded. Of a repeated key the last counts.
+        """
+        self._make_room(self.size + len(keys))
+        self.size += put(self._keys, self._positions, keys, positions, live, frozen)
+
+    def repoint(
+        self,
+        keys: Keys,
+        olds: NDArray[np.int64],
+        news: NDArray[np.int64],
+        live: NDArray[np.int64],
+    ) -> None:
+        """Where a key still points to its old position, point it to the new one, or to none (-1)."""
+        self.size -= repoint(self._keys, self._positions, keys, olds, news, live)
+
+    def keys_between(self, low: int, high: int) -> Keys:
+        """Return the row keys in [low, high), in no order."""
+        keys: Keys = self._keys[(self._keys >= low) & (self._keys < high)]
+        return keys
+
+    def positions_of(self, keys: Keys) -> NDArray[np.int64]:
+        """Return a new array of each key's position, or -1."""
+        positions = np.empty(len(keys), np.int64)
+        self.find(keys, positions)
+        return positions
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return every position, in no order."""
+        found: NDArray[np.int64] = self._positions[self._keys != EMPTY_KEY]
+        return found
+
+    def _make_room(self, size: int) -> None:
+        if 10 * size <= 7 * len(self._keys):
+            return
+        keys, positions = self._keys, self._positions
+        capacity = 1 << (2 * size - 1).bit_length()
+        self._keys = np.full(capacity, EMPTY_KEY)
+        self._positions = np.empty(capacity, np.int64)
+        used = keys != EMPTY_KEY
+        places = int(positions[used].max(initial=0) >> PLACE_BITS) + 1
+        nothing = np.zeros(places, np.int64)
+        put(
+            self._keys,
+            self._positions,
+            keys[used],
+            positions[used],
+            nothing,
+            np.ones(places, np.uint8),
+        )

@@ -1,0 +1,227 @@
+"""One segment of the write-back log: a file of records, appended to and then sealed.
+
+A segment is a header page, records back to back, and, once **sealed**, a key index and a trailer.
+
+    header | record record ... | key (int64) of each record | runs | trailer
+    runs: (first record, byte offset, record bytes) wherever the record size changes, as three int64
+
+The index holds the keys in the order they were appended, repeats included: sealing costs one write, and
+reading it back in order gives the newest of each key without touching a row. Sorting is left to merges,
+which need it. The trailer (64 bytes, at the end) counts records and runs and has their checksum.
+
+Room is set aside before a command changes anything (`reserve`), index and trailer included, so that what
+`append` writes cannot fail for lack of it. One segment takes all victims of a command, so a segment may be
+larger than the configured size, never smaller than a command needs.
+
+A sealed segment never changes. Its map stays readable after the file is removed, for whoever still reads.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.errors import CorruptTableError
+from embstore.storage.files import File, Files
+from embstore.storage.format import (
+    LOG_MAGIC,
+    PAGE_BYTES,
+    checksum,
+    pack_header,
+    unpack_header,
+)
+from embstore.storage.row_index import PLACE_BITS
+
+_TRAILER = struct.Struct("<8sQQQQQQQ")
+_TRAILER_MAGIC = b"EMBS.END"
+_INDEX_ENTRY_BYTES = 8
+_RUN_BYTES = 24
+_ALLOCATE_BYTES = 8 << 20
+"""Room is set aside in pieces of this size: one system call per many commands."""
+
+
+@dataclass
+class Segment:
+    """One log segment. `place` is its number in positions; `commit` the commit that made it durable, 0 for none."""
+
+    number: int
+    place: int
+    file: File | None
+    map: NDArray[np.uint8]
+    bytes: int  # of header and records so far; of the whole file once sealed
+    records: int = 0
+    commit: int = 0
+    checksum: int = 0  # of the index, once sealed
+    keys: list[Keys] = field(default_factory=list)
+    runs: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        """The file's path in the store."""
+        return segment_path(self.number)
+
+    def keys_and_positions(self) -> tuple[Keys, NDArray[np.int64]]:
+        """Return every record's key and position, in the order of appending."""
+        keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
+        positions = np.empty(self.records, np.int64)
+        ends = [run[0] for run in self.runs[1:]] + [self.records]
+        for (first, offset, size), end in zip(self.runs, ends, strict=True):
+            positions[first:end] = offset + np.arange(end - first, dtype=np.int64) * size
+        return keys, positions | (self.place << PLACE_BITS)
+
+
+def segment_path(number: int) -> str:
+    """Return the path of segment `number`."""
+    return f"log/{number:012d}.log"
+
+
+class SegmentWriter:
+    """Appends records to one new segment. Engine thread, or the thread of a merge, never both."""
+
+    def __init__(
+        self, files: Files, store_id: bytes, number: int, place: int, capacity: int
+    ) -> None:
+        file = files.create(segment_path(number))
+        file.write(0, pack_header(LOG_MAGIC, store_id, number))
+        file.truncate(capacity)  # sparse; a map must not reach beyond the file
+        self.segment = Segment(number, place, file, file.map(capacity), PAGE_BYTES)
+        self._file = file
+        self._capacity = capacity
+        self._allocated = PAGE_BYTES
+
+    def fits(self, records: int, record_bytes: int) -> bool:
+        """Say whether so many more records fit, of at most so many bytes each."""
+        return self._end(records, record_bytes) <= self._capacity
+
+    def reserve(self, records: int, record_bytes: int) -> None:
+        """Set aside room for so many more records, and for the index and trailer that follow them.
+
+        Raises
+        ------
+        CapacityError : the disk or quota is full. Nothing has changed.
+        """
+        end = self._end(records, record_bytes)
+        if end > self._allocated:
+            wanted = min(max(end, self._allocated + _ALLOCATE_BYTES), self._capacity)
+            self._file.allocate(self._allocated, wanted - self._allocated)
+            self._allocated = wanted
+
+    def append(self, keys: Keys, records: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Write packed records (n, words) in one piece and return their positions."""
+        segment, size = self.segment, 8 * records.shape[1]
+        offset = segment.bytes
+        if not segment.runs or segment.runs[-1][2] != size:
+            segment.runs.append((segment.records, offset, size))
+        self._file.write(offset, memoryview(records).cast("B"))
+        segment.keys.append(keys.copy())
+        segment.records += len(keys)
+        segment.bytes += records.nbytes
+        offsets = offset + np.arange(len(keys), dtype=np.int64) * size
+        return offsets | (segment.place << PLACE_BITS)
+
+    def seal(self) -> Segment:
+        """Write index and trailer, give back what was set aside too much, and return the finished segment."""
+        segment = self.segment
+        keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
+        index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()
+        segment.keys, segment.checksum = [keys], checksum(index)
+        trailer = _TRAILER.pack(
+            _TRAILER_MAGIC,
+            segment.number,
+            segment.records,
+            len(segment.runs),
+            segment.bytes,
+            segment.checksum,
+            0,
+            0,
+        )[:48]
+        trailer += struct.pack("<QQ", checksum(trailer), 0)
+        self._file.write(segment.bytes, index + trailer)
+        segment.bytes += len(index) + len(trailer)
+        self._file.truncate(segment.bytes)
+        return segment
+
+    def _end(self, records: int, record_bytes: int) -> int:
+        segment = self.segment
+        index = (segment.records + records) * _INDEX_ENTRY_BYTES
+        # Every append may start a run; a command appends a few times, so a page of runs is plenty.
+        runs = len(segment.runs) * _RUN_BYTES + PAGE_BYTES
+        return segment.bytes + records * record_bytes + index + runs + _TRAILER.size
+
+
+def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
+    """Return the size of a new segment that surely holds so many records."""
+    needed = 4 * PAGE_BYTES + records * (record_bytes + _INDEX_ENTRY_BYTES)
+    return max(segment_bytes, -(-needed // PAGE_BYTES) * PAGE_BYTES)
+
+
+def read_segment(
+    files: Files,
+    store_id: bytes,
+    number: int,
+    place: int,
+    length: int,
+    index_checksum: int,
+    commit: int,
+) -> Segment:
+    """Open a sealed segment by what the catalogue says of it: length and index checksum.
+
+    Raises
+    ------
+    CorruptTableError : the file is missing, or is not what was committed.
+    """
+    path = segment_path(number)
+    if not files.exists(path):
+        raise CorruptTableError(f"{path}: expected a log segment of {length} bytes, found none")
+    file = files.open(path)
+    try:
+        if file.size != length or length < PAGE_BYTES + _TRAILER.size:
+            raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
+        found, _ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, path)
+        records, runs, offset = _read_trailer(
+            file.read(length - 64, 64), path, number, index_checksum
+        )
+        index = file.read(offset, length - 64 - offset)
+        if (
+            found != number
+            or len(index) != 8 * records + _RUN_BYTES * runs
+            or checksum(index) != index_checksum
+        ):
+            raise CorruptTableError(f"{path}: the key index does not match its checksum")
+        run_table = np.frombuffer(index, np.int64, offset=8 * records).reshape(runs, 3)
+        return Segment(
+            number=number,
+            place=place,
+            file=None,
+            map=file.map(length),
+            bytes=length,
+            records=records,
+            commit=commit,
+            checksum=index_checksum,
+            keys=[np.frombuffer(index, np.int64, count=records)],
+            runs=[(int(a), int(b), int(c)) for a, b, c in run_table],
+        )
+    finally:
+        file.close()
+
+
+def _read_trailer(data: bytes, path: str, number: int, index_checksum: int) -> tuple[int, int, int]:
+    magic, found, records, runs, offset, index_crc, crc, _ = _TRAILER.unpack(data)
+    if (magic, found, index_crc) != (
+        _TRAILER_MAGIC,
+        number,
+        index_checksum,
+    ) or crc != checksum(data[:48]):
+        raise CorruptTableError(f"{path}: the trailer is not the committed one")
+    return records, runs, offset
+
+
+def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the record bytes at each of the segment's positions."""
+    offsets = positions & ((1 << PLACE_BITS) - 1)
+    starts = np.array([run[1] for run in segment.runs], np.int64)
+    sizes = np.array([run[2] for run in segment.runs], np.int64)
+    result: NDArray[np.int64] = sizes[np.searchsorted(starts, offsets, side="right") - 1]
+    return result

@@ -1,0 +1,316 @@
+"""The store: a directory of tables, opened by one writer or by any number of readers."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from embstore import reads, writes
+from embstore.arrays import Rows, as_out
+from embstore.cache.policy import POLICIES
+from embstore.config import Initializer, Limits, Optimizer, TableConfig
+from embstore.device.base import Device
+from embstore.engine import Engine
+from embstore.errors import InvalidArgumentError
+from embstore.storage.catalogue import Checkpoint
+from embstore.storage.files import Files
+from embstore.storage.storage import Storage
+from embstore.table import Table, checked_keys, checked_options, gradient_share
+from embstore.tablestate import Share
+from embstore.writes import OnNonfinite
+
+DEFAULT_CACHE_BYTES = 1 << 30
+"""Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
+
+
+@dataclass(frozen=True)
+class AcknowledgedUpdate:
+    """What an update of several tables became: its place in the store's order, and each table's t after it."""
+
+    command: int
+    t: dict[str, int]
+    skipped: bool = False
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    policy: str = "lru",
+    checkpoints_keep: int = 3,
+    read_only: bool = False,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    files: Files | None = None,
+) -> "Store":
+    """Open the store in directory `path`, made if need be, at its last commit.
+
+    Parameters
+    ----------
+    device : "cpu", or "auto": the fastest there is, which today is the CPU
+    cache_bytes : memory for resident rows, their index and staging
+    policy : which rows leave first: "lru" or "lfu"
+    checkpoints_keep : labels that can be restored; older ones are folded into the base
+    read_only : share the directory with other readers; nothing can be written
+    threads : of the CPU device; None: one a core, at most 4
+    limits : named bounds, see `embstore.config.Limits`
+    files : the file operations; tests inject faults here
+
+    Raises
+    ------
+    StoreInUseError : another process, or this one, holds the directory.
+    TableMismatchError : another format, version or byte order.
+    CorruptTableError : a file is missing or not what was written.
+    InvalidArgumentError : a bad option, or a directory that is no store.
+    """
+    if policy not in POLICIES:
+        raise InvalidArgumentError(
+            f"expected policy to be one of {', '.join(POLICIES)}, found {policy!r}"
+        )
+    _check_positive(cache_bytes, "cache_bytes")
+    _check_positive(checkpoints_keep, "checkpoints_keep")
+    if threads is not None:
+        _check_positive(threads, "threads")
+    made = _device(device, threads)
+    limits = limits or Limits()
+    storage = Storage(
+        files or Files(path), read_only=read_only, checkpoints_keep=checkpoints_keep, limits=limits
+    )
+    try:
+        engine = Engine(storage, made, cache_bytes=cache_bytes, policy=policy, limits=limits)
+    except BaseException:
+        storage.close()
+        raise
+    return Store(engine)
+
+
+def _check_positive(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"expected {name} to be an integer >= 1, found {value!r}")
+
+
+def _device(name: str, threads: int | None) -> Device:
+    if name not in ("auto", "cpu"):
+        raise InvalidArgumentError(f'expected device to be "auto" or "cpu", found {name!r}')
+    from embstore.device.cpu import CpuDevice  # here, because it loads the compiled kernels
+
+    return CpuDevice(threads)
+
+
+class Store:
+    """An open store. Any thread; calls wait for each other. A context manager that closes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Tables
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        rows: int,
+        optimizer: Optimizer,
+        initializer: Initializer,
+        seed: int | None = None,
+    ) -> Table:
+        """Make a table, or return the one that was made so before.
+
+        Parameters
+        ----------
+        name : parts of [a-z0-9_.-] joined by '/'
+        dim : elements of a row, 1 to 4096
+        rows : keys are in [0, rows), up to 2**40; a row takes no space until it is written
+        seed : of the initial rows, 0 to 2**64 - 1; None: derived from the name
+
+        Raises
+        ------
+        TableExistsError : the name has another identity, or other rows (then see `Table.grow`).
+        InvalidArgumentError, CapacityError : nothing has changed.
+        """
+        config = TableConfig.checked(
+            name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
+        )
+        return Table(self._engine, self._engine.create_table(config))
+
+    def table(self, name: str) -> Table:
+        """Return a table by name, or raise TableNotFoundError."""
+        return Table(self._engine, self._engine.find(name))
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables, sorted."""
+        return self._engine.names()
+
+    def drop_table(self, name: str) -> None:
+        """Forget a table and its rows. Kept checkpoints still have it."""
+        self._engine.drop_table(name)
+
+    # Several tables in one call
+
+    def lookup(
+        self,
+        keys: Mapping[str, ArrayLike],
+        *,
+        admit: bool = True,
+        out: Mapping[str, Rows] | None = None,
+    ) -> dict[str, Rows]:
+        """Return the rows of several tables, {name: (n, dim) float32}, for what one call costs.
+
+        Parameters
+        ----------
+        keys : {name: (n,) int64}
+        admit, out : as in `Table.lookup`; `out` may name some of the tables
+        """
+        with self._engine.reading():
+            shares = [self._share(name, k) for name, k in keys.items()]
+            given = out or {}
+            outs = {
+                s.table.name: as_out(
+                    given.get(s.table.name), (len(s.keys), s.table.dim), s.table.name
+                )
+                for s in shares
+            }
+            reads.lookup(shares, list(outs.values()), admit=admit, stages=self._engine.stages)
+            return outs
+
+    def update(
+        self,
+        gradients: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply one update to several tables, all or none: {name: (keys (n,), gradients (n, dim))}.
+
+        The options are those of `Table.update`.
+        """
+        with self._engine.writing():
+            shares = [self._gradient_share(name, pair) for name, pair in gradients.items()]
+            applied = writes.update(
+                shares,
+                **checked_options(learning_rate, gradient_scale, on_nonfinite),
+                stages=self._engine.stages,
+            )
+            return self._acknowledged(shares, applied)
+
+    def update_ranks(
+        self,
+        ranks: Sequence[Mapping[str, tuple[ArrayLike, ArrayLike]]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply one update from several ranks, each as in `update`, added in rank order (contract.md, rule 6).
+
+        t grows for every table that any rank names.
+        """
+        with self._engine.writing():
+            shares = [
+                [self._gradient_share(name, pair) for name, pair in rank.items()] for rank in ranks
+            ]
+            applied = writes.update_ranks(
+                shares,
+                **checked_options(learning_rate, gradient_scale, on_nonfinite),
+                stages=self._engine.stages,
+            )
+            return self._acknowledged([s for rank in shares for s in rank], applied)
+
+    def _share(self, name: str, keys: ArrayLike) -> Share:
+        table = self._engine.find(name)
+        return Share(table, checked_keys(self._engine, table, keys))
+
+    def _gradient_share(self, name: str, pair: tuple[ArrayLike, ArrayLike]) -> Share:
+        table = self._engine.find(name)
+        try:
+            keys, gradients = pair
+        except (TypeError, ValueError) as exc:
+            raise InvalidArgumentError(
+                f"table {name!r}: expected a pair (keys, gradients), found {type(pair).__name__}"
+            ) from exc
+        return gradient_share(self._engine, table, keys, gradients)
+
+    def _acknowledged(self, shares: Sequence[Share], applied: bool) -> AcknowledgedUpdate:
+        t = {share.table.name: share.table.t for share in shares}
+        return AcknowledgedUpdate(self._engine.command_number + 1, t, not applied)
+
+    # Durability
+
+    def checkpoint(self, label: str, metadata: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
+
+        The `checkpoints_keep` newest labels can be restored. A label is used once.
+
+        Raises
+        ------
+        CheckpointExistsError, InvalidArgumentError, CapacityError : the store goes on as it was.
+        StorageError : the disk failed; the store must be opened again.
+        """
+        return self._engine.checkpoint(label, {} if metadata is None else metadata)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
+        with self._engine.reading():
+            return list(self._engine.storage.catalogue.checkpoints)
+
+    def restore(self, label: str) -> None:
+        """Go back to a kept checkpoint. What is newer is gone; table handles stay valid.
+
+        Raises
+        ------
+        CheckpointNotFoundError : the label is not kept. Nothing has changed.
+        """
+        self._engine.restore(label)
+
+    def flush(self) -> int:
+        """Write the dirty rows of all tables to the log and return how many; durable is only a checkpoint."""
+        with self._engine.reading():
+            return self._engine.flush()
+
+    def close(self) -> None:
+        """Commit without a label, and give memory and directory back. Closing twice is harmless."""
+        self._engine.close()
+
+    # Looking
+
+    @property
+    def command(self) -> int:
+        """The number of the last acknowledged mutating command."""
+        return self._engine.command_number
+
+    @property
+    def limits(self) -> Limits:
+        """The named bounds that calls are held to."""
+        return self._engine.limits
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the store is and did.
+
+        "tables" by name; "cache" with its pools (slots, hits by unique key and by access, misses by
+        origin, evictions, calls in parts); "storage" (log, base, merges, bytes); "stages" (seconds and
+        laps since opening).
+        """
+        with self._engine.reading():
+            return self._engine.stats()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of cache or storage does not hold. For tests and idle times."""
+        with self._engine.reading():
+            self._engine.check_integrity()

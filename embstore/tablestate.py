@@ -1,0 +1,113 @@
+"""One table at run time, and a command's share of it: what reads, writes and handles have in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys
+from embstore.cache.pool import Pool
+from embstore.config import TableConfig
+from embstore.device.base import Batch, Gradients
+from embstore.digest import TableDigest
+from embstore.errors import InvalidArgumentError
+from embstore.storage.catalogue import TableEntry
+
+
+@dataclass(eq=False)
+class TableState:
+    """A table of an open store. Engine thread only."""
+
+    table_id: int
+    config: TableConfig
+    pool: Pool
+    rows: int
+    learning_rate: float
+    t: int = 0
+    digest: TableDigest = field(default_factory=TableDigest)
+
+    def __post_init__(self) -> None:
+        self.name = self.config.name
+        self.dim = self.config.dim
+        self.identity_json = self.config.identity_json()
+
+    def entry(self) -> TableEntry:
+        """Return what a commit records of the table."""
+        return TableEntry(
+            self.table_id, self.config.identity(), self.rows, self.learning_rate, self.t
+        )
+
+    def current_config(self) -> TableConfig:
+        """Return the configuration with today's tunables."""
+        optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
+        return replace(self.config, rows=self.rows, optimizer=optimizer)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one command names of one table: keys, and for an update the gradients of their occurrences."""
+
+    table: TableState
+    keys: Keys  # (n,)
+    gradients: Gradients | None = None
+
+
+@dataclass(frozen=True)
+class PoolBatch:
+    """The shares of one pool in a command, de-duplicated together."""
+
+    pool: Pool
+    shares: list[Share]
+    batch: Batch
+
+
+def batches(shares: Sequence[Share]) -> list[PoolBatch]:
+    """Return the command's batches, one a pool, every key checked.
+
+    Raises
+    ------
+    InvalidArgumentError : a key is outside [0, rows) of its table. Nothing has changed.
+    """
+    by_pool: dict[int, list[Share]] = {}
+    for share in shares:
+        by_pool.setdefault(id(share.table.pool), []).append(share)
+    result = []
+    for group in by_pool.values():
+        pool = group[0].table.pool
+        segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
+        batch, wrong = pool.device.unique(segments)
+        if wrong >= 0:
+            raise _out_of_range(group, batch, wrong)
+        # A device's arrays hold until its next call; several batches must outlive it.
+        result.append(PoolBatch(pool, group, copied(batch) if len(by_pool) > 1 else batch))
+    return result
+
+
+def copied(batch: Batch) -> Batch:
+    """Return a batch that does not live in the device's scratch."""
+    return Batch(
+        batch.unique_keys.copy(),
+        batch.inverse.copy(),
+        batch.bounds.copy(),
+        batch.id_bounds.copy(),
+    )
+
+
+def key_name(row_key: int) -> int:
+    """Return the caller's key of a row key."""
+    return int(row_key) & KEY_MASK
+
+
+def table_of(shares: Sequence[Share], row_key: int) -> TableState:
+    """Return the table of a row key among those that a command names."""
+    table_id = int(row_key) >> KEY_BITS
+    return next(s.table for s in shares if s.table.table_id == table_id)
+
+
+def _out_of_range(group: list[Share], batch: Batch, position: int) -> InvalidArgumentError:
+    segment = int(np.searchsorted(batch.bounds, position, side="right")) - 1
+    share = group[segment]
+    key = int(share.keys[position - int(batch.bounds[segment])])
+    return InvalidArgumentError(
+        f"table {share.table.name!r}: expected keys in [0, {share.table.rows}), found {key}"
+    )

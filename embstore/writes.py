@@ -1,0 +1,239 @@
+"""Writes: update by gradients, assign, put_rows. Checked whole, then applied whole.
+
+An update runs in four steps, so that what is refused has changed nothing:
+
+1. the keys of each pool are made unique and checked;
+2. gradients are summed by key and scaled, and in the same pass noticed if not finite (rules 2, 4, 9);
+3. rows are made resident, or room is reserved for those that will have to leave;
+4. the optimizer is applied, tables count (rules 4, 5).
+
+From step 4 on only a broken disk or a corrupt record of a call larger than the cache can stop a command;
+the store then fails as a whole (storage.py), because some of its rows have changed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from embstore.arithmetic import (
+    add_ranks,
+    canonicalize_nans,
+    scale_sums,
+    unique,
+    update_scalars,
+)
+from embstore.arrays import KEY_BITS, Keys, Rows
+from embstore.cache.pool import Pool
+from embstore.device.base import Slots
+from embstore.errors import InvalidArgumentError
+from embstore.stages import Stages
+from embstore.tablestate import (
+    PoolBatch,
+    Share,
+    TableState,
+    batches,
+    copied,
+    key_name,
+    table_of,
+)
+
+OnNonfinite = Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True)
+class KeySums:
+    """What an update does to one pool: one gradient for each unique row key."""
+
+    pool: Pool
+    keys: Keys  # (u,)
+    sums: Rows  # (u, dim), scaled
+
+
+def update(
+    shares: Sequence[Share],
+    *,
+    learning_rate: float | None,
+    gradient_scale: float,
+    on_nonfinite: OnNonfinite,
+    stages: Stages,
+) -> bool:
+    """Apply one update to every table of `shares`; return False if it was skipped.
+
+    Raises
+    ------
+    InvalidArgumentError : a key out of range, or a non-finite gradient that is not to be skipped.
+    CapacityError, CorruptTableError : nothing has changed.
+    """
+    stages.start()
+    parts = batches(shares)
+    stages.lap("unique")
+    scale = np.float32(gradient_scale)
+    sums = [_summed(part, scale) for part in parts]
+    wrong = [int(s.keys[bad]) for s, bad in sums if bad >= 0]
+    stages.lap("sum_by_key")
+    if wrong:
+        return _refuse(_first_named(shares, wrong), shares, on_nonfinite)
+    _apply([s for s, _ in sums], [share.table for share in shares], learning_rate, stages)
+    return True
+
+
+def update_ranks(
+    ranks: Sequence[Sequence[Share]],
+    *,
+    learning_rate: float | None,
+    gradient_scale: float,
+    on_nonfinite: OnNonfinite,
+    stages: Stages,
+) -> bool:
+    """Apply the shares of several ranks as one update (rule 6); return False if it was skipped.
+
+    Raises
+    ------
+    As `update`. A non-finite sum names the first table by naming and its first key by occurrence, over
+    the ranks in order.
+    """
+    stages.start()
+    one = np.float32(1.0)
+    by_pool: dict[int, list[KeySums]] = {}
+    for shares in ranks:
+        for part in batches(shares):
+            sums, _ = _summed(PoolBatch(part.pool, part.shares, copied(part.batch)), one)
+            own = KeySums(sums.pool, sums.keys, sums.sums.copy())
+            by_pool.setdefault(id(part.pool), []).append(own)
+    everyone = [share for shares in ranks for share in shares]
+    total = [_added(parts, gradient_scale) for parts in by_pool.values()]
+    wrong = [int(key) for sums in total for key in sums.keys[~np.isfinite(sums.sums).all(axis=1)]]
+    stages.lap("sum_by_key")
+    if wrong:
+        return _refuse(_first_named(everyone, wrong), everyone, on_nonfinite)
+    tables = list({share.table.table_id: share.table for share in everyone}.values())
+    _apply(total, tables, learning_rate, stages)
+    return True
+
+
+def assign(share: Share, weights: Rows) -> None:
+    """Set the weights of each key, the last of repeated keys winning; its state starts anew (rule 7)."""
+    table = share.table
+    initial = table.pool.parameters.initial_state[table.table_id]
+    state = np.full((len(weights), table.config.state_dim), initial, np.float32)
+    _overwrite(share, weights, state)
+
+
+def put_rows(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
+    """Set weights and state of each key, the last of repeated keys winning, and add to t (rule 7)."""
+    _overwrite(share, weights, state)
+    share.table.t += add_t
+
+
+def _summed(part: PoolBatch, scale: np.float32) -> tuple[KeySums, int]:
+    device = part.pool.device
+    sums = part.pool.sums(len(part.batch.unique_keys))
+    gradients = [share.gradients for share in part.shares if share.gradients is not None]
+    bad = device.sum_by_key(part.batch, device.group(part.batch), gradients, scale, sums)
+    return KeySums(part.pool, part.batch.unique_keys, sums), bad
+
+
+def _added(parts: list[KeySums], gradient_scale: float) -> KeySums:
+    """Add the ranks' sums of one pool in rank order, then scale."""
+    keys, inverse = unique(np.concatenate([part.keys for part in parts]))
+    cuts = np.cumsum([len(part.keys) for part in parts])[:-1]
+    ids = np.split(inverse, cuts)
+    total = add_ranks(len(keys), [(i, part.sums) for i, part in zip(ids, parts, strict=True)])
+    return KeySums(parts[0].pool, keys, scale_sums(total, gradient_scale))
+
+
+def _apply(
+    parts: Sequence[KeySums],
+    tables: Sequence[TableState],
+    learning_rate: float | None,
+    stages: Stages,
+) -> None:
+    for table in tables:
+        rate = table.learning_rate if learning_rate is None else learning_rate
+        table.pool.parameters.scalars[table.table_id] = update_scalars(
+            table.config.optimizer, table.t + 1, rate, table.dim
+        )
+    _write([(part.pool, part.keys, _optimizer(part)) for part in parts], tables, stages)
+    for table in tables:
+        table.t += 1
+
+
+def _optimizer(part: KeySums) -> Callable[[Slots, int, int], None]:
+    pool = part.pool
+
+    def apply(slots: Slots, low: int, high: int) -> None:
+        pool.device.apply(
+            pool.layout.optimizer,
+            pool.rows,
+            slots,
+            part.keys[low:high],
+            part.sums[low:high],
+            pool.parameters,
+            pool.dirty,
+        )
+
+    return apply
+
+
+def _overwrite(share: Share, weights: Rows, state: Rows) -> None:
+    (part,) = batches([share])
+    pool, keys = part.pool, part.batch.unique_keys
+    last = np.empty(len(keys), np.int64)
+    last[part.batch.inverse] = np.arange(len(share.keys))
+    rows = np.zeros((len(keys), pool.layout.stride), np.float32)
+    dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
+    rows[:, :dim] = weights[last]
+    rows[:, dim:end] = state[last]
+    canonicalize_nans(rows)
+
+    def scatter(slots: Slots, low: int, high: int) -> None:
+        pool.device.scatter_rows(rows[low:high], pool.rows, slots)
+        pool.dirty[slots] = 1
+
+    _write([(pool, keys, scatter)], [share.table], Stages())
+
+
+def _write(
+    writes: Sequence[tuple[Pool, Keys, Callable[[Slots, int, int], None]]],
+    tables: Sequence[TableState],
+    stages: Stages,
+) -> None:
+    if len(writes) > 1:
+        # Making room for one pool may evict rows of another that were made resident before.
+        storage = writes[0][0].storage
+        storage.reserve(
+            sum(len(keys) for _, keys, _ in writes),
+            max(pool.layout.stride for pool, _, _ in writes),
+        )
+    held = [pool.prepare_write(keys) for pool, keys, _ in writes]
+    stages.lap("hold")
+    for (pool, keys, change), slots in zip(writes, held, strict=True):
+        pool.write(keys, slots, change)
+        for table in tables:
+            if table.pool is pool:
+                table.digest.note_written(_keys_of(table, keys, len(tables)))
+    stages.lap("apply")
+
+
+def _keys_of(table: TableState, keys: Keys, tables: int) -> Keys:
+    return keys if tables == 1 else keys[keys >> KEY_BITS == table.table_id]
+
+
+def _first_named(shares: Sequence[Share], wrong: list[int]) -> int:
+    """Return the row key of the first table in call order, and of it the first by occurrence."""
+    order: dict[int, int] = {}
+    for share in shares:
+        order.setdefault(share.table.table_id, len(order))
+    return min(wrong, key=lambda key: order[key >> KEY_BITS])
+
+
+def _refuse(row_key: int, shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:
+    if on_nonfinite == "skip":
+        return False
+    name = table_of(shares, row_key).name
+    raise InvalidArgumentError(
+        f"table {name!r}: expected finite gradients, found a sum or scaled sum that is not, "
+        f'for key {key_name(row_key)}; give on_nonfinite="skip" to skip such an update'
+    )

@@ -1,0 +1,20 @@
+"""The benchmark: the embedded store beside its peers, and its storage beside the bare disk.
+
+``python -m tests.bench`` measures everything whose packages are installed, prints one table and
+the goals, and writes a JSON into ``results/``. Every contender lives in a process of its own, so
+that no peer's thread pool, allocator or processor flags touch another's figures; the parent lets
+them run in rounds, one at a time, so that a slow minute of the machine falls on all of them
+alike.
+
+* ``scale.py``      how much is measured: full and --quick
+* ``workload.py``   the trace: Zipf batches and gradients, from seeds
+* ``worker.py``     a contender's process, and how the parent asks it
+* ``rounds.py``     rounds over lanes, medians
+* ``engine.py``     embstore: 100, 20 and 5 % of the rows cached; 26 tables in one call
+* ``peer_*.py``     torch, FBGEMM, Redis
+* ``memory.py``     anonymous memory of a process that holds nothing but a store
+* ``storage.py``    cold rows, write-back, checkpoint, digest
+* ``disk.py``       page cache, plain maps and plain writes: what storage is compared with
+* ``hardware.py``   what it ran on
+* ``report.py``     the table, the goals, the JSON
+"""

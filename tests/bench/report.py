@@ -1,0 +1,171 @@
+"""The table, the goals and the JSON. A goal finds its figure in the results by path."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.bench.resident import ALLOWANCE_BYTES
+
+PEERS = ("torch", "torch-1-thread", "fbgemm", "fbgemm-1-thread", "redis")
+BASE_LANE = "embstore-100"
+
+Results = dict[str, Any]
+
+
+class NotMeasuredError(LookupError):
+    """A goal's figure is not among the results."""
+
+
+def figure(results: Results, *path: str) -> Any:
+    """Return one figure of the results.
+
+    Raises
+    ------
+    NotMeasuredError : a part of `path` is not there.
+    """
+    found: Any = results
+    for name in path:
+        if name not in found:
+            raise NotMeasuredError(".".join(path))
+        found = found[name]
+    return found
+
+
+def best_peer_ms(results: Results) -> float:
+    """Return lookup + update of the fastest peer there is."""
+    times = [results["lanes"][p]["both_ms"] for p in PEERS if p in results["lanes"]]
+    if not times:
+        raise NotMeasuredError("no peer")
+    return float(min(times))
+
+
+def _times_best_peer(lane: str) -> Callable[[Results], float]:
+    return lambda results: best_peer_ms(results) / figure(results, "lanes", lane, "both_ms")
+
+
+def _tables_ratio(results: Results) -> float:
+    one = figure(results, "lanes", "embstore-1-table", "both_ms")
+    return float(figure(results, "lanes", "embstore-26-tables", "both_ms") / one)
+
+
+def _memory(share: str) -> Callable[[Results], float]:
+    return lambda results: figure(results, "memory", share, "beyond_cache_bytes") / 2**20
+
+
+def _storage(*path: str, unit: float = 1.0) -> Callable[[Results], float]:
+    return lambda results: figure(results, "storage", *path) * unit
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on one figure: at least or at most `bound`."""
+
+    name: str
+    value_of: Callable[[Results], float]
+    bound: float
+    unit: str
+    at_least: bool = True
+
+    def judge(self, results: Results) -> dict[str, Any]:
+        """Return the figure, and whether it is reached; None where it was not measured."""
+        try:
+            value: float | None = float(self.value_of(results))
+        except NotMeasuredError:
+            value = None
+        reached = None
+        if value is not None:
+            reached = value >= self.bound if self.at_least else value <= self.bound
+        sign = ">=" if self.at_least else "<="
+        goal = f"{sign} {self.bound:g} {self.unit}"
+        return {"name": self.name, "goal": goal, "value": value, "reached": reached}
+
+
+GOALS = (
+    Goal("all rows cached: faster than the best peer", _times_best_peer(BASE_LANE), 4, "times"),
+    Goal("5 % cached: faster than the best peer", _times_best_peer("embstore-5"), 1, "times"),
+    Goal("26 tables in one call : one table", _tables_ratio, 1.3, "times", at_least=False),
+    Goal(
+        "cold rows in the log: plain map : lookup",
+        _storage("cold_rows", "log", "ratio"),
+        10,
+        "times",
+    ),
+    Goal(
+        "cold rows in the base: plain map : lookup",
+        _storage("cold_rows", "base", "ratio"),
+        10,
+        "times",
+    ),
+    Goal("write-back of 80,000 rows", _storage("write_back", "flush_ms"), 40, "ms", at_least=False),
+    Goal("checkpoint : plain write and fsync", _storage("checkpoint", "ratio"), 0.6, "times"),
+    Goal("whole digest", _storage("digest", "bytes_per_s", unit=1e-9), 0.8, "GB/s"),
+    Goal("whole digest : digest after 1 % changed", _storage("digest", "ratio"), 20, "times"),
+    Goal(
+        "anonymous memory beyond cache_bytes, 100 % cached",
+        _memory("cache-100"),
+        ALLOWANCE_BYTES / 2**20,
+        "MiB",
+        at_least=False,
+    ),
+    Goal(
+        "anonymous memory beyond cache_bytes, 5 % cached",
+        _memory("cache-5"),
+        ALLOWANCE_BYTES / 2**20,
+        "MiB",
+        at_least=False,
+    ),
+)
+
+
+def judge(results: Results) -> list[dict[str, Any]]:
+    """Return every goal with its figure."""
+    return [goal.judge(results) for goal in GOALS]
+
+
+def _lane_lines(lanes: dict[str, Any]) -> list[str]:
+    base = lanes.get(BASE_LANE, {}).get("both_ms")
+    lines = [
+        f"{'':24}{'lookup ms':>12}{'update ms':>12}{'both ms':>12}{'quartiles':>20}{'times':>8}"
+    ]
+    for name, lane in lanes.items():
+        low, high = lane["both_ms_quartiles"]
+        times = f"{lane['both_ms'] / base:8.2f}" if base else ""
+        lines.append(
+            f"{name:24}{lane['lookup_ms']:12.2f}{lane['update_ms']:12.2f}{lane['both_ms']:12.2f}"
+            f"{f'{low:.2f} - {high:.2f}':>20}{times}"
+        )
+    return lines
+
+
+def _stage_lines(lanes: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, lane in lanes.items():
+        stages = sorted(lane.get("stages_ms", {}).items(), key=lambda item: -item[1])
+        if stages:
+            spent = ", ".join(f"{stage} {ms:.2f}" for stage, ms in stages)
+            lines.append(f"{name}: ms of a batch by stage: {spent}")
+    return lines
+
+
+def _goal_line(goal: dict[str, Any]) -> str:
+    outcome = {True: "reached", False: "MISSED", None: "not measured"}[goal["reached"]]
+    value = "" if goal["value"] is None else f"{goal['value']:.2f}"
+    return f"{goal['name']:52}{value:>12}  {goal['goal']:16}{outcome}"
+
+
+def table(results: Results) -> str:
+    """Return the text that is printed at the end."""
+    lines = _lane_lines(results["lanes"]) if results["lanes"] else []
+    lines += _stage_lines(results["lanes"])
+    lines += ["", *(_goal_line(goal) for goal in results["goals"])]
+    lines += [f"skipped: {name}: {why}" for name, why in results["skipped"].items()]
+    lines += [f"FAILED: {name}: {why}" for name, why in results["failed"].items()]
+    return "\n".join(lines)
+
+
+def write_json(results: Results, path: pathlib.Path) -> None:
+    """Write the results; what a store's stats hold that JSON does not know becomes text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, default=str) + "\n")

@@ -1,0 +1,84 @@
+"""How much is measured. One frozen configuration for all contenders; --quick is the same, small."""
+
+import os
+from dataclasses import dataclass
+
+ROW_OVERHEAD_BYTES = 40
+"""About what a cached row costs beside its bytes: its share of index, score, pins."""
+
+
+def row_bytes(dim: int) -> int:
+    """Return the bytes of a row with row-wise Adagrad: dim weights and one fp32, padded to 16."""
+    return (4 * dim + 4 + 15) // 16 * 16
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of every measurement. A batch is 2,048 samples of 26 keys, as in Criteo's data."""
+
+    data_dir: str
+    threads: int = 2
+    seed: int = 20251120
+
+    rows: int = 2_000_000
+    dim: int = 64
+    batch_keys: int = 53_248
+    zipf_exponent: float = 1.05
+    tables: int = 26
+
+    rounds: int = 10
+    round_batches: int = 8
+    """Timed batches of a lane in a round; one more goes before them untimed."""
+    settle_batches: int = 30
+    """Batches before the first round: the caches reach their steady state."""
+
+    cold_rows: int = 22_000_000
+    """Of 272 bytes: a file of 6 GB, as where the goal comes from. The ratio depends on it:
+    by read-ahead a plain map fetches nearly the whole file; a smaller one costs it less."""
+    cold_reads: int = 20_000
+    cold_repeats: int = 3
+    fold_wait_s: float = 180.0
+    write_back_rows: int = 80_000
+    checkpoint_rows: int = 500_000
+    digest_rows: int = 2_000_000
+    storage_repeats: int = 5
+
+    @property
+    def batches(self) -> int:
+        """Distinct batches in the trace: few, repeated, would fit into the 5 % cache whole."""
+        return self.rounds * (self.round_batches + 1)
+
+    def cache_bytes(self, rows: float, dim: int) -> int:
+        """Return a budget in which about `rows` rows of `dim` are cached; never under 4 MiB."""
+        return max(int(rows * (row_bytes(dim) + ROW_OVERHEAD_BYTES)), 4 << 20)
+
+
+def full(data_dir: str) -> Scale:
+    """Return the scale that the goals are stated for."""
+    return Scale(data_dir=data_dir)
+
+
+def quick(data_dir: str) -> Scale:
+    """Return a scale that shows in seconds that everything runs; its figures mean nothing."""
+    return Scale(
+        data_dir=data_dir,
+        rows=100_000,
+        batch_keys=4_096,
+        rounds=2,
+        round_batches=3,
+        settle_batches=2,
+        cold_rows=100_000,
+        cold_reads=1_000,
+        cold_repeats=1,
+        fold_wait_s=2.0,
+        write_back_rows=4_000,
+        checkpoint_rows=10_000,
+        digest_rows=51_200,
+        storage_repeats=1,
+    )
+
+
+def set_threads(scale: Scale) -> None:
+    """Give this process `scale.threads` threads. Before NumPy, Numba or torch are imported."""
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(scale.threads)

@@ -1,0 +1,225 @@
+"""The store's storage beside the bare disk: cold rows, write-back, checkpoint, digest.
+
+Each part runs small first, in a folder of its own, so that the same code is compiled and warm when
+it counts. What is compared alternates within one part: store, disk, store, disk.
+"""
+
+import contextlib
+import pathlib
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.bench import disk
+from tests.bench.scale import Scale, quick, row_bytes
+from tests.bench.stores import CHUNK_KEYS, create_table, open_store, small_grads, update_all
+from tests.bench.worker import SkippedError
+from tests.bench.workload import Keys
+
+STORAGE_DIM = 128
+"""Rows of 528 bytes, as in the design's measurements of write-back."""
+DIGEST_BLOCK_KEYS = 256
+DIGEST_TOUCHED_SHARE = 0.01
+
+
+def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the seconds that one call takes."""
+    begin = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - begin
+
+
+class StorageContender:
+    """One method for each part, each in a folder that it removes."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+
+    def cold_rows(self) -> dict[str, Any]:
+        """Time lookups of cold rows, in the log and in the base, beside a plain map."""
+        kind = disk.file_system(self._scale.data_dir)
+        if kind in ("tmpfs", "ramfs"):
+            raise SkippedError(f"files on {kind} never become cold")
+        return self._warm_then_measured(_cold_rows)
+
+    def write_back(self) -> dict[str, Any]:
+        """Time flush() of dirty rows into the page cache."""
+        return self._warm_then_measured(_write_back)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Time checkpoint() of dirty rows beside one file written in order and fsynced."""
+        return self._warm_then_measured(_checkpoint)
+
+    def digest(self) -> dict[str, Any]:
+        """Time digest() of a whole table, and after an update of 1 % of its blocks."""
+        return self._warm_then_measured(_digest)
+
+    def _warm_then_measured(
+        self, part: Callable[[Scale, pathlib.Path], dict[str, Any]]
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for scale in (quick(self._scale.data_dir), self._scale):
+            folder = pathlib.Path(scale.data_dir) / "storage"
+            folder.mkdir()
+            try:
+                result = part(scale, folder)
+            finally:
+                shutil.rmtree(folder)
+        return result
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    path, plain = folder / "store", folder / "plain"
+    fill_bytes = scale.cache_bytes(4 * CHUNK_KEYS, scale.dim)
+    grads = small_grads(scale.dim)
+    with contextlib.closing(open_store(path, fill_bytes, checkpoints_keep=1)) as store:
+        table = create_table(store, "ads", scale.cold_rows, scale.dim)
+        for first in range(0, scale.cold_rows, CHUNK_KEYS):
+            last = min(first + CHUNK_KEYS, scale.cold_rows)
+            update_all(table, np.arange(first, last, dtype=np.int64), grads)
+        store.checkpoint("filled")
+    disk.write_plain(plain, scale.cold_rows * row_bytes(scale.dim))
+    result: dict[str, Any] = {"rows": scale.cold_rows, "reads": scale.cold_reads}
+    result["log"] = _cold_reads(scale, path, plain)
+
+    # A generation is folded when it is older than every kept label: two more, one of them kept.
+    with contextlib.closing(open_store(path, fill_bytes, checkpoints_keep=1)) as store:
+        table = create_table(store, "ads", scale.cold_rows, scale.dim)
+        for label in ("second", "third"):
+            table.update(np.arange(8, dtype=np.int64), grads[:8])
+            store.checkpoint(label)
+        folded = _wait_for_fold(scale, path)
+    if folded:
+        result["base"] = _cold_reads(scale, path, plain)
+    else:
+        result["base_skipped"] = f"not folded within {scale.fold_wait_s:.0f} s"
+    return result
+
+
+def _wait_for_fold(scale: Scale, path: pathlib.Path) -> bool:
+    deadline = time.monotonic() + scale.fold_wait_s
+    enough = scale.cold_rows * row_bytes(scale.dim) // 10
+    while disk.allocated_bytes(path / "log") > enough:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _cold_reads(scale: Scale, path: pathlib.Path, plain: pathlib.Path) -> dict[str, Any]:
+    rng = np.random.default_rng(scale.seed)
+    cache_bytes = scale.cache_bytes(2 * scale.cold_reads, scale.dim)
+    opens, lookups, gathers, lookup_bytes, gather_bytes = [], [], [], [], []
+    for _ in range(scale.cold_repeats):
+        keys: Keys = rng.integers(0, scale.cold_rows, scale.cold_reads)
+        disk.drop_page_cache(path)
+        begin = time.perf_counter()
+        with contextlib.closing(open_store(path, cache_bytes, checkpoints_keep=1)) as store:
+            table = create_table(store, "ads", scale.cold_rows, scale.dim)
+            opens.append(time.perf_counter() - begin)
+            before = disk.read_bytes()
+            lookups.append(seconds_of(table.lookup, keys))
+            lookup_bytes.append(disk.read_bytes() - before)
+        del store, table  # or what they mapped would stay mapped, and in the page cache
+
+        disk.drop_page_cache(plain)
+        before = disk.read_bytes()
+        gathers.append(disk.gather_plain(plain, keys))
+        gather_bytes.append(disk.read_bytes() - before)
+    if min(gather_bytes) < scale.cold_reads * disk.GATHER_ROW_BYTES:
+        raise SkippedError(
+            f"the plain file did not become cold: {min(gather_bytes)} bytes were read"
+        )
+    return {
+        "open_s": statistics.median(opens),
+        "lookup_s": statistics.median(lookups),
+        "plain_gather_s": statistics.median(gathers),
+        "lookup_read_bytes": statistics.median(lookup_bytes),
+        "plain_gather_read_bytes": statistics.median(gather_bytes),
+        "ratio": statistics.median(gathers) / statistics.median(lookups),
+        "allocated_bytes": disk.allocated_bytes(path),
+    }
+
+
+def _write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    rows = 4 * scale.write_back_rows
+    cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
+    grads = small_grads(STORAGE_DIM)
+    rng = np.random.default_rng(scale.seed)
+    times = []
+    with contextlib.closing(open_store(folder / "store", cache_bytes)) as store:
+        table = create_table(store, "ads", rows, STORAGE_DIM)
+        for _ in range(scale.storage_repeats + 1):
+            keys = rng.choice(rows, scale.write_back_rows, replace=False)
+            update_all(table, keys, grads)
+            times.append(seconds_of(table.flush))
+    return {
+        "rows": scale.write_back_rows,
+        "row_bytes": row_bytes(STORAGE_DIM),
+        "flush_ms": 1e3 * statistics.median(times[1:]),
+        "flush_ms_all": [1e3 * seconds for seconds in times],
+    }
+
+
+def _checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    rows = scale.checkpoint_rows
+    size_bytes = rows * row_bytes(STORAGE_DIM)
+    # All labels are kept, so that no fold runs beside what is timed.
+    keep = scale.storage_repeats + 2
+    cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
+    grads = small_grads(STORAGE_DIM)
+    keys = np.random.default_rng(scale.seed).permutation(rows)
+    stored, plain = [], []
+    with contextlib.closing(open_store(folder / "store", cache_bytes, keep)) as store:
+        table = create_table(store, "ads", rows, STORAGE_DIM)
+        for repeat in range(scale.storage_repeats):
+            update_all(table, keys, grads)
+            stored.append(seconds_of(store.checkpoint, f"label-{repeat}"))
+            plain.append(disk.write_plain(folder / "plain", size_bytes))
+    return {
+        "dirty_bytes": size_bytes,
+        "checkpoint_bytes_per_s": size_bytes / statistics.median(stored),
+        "plain_bytes_per_s": size_bytes / statistics.median(plain),
+        "checkpoint_s_all": stored,
+        "plain_s_all": plain,
+        "ratio": statistics.median(plain) / statistics.median(stored),
+    }
+
+
+def _digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    rows = scale.digest_rows
+    cache_bytes = scale.cache_bytes(1.1 * rows, scale.dim)
+    grads = small_grads(scale.dim)
+    rng = np.random.default_rng(scale.seed)
+    blocks = rows // DIGEST_BLOCK_KEYS
+    touched_blocks = max(1, int(blocks * DIGEST_TOUCHED_SHARE))
+    whole, partial = [], []
+    with contextlib.closing(open_store(folder / "store", cache_bytes)) as store:
+        table = create_table(store, "ads", rows, scale.dim)
+        for _ in range(scale.storage_repeats):
+            update_all(table, np.arange(rows, dtype=np.int64), grads)
+            whole.append(seconds_of(table.digest))
+            first = DIGEST_BLOCK_KEYS * rng.choice(blocks, touched_blocks, replace=False)
+            update_all(table, (first[:, None] + np.arange(DIGEST_BLOCK_KEYS)).ravel(), grads)
+            partial.append(seconds_of(table.digest))
+    hashed_bytes = rows * (8 + 4 * scale.dim + 4)  # key, weights, one accumulator: no padding
+    return {
+        "hashed_bytes": hashed_bytes,
+        "whole_s": statistics.median(whole),
+        "partial_s": statistics.median(partial),
+        "touched_blocks": touched_blocks,
+        "bytes_per_s": hashed_bytes / statistics.median(whole),
+        "ratio": statistics.median(whole) / statistics.median(partial),
+    }
+
+
+def start(scale: Scale) -> StorageContender:
+    """Return the contender."""
+    return StorageContender(scale)

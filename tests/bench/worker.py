@@ -1,0 +1,120 @@
+"""A contender's process, and how the parent asks it.
+
+A worker imports one module of this package and calls its ``start(scale)``, which returns an
+object; the parent then calls that object's methods over a pipe, one at a time. While it is not
+asked, it sleeps in ``recv``. A contender that cannot run raises `SkippedError` with the reason, and
+the others go on.
+"""
+
+import contextlib
+import importlib
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.bench.scale import Scale, set_threads
+
+CLOSE_TIMEOUT_S = 60.0
+WATCH_INTERVAL_S = 0.005
+
+
+class SkippedError(Exception):
+    """Nothing can be measured here; the message says why."""
+
+
+class FailedError(Exception):
+    """A contender broke; the message is its traceback."""
+
+
+def _answer(call: Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
+    try:
+        return "done", call(*arguments)
+    except SkippedError as exc:
+        return "skipped", str(exc)
+    except Exception:  # the parent raises it again, as FailedError
+        return "failed", traceback.format_exc()
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(f"tests.bench.{module}")
+    except (
+        ImportError,
+        OSError,
+    ) as exc:  # OSError: the wheel is there, a library that it loads is not
+        if not module.startswith("peer_"):
+            raise
+        raise SkippedError(f"not installed: {exc}") from exc
+
+
+def _serve(connection: Connection, module: str, scale: Scale) -> None:
+    set_threads(scale)
+    contenders: list[Any] = []
+
+    def start() -> None:
+        contenders.append(_import(module).start(scale))
+
+    try:
+        connection.send(_answer(start))
+        # EOF: the parent died. Either way the contender cleans up: Redis is a process of its own.
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            while contenders and (message := connection.recv()) is not None:
+                method, arguments = message
+                connection.send(_answer(getattr(contenders[0], method), *arguments))
+    finally:
+        for contender in contenders:
+            contender.close()
+
+
+class Worker:
+    """The parent's end. Raises `SkippedError` or `FailedError` where the contender did."""
+
+    def __init__(self, module: str, scale: Scale) -> None:
+        context = multiprocessing.get_context("spawn")  # fork would share the parent's thread pools
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, module, scale), name=module)
+        self._process.start()
+        other.close()  # or the death of the worker would not end recv()
+        try:
+            self._reply()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id, for who reads /proc."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self, method: str, *arguments: Any, watch: Callable[[], None] | None = None) -> Any:
+        """Call `method` there and return its result; call `watch` every few ms meanwhile."""
+        self._connection.send((method, arguments))
+        if watch is not None:
+            while not self._connection.poll(WATCH_INTERVAL_S):
+                watch()
+        return self._reply()
+
+    def _reply(self) -> Any:
+        try:
+            outcome, result = self._connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.join(CLOSE_TIMEOUT_S)
+            raise FailedError(f"the process ended with code {self._process.exitcode}") from None
+        if outcome == "skipped":
+            raise SkippedError(result)
+        if outcome == "failed":
+            raise FailedError(result)
+        return result
+
+    def close(self) -> None:
+        """End the process: kindly, then not."""
+        with contextlib.suppress(OSError):
+            self._connection.send(None)
+        self._process.join(CLOSE_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._connection.close()

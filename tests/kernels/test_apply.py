@@ -1,0 +1,89 @@
+"""apply: rule 4, against the NumPy twin and the contract's vectors."""
+
+import numpy as np
+import pytest
+
+from embstore.arithmetic import apply_update, initial_rows, update_scalars
+from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd, Uniform
+from embstore.device.base import Gradients
+from tests.kernels.samples import (
+    DIMS,
+    awkward,
+    batch_of,
+    bits,
+    devices,
+    from_hex,
+    parameters,
+    row_keys,
+)
+
+SEED = 10
+OPTIMIZERS = (Sgd(0.05), Adagrad(0.05), RowWiseAdagrad(0.05), Adam(0.01))
+KINDS = [optimizer.kind for optimizer in OPTIMIZERS]
+
+
+def table_scalars(optimizer, dim):
+    """Return the scalars of three tables that differ in t and rate."""
+    steps = [(1, 0.05), (1000, 0.3), (7, 0.0)]
+    return np.array([update_scalars(optimizer, t, rate, dim) for t, rate in steps])
+
+
+@pytest.mark.parametrize("finite", [True, False], ids=["usual", "any"])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=KINDS)
+def test_updates_are_those_of_the_numpy_twin(optimizer, dim, finite):
+    rng = np.random.default_rng(SEED)
+    width = dim + optimizer.state_dim(dim)
+    before = awkward(rng, 60, (width + 7) // 4 * 4, finite=finite)
+    if finite:
+        before[:, dim:width] = np.abs(before[:, dim:width])
+    slots = rng.permutation(60)[:45]
+    tables = np.repeat([0, 1, 2], 15)
+    keys = row_keys(tables, np.arange(45))
+    g = awkward(rng, 45, dim)
+    scalars = table_scalars(optimizer, dim)
+    expected = before.copy()
+    for table in range(3):
+        of_table = slots[tables == table]
+        weights, state = expected[of_table, :dim], expected[of_table, dim:width]
+        apply_update(optimizer.kind, weights, state, g[tables == table], scalars[table])
+        expected[of_table, :dim], expected[of_table, dim:width] = weights, state
+    for device in devices():
+        rows, dirty = before.copy(), np.zeros(60, np.uint8)
+        device.apply(optimizer.kind, rows, slots, keys, g, parameters(3, scalars=scalars), dirty)
+        assert bits(rows) == bits(expected)
+        assert np.flatnonzero(dirty).tolist() == sorted(slots.tolist())
+
+
+@pytest.mark.parametrize("optimizer, expected", [
+    (OPTIMIZERS[0], "be1d79cf be2c594d bcc0420c bcf7ec03"),
+    (OPTIMIZERS[1], "be1d734e be20493a 3a8a3920 3bf9578e"),
+    (OPTIMIZERS[2], "be0fc557 be1ad8e3 bb2ef974 bbbca65e"),
+    (OPTIMIZERS[3], "bdedf6a4 bdeddc34 3d31d887 3d52a866"),
+], ids=KINDS)  # fmt: skip
+def test_contract_vectors(optimizer, expected):
+    gradients = (np.arange(1, 13).astype(np.float32) * np.float32(0.1)).reshape(3, 4)
+    device = devices()[1]
+    rows = np.zeros((3, 12), np.float32)
+    rows[:, :4] = initial_rows(Uniform(-0.1, 0.1), 7, np.arange(3), 4)
+    commands = [([2, 0, 2], gradients), ([2], gradients[:1])]
+    for t, (keys, values) in enumerate(commands, 1):
+        batch = batch_of(device, np.array(keys))
+        sums = np.empty((len(batch.unique_keys), 4), np.float32)
+        device.sum_by_key(batch, device.group(batch), [Gradients(values)], np.float32(1), sums)
+        scalars = update_scalars(optimizer, t, optimizer.learning_rate, 4)[None]
+        device.apply(
+            optimizer.kind, rows, batch.unique_keys, batch.unique_keys, sums,
+            parameters(1, scalars=scalars), np.zeros(3, np.uint8),
+        )  # fmt: skip
+    assert bits(rows[2, :4]) == from_hex(expected)
+
+
+def test_a_rate_of_zero_still_writes():
+    """-0.0 - 0.0 * -1.0 is 0.0 in fp32: there is no shortcut."""
+    rows, dirty = np.full((1, 4), -0.0, np.float32), np.zeros(1, np.uint8)
+    g = np.full((1, 4), -1, np.float32)
+    zero = np.zeros(1, np.int64)
+    devices()[0].apply("sgd", rows, zero, zero, g, parameters(1), dirty)
+    assert bits(rows) == [[0] * 4]
+    assert dirty.tolist() == [1]

@@ -1,0 +1,158 @@
+"""What of the CPU device is no kernel: its memory, its threads, and its check of them."""
+
+import ctypes
+import ctypes.util
+import mmap
+import platform
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.device.base import Gradients
+from embstore.device.cpu import CpuDevice
+from embstore.device.memory import HUGE_PAGE_BYTES
+from embstore.device.workers import Workers
+from embstore.errors import DeviceError, InvalidArgumentError
+from tests.kernels.samples import batch_of, devices, parameters
+
+ROOT = Path(__file__).parents[2]
+
+
+def resident_bytes():
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * mmap.PAGESIZE
+
+
+def test_rows_take_memory_when_written_and_give_it_back():
+    device = devices()[0]
+    rows = device.allocate_rows(1 << 30, 64)  # 256 GiB of address space
+    assert rows.shape == (1 << 30, 64)
+    assert rows.dtype == np.float32
+    assert rows.ctypes.data % HUGE_PAGE_BYTES == 0
+    before = resident_bytes()
+    slot_count = (64 << 20) // 256
+    rows[:slot_count] = 1
+    assert resident_bytes() - before > 60 << 20
+    device.release_rows(rows, 8, slot_count - 8)
+    assert resident_bytes() - before < 8 << 20
+    assert (rows[:8] == 1).all()
+    assert (rows[slot_count - 8 : slot_count] == 1).all()
+    assert (rows[16 : slot_count - 16] == 0).all()
+
+
+def test_release_of_less_than_a_page_changes_nothing():
+    rows = devices()[0].allocate_rows(100, 4)
+    rows[:] = 1
+    devices()[0].release_rows(rows, 10, 20)
+    assert (rows == 1).all()
+
+
+def test_no_rows():
+    assert devices()[0].allocate_rows(0, 4).shape == (0, 4)
+
+
+def test_import_of_the_package_does_not_import_numba():
+    program = "import sys, embstore.device.base; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_workers_return_results_in_order_and_share_the_ranges():
+    workers = Workers(3)
+    ranges = [(i, i + 1) for i in range(50)]
+    together = threading.Barrier(3)
+
+    def work(low, high):
+        if low < 3:
+            together.wait(60)  # three threads are at work at once, or this fails
+        return low * high
+
+    assert workers.run(work, ranges) == [low * high for low, high in ranges]
+    workers.close()
+    workers.close()
+    assert workers.run(lambda low, high: low, [(4, 5), (6, 7)]) == [4, 6]
+    workers.close()
+
+
+@pytest.mark.parametrize("raised, expected", [
+    (ZeroDivisionError("no"), DeviceError),
+    (InvalidArgumentError("no"), InvalidArgumentError),
+])  # fmt: skip
+def test_an_error_in_any_thread_reaches_the_caller(raised, expected):
+    workers = Workers(2)
+
+    def work(low, high):
+        if low == 3:
+            raise raised
+
+    with pytest.raises(expected, match="no"):
+        workers.run(work, [(i, i + 1) for i in range(4)])
+    assert workers.run(lambda low, high: high, [(0, 1), (1, 2)]) == [1, 2]
+    workers.close()
+
+
+def test_close_ends_the_threads():
+    device = CpuDevice(3)
+    device._split_bytes = 0
+    count = threading.active_count()
+    device.gather_rows(np.zeros((8, 4), np.float32), np.arange(8), np.zeros((8, 4), np.float32))
+    assert threading.active_count() == count + 2
+    device.close()
+    assert threading.active_count() == count
+
+
+def sums_on(device):
+    batch = batch_of(device, np.arange(8))
+    gradients = [Gradients(np.ones((8, 4), np.float32))]
+    out = np.empty((8, 4), np.float32)
+    device.sum_by_key(batch, device.group(batch), gradients, np.float32(1), out)
+
+
+def applies_on(device):
+    rows, keys = np.ones((8, 4), np.float32), np.arange(8)
+    device.apply("sgd", rows, keys, keys, rows, parameters(1), np.zeros(8, np.uint8))
+
+
+def pools_on(device):
+    rows, ids = np.ones((8, 4), np.float32), np.arange(8)
+    offsets, out = np.arange(9), np.empty((8, 4), np.float32)
+    device.gather_pooled(rows, ids, ids.astype(np.int32), offsets, False, None, out)
+
+
+def initializes_on(device):
+    keys = np.arange(8)
+    device.initialize(np.ones((8, 4), np.float32), keys, keys, parameters(1), 4, 0)
+
+
+@pytest.mark.skipif(
+    (platform.machine(), platform.libc_ver()[0]) != ("x86_64", "glibc"),
+    reason="sets MXCSR through glibc's fenv_t",
+)
+@pytest.mark.parametrize("call", [sums_on, applies_on, pools_on, initializes_on])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_that_flush_denormals_are_refused(call, threads):
+    """Workers inherit the register of the thread that starts them, here one that flushes."""
+    call(devices()[0])  # compiles, if it must, in a thread that is as usual
+    outcome = []
+
+    def flushing():
+        libm = ctypes.CDLL(ctypes.util.find_library("m"))
+        environment = (ctypes.c_uint32 * 8)()
+        libm.fegetenv(environment)
+        environment[7] |= 0x8040  # FTZ and DAZ of MXCSR
+        libm.fesetenv(environment)
+        device = CpuDevice(threads)
+        device._split_bytes = 0
+        try:
+            call(device)
+        except Exception as exc:
+            outcome.append(exc)
+        device.close()
+
+    thread = threading.Thread(target=flushing)
+    thread.start()
+    thread.join()
+    assert isinstance(outcome[0], DeviceError)

@@ -1,0 +1,58 @@
+"""gather_pooled: rule 8 of the contract, against the NumPy twin and the contract's vectors."""
+
+import numpy as np
+import pytest
+
+from embstore.arithmetic import initial_rows, pool_rows
+from embstore.config import Uniform
+from tests.kernels.samples import DIMS, awkward, bits, devices, from_hex
+
+SEED = 8
+
+
+def pooled(device, rows, ids, offsets, mode="sum", weights=None, *, dim):
+    """Pool rows[ids] through slots that are not the ids."""
+    slots = np.arange(len(rows))[::-1].copy()
+    out = np.full((len(offsets) - 1, dim), 9, np.float32)
+    reversed_rows = rows[::-1].copy()
+    inverse = np.asarray(ids, np.int32)
+    device.gather_pooled(reversed_rows, slots, inverse, offsets, mode == "mean", weights, out)
+    return out
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weights"])
+def test_bags_are_those_of_the_numpy_twin(dim, mode, finite):
+    rng = np.random.default_rng(SEED)
+    sizes = [0, 1, 64, 65, 130, 0, 3, 128, 129, 2, 0]
+    offsets = np.cumsum([0, *sizes])
+    rows = awkward(rng, 50, (dim + 8) // 4 * 4, finite=finite)
+    ids = rng.integers(0, 50, offsets[-1])
+    weights = awkward(rng, len(ids)) if mode == "weights" else None
+    mode = "mean" if mode == "mean" else "sum"
+    expected = pool_rows(rows[ids, :dim], offsets, mode, weights)
+    for device in devices():
+        assert bits(pooled(device, rows, ids, offsets, mode, weights, dim=dim)) == bits(expected)
+
+
+@pytest.mark.parametrize("mode, weights, expected", [
+    ("sum", None, "bdda6b99 be161b42 3d3bff04 3d67d95a"),
+    ("mean", None, "bd119d11 bd482458 3c7aa95b 3c9a90e7"),
+    ("sum", [0.5, 2, -1 / 3], "3e2957fc 3dab5e4e be13881c be1dd01c"),
+])  # fmt: skip
+def test_contract_vectors(mode, weights, expected):
+    rows = initial_rows(Uniform(-0.1, 0.1), 7, np.arange(3), 4)
+    weights = None if weights is None else np.array(weights, np.float32)
+    out = pooled(devices()[1], rows, [2, 0, 2], np.array([0, 3]), mode, weights, dim=4)
+    assert bits(out) == [from_hex(expected)]
+
+
+def test_a_bag_of_one_negative_zero_keeps_it_and_an_empty_bag_is_zero():
+    out = pooled(devices()[0], np.array([[-0.0]], np.float32), [0], np.array([0, 1, 1]), dim=1)
+    assert bits(out) == [[0x80000000], [0]]
+
+
+def test_no_bags():
+    rows = np.zeros((1, 4), np.float32)
+    assert pooled(devices()[1], rows, [], np.array([0]), dim=4).shape == (0, 4)

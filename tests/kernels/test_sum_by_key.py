@@ -1,0 +1,129 @@
+"""sum_by_key: rule 2, the scale, the bag forms, and the first sum that is not finite."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.arithmetic import bag_gradients, compiled, scale_sums, sums
+from embstore.device.base import Gradients
+from tests.kernels.samples import DIMS, awkward, batch_of, bits, devices
+
+SEED = 9
+
+
+def sum_on(device, keys_of_tables, gradients, scale, dim):
+    batch = batch_of(device, *keys_of_tables)
+    out = np.full((len(batch.unique_keys), dim), 9, np.float32)
+    found = device.sum_by_key(batch, device.group(batch), gradients, np.float32(scale), out)
+    return found, out
+
+
+def expected_sums(keys_of_tables, received, scale):
+    """Return the scaled sums of each table's keys, by the NumPy twin."""
+    parts = []
+    for keys, values in zip(keys_of_tables, received, strict=True):
+        unique_keys, inverse = sums.unique(keys)
+        parts.append(scale_sums(sums.sum_by_key(inverse, len(unique_keys), values), scale))
+    return np.concatenate(parts)
+
+
+def hot_keys(rng, count):
+    """Return keys of which a few have hundreds of occurrences and many have one."""
+    return np.minimum(rng.zipf(1.3, count), 2 * count).astype(np.int64)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("scale", [1.0, 1 / 3, 0.0])
+def test_sums_are_those_of_the_numpy_twin(dim, scale):
+    rng = np.random.default_rng(SEED)
+    keys = [hot_keys(rng, n) for n in (700, 0, 1, 300)]
+    values = [awkward(rng, len(k), dim) for k in keys]
+    values[0].flags.writeable = False
+    expected = expected_sums(keys, values, scale)
+    for device in devices():
+        found, out = sum_on(device, keys, [Gradients(v) for v in values], scale, dim)
+        assert found == -1
+        assert bits(out) == bits(expected)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_form_of_bag_in_one_call(dim):
+    rng = np.random.default_rng(SEED)
+    sizes = [3, 0, 200, 1, 70, 1, 2]
+    offsets, count = np.cumsum([0, *sizes]), sum(sizes)
+    source = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    weights = awkward(rng, count)
+    divisors = np.repeat(sizes, sizes).astype(np.float32)
+    keys = [hot_keys(rng, count) for _ in range(4)]
+    values = [awkward(rng, n, dim) for n in (len(sizes), len(sizes), len(sizes), count)]
+    received = [
+        bag_gradients(values[0], offsets, "sum"),
+        bag_gradients(values[1], offsets, "mean"),
+        bag_gradients(values[2], offsets, "sum", weights),
+        values[3],
+    ]
+    gradients = [
+        Gradients(values[0], source),
+        Gradients(values[1], source, divisors, divide=True),
+        Gradients(values[2], source, weights),
+        Gradients(values[3]),
+    ]
+    expected = expected_sums(keys, received, 0.25)
+    for device in devices():
+        found, out = sum_on(device, keys, gradients, 0.25, dim)
+        assert found == -1
+        assert bits(out) == bits(expected)
+
+
+@settings(deadline=None)  # the first call may compile
+@given(st.data())
+def test_the_lowest_id_that_is_not_finite_is_returned(data):
+    keys = np.array(data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=300)))
+    values = np.ones((len(keys), 7), np.float32)
+    bad = data.draw(st.lists(st.integers(0, len(keys) - 1), max_size=4))
+    values[bad, data.draw(st.integers(0, 6))] = data.draw(
+        st.sampled_from([np.inf, -np.inf, np.nan])
+    )
+    _, inverse = sums.unique(keys)
+    expected = min(inverse[bad].tolist(), default=-1)
+    scale = data.draw(st.sampled_from([0.0, 1.0, 1e-30]))
+    for device in devices():
+        assert sum_on(device, [keys], [Gradients(values)], scale, 7)[0] == expected
+
+
+@pytest.mark.parametrize("values, scale", [
+    ([3e38, 3e38], 1.0),
+    ([3e38, 3e38], 0.0),  # inf * 0 is not a number
+    ([3e38], 2.0),
+    ([np.inf, -np.inf], 1.0),
+])  # fmt: skip
+def test_what_overflows_is_not_finite(values, scale):
+    column = np.array(values, np.float32)[:, None]
+    for device in devices():
+        gradients = [Gradients(column)]
+        assert sum_on(device, [np.zeros(len(values), np.int64)], gradients, scale, 1)[0] == 0
+
+
+def test_contract_vector_of_a_hot_key():
+    values = np.full((130, 1), 1 / 3, np.float32)
+    for device in devices():
+        _, out = sum_on(device, [np.zeros(130, np.int64)], [Gradients(values)], 1.0, 1)
+        assert bits(out) == [[0x422D5557]]
+
+
+def test_the_scale_is_multiplied_and_negative_zero_kept():
+    values = np.array([[-0.0], [-0.0]], np.float32)
+    for device in devices():
+        _, out = sum_on(device, [np.array([4, 4])], [Gradients(values)], 1.0, 1)
+        assert bits(out) == [[0x80000000]]
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_clients_sum_is_that_of_the_numpy_twin(dim):
+    rng = np.random.default_rng(SEED)
+    _, inverse = sums.unique(hot_keys(rng, 700))
+    values = awkward(rng, 700, dim)
+    count = int(inverse.max()) + 3  # two ids that do not occur get zeros
+    one, other = (s.sum_by_key(inverse, count, values) for s in (compiled, sums))
+    assert bits(one) == bits(other)

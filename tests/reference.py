@@ -1,0 +1,548 @@
+"""The dense reference model: contract.md in NumPy, one function per rule, loops over keys.
+
+It is the specification's twin, to be read beside that page, and shares no arithmetic with the
+engine: of embstore it imports the configuration dataclasses and the errors alone. Only the elements
+of a row are vectorised, where one NumPy operation is one rounded fp32 operation (rule 1).
+
+A table's content is t and the rows written, key -> Row, beside its identity and tunables. The
+arrays of a Row are never changed in place, so a snapshot is a copy of the dictionary.
+
+Every command checks all arguments, computes, and only then changes content. It takes a command
+number when it is acknowledged, also where that changed nothing (a skipped update, an update that
+names no table, a table created again as it is).
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.config import (
+    Adagrad,
+    Adam,
+    Initializer,
+    Normal,
+    Optimizer,
+    RowWiseAdagrad,
+    Sgd,
+    TableConfig,
+    Uniform,
+)
+from embstore.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
+
+fp32 = np.float32
+Keys = NDArray[np.int64]
+Rows = NDArray[np.float32]
+Share = Mapping[str, tuple[Any, Any]]
+"""What one rank sends: table name -> (keys (n,), gradients (n, dim))."""
+
+
+class Row(NamedTuple):
+    """Weights (dim,) and optimizer state (state_dim,) of one key, both read-only."""
+
+    weights: Rows
+    state: Rows
+
+
+def power(base: float, exponent: int) -> float:
+    """Rule 1: b**n in float64 by square-and-multiply."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def canonical(values: Rows) -> Rows:
+    """Rule 1: a read-only copy in which every NaN is 0x7fc00000."""
+    copy = np.array(values, fp32)
+    copy.view(np.uint32)[np.isnan(copy)] = 0x7FC00000
+    copy.flags.writeable = False
+    return copy
+
+
+def check_denormals() -> None:
+    """Rule 1: raise where this thread flushes denormals to zero."""
+    smallest = np.array([1], np.uint32).view(fp32)
+    if (smallest + smallest).view(np.uint32)[0] != 2:
+        raise RuntimeError("expected denormals to be kept, found FTZ or DAZ set in this thread")
+
+
+def sum_sequentially(terms: Sequence[Rows]) -> Rows:
+    """Add one after the other, starting from the first (from 0.0, a sum of -0.0 would be 0.0)."""
+    total = terms[0].copy()
+    for term in terms[1:]:
+        total += term
+    return total
+
+
+def sum_occurrences(terms: Sequence[Rows]) -> Rows:
+    """Rule 2: chunks of 64 consecutive occurrences, then the chunk sums. At least one term."""
+    chunks = [terms[start : start + 64] for start in range(0, len(terms), 64)]
+    return sum_sequentially([sum_sequentially(chunk) for chunk in chunks])
+
+
+def sum_over_dim(values: Rows) -> Any:
+    """Rule 3: element d into partial d mod 32, then folded by 16, 8, 4, 2, 1."""
+    partials = np.zeros(32, fp32)  # zeros where dim < 32: they change no sum of squares
+    partials[: len(values)] = values[:32]
+    for start in range(32, len(values), 32):
+        piece = values[start : start + 32]
+        partials[: len(piece)] += piece
+    for half in (16, 8, 4, 2, 1):
+        partials[:half] += partials[half : 2 * half]
+    return partials[0]
+
+
+@np.errstate(all="ignore")
+def apply_update(optimizer: Optimizer, learning_rate: float, t: int, row: Row, g: Rows) -> Row:
+    """Rule 4: one update of one row. g is the scaled sum; t counts this update."""
+    w: Any = row.weights
+    state: Any = row.state
+    lr = fp32(learning_rate)
+    match optimizer:
+        case Sgd():
+            w = w - lr * g
+        case RowWiseAdagrad():
+            state = state + sum_over_dim(g * g) / fp32(len(g))
+            w = w - (lr / (np.sqrt(state) + fp32(optimizer.epsilon))) * g
+        case Adagrad():
+            state = state + g * g
+            w = w - (lr * g) / (np.sqrt(state) + fp32(optimizer.epsilon))
+        case Adam(beta1=b1, beta2=b2):
+            correction = math.sqrt(1.0 - power(b2, t))
+            lr_t = fp32(learning_rate * correction / (1.0 - power(b1, t)))
+            eps_t = fp32(optimizer.epsilon * correction)
+            m, v = np.split(state, 2)
+            m = fp32(b1) * m + fp32(1.0 - b1) * g
+            v = fp32(b2) * v + (fp32(1.0 - b2) * g) * g
+            w = w - (lr_t * m) / (np.sqrt(v) + eps_t)
+            state = np.concatenate([m, v])
+    return Row(canonical(w), canonical(state))
+
+
+@np.errstate(all="ignore")
+def scaled_sums(shares: Sequence[tuple[Keys, Rows]], scale: Any) -> dict[int, Rows]:
+    """Rules 2, 6, 4: key -> g: over a rank's occurrences, then over ranks that have it, then scale.
+
+    shares : (keys, gradients) of one table, in rank order. Keys come out by first occurrence.
+    """
+    rank_sums: dict[int, list[Rows]] = {}
+    for keys, grads in shares:
+        occurrences: dict[int, list[Rows]] = {}
+        for key, grad in zip(keys.tolist(), grads, strict=True):
+            occurrences.setdefault(key, []).append(grad)
+        for key, terms in occurrences.items():
+            rank_sums.setdefault(key, []).append(sum_occurrences(terms))
+    return {key: scale * sum_sequentially(sums) for key, sums in rank_sums.items()}
+
+
+def nonfinite(gradients: Mapping[str, Mapping[int, Rows]]) -> list[tuple[str, int]]:
+    """Rule 9: (table, key) of every g that is not finite, tables in call order, keys by occurrence.
+
+    g alone is enough: what is not finite stays so through more additions and any scale, also 0.
+    """
+    every = [(name, key, g) for name, table in gradients.items() for key, g in table.items()]
+    return [(name, key) for name, key, g in every if not np.isfinite(g).all()]
+
+
+@np.errstate(all="ignore")
+def pool_bag(rows: Rows, mode: str, weights: Rows | None) -> Rows:
+    """Rule 8: one bag's rows (count, dim) -> (dim,)."""
+    if len(rows) == 0:
+        return np.zeros(rows.shape[1], fp32)
+    terms = rows if weights is None else [w * row for w, row in zip(weights, rows, strict=True)]
+    total = sum_occurrences(list(terms))
+    return canonical(total / fp32(len(rows)) if mode == "mean" else total)
+
+
+@np.errstate(all="ignore")
+def spread_bags(bag_grads: Rows, offsets: Keys, mode: str, weights: Rows | None) -> Rows:
+    """Rule 8: gradients of bags -> of occurrences, (n, dim). Those of empty bags go nowhere."""
+    grads = np.empty((offsets[-1], bag_grads.shape[1]), fp32)
+    for grad, (start, stop) in zip(bag_grads, pairwise(offsets.tolist()), strict=True):
+        for i in range(start, stop):
+            if mode == "mean":
+                grads[i] = grad / fp32(stop - start)
+            else:
+                grads[i] = grad if weights is None else weights[i] * grad
+    return grads
+
+
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> NDArray[np.uint64]:
+    """Rule 10: Philox4x32-10. Four counter words, each an int or an array -> (4, ...) words."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3 = (np.asarray(word, np.uint64) for word in counter)
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c2 = (product1 >> half) ^ c1 ^ np.uint64(k0), (product0 >> half) ^ c3 ^ np.uint64(k1)
+        c1, c3 = product1 & low, product0 & low
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3))
+
+
+@np.errstate(all="ignore")
+def initial_weights(initializer: Initializer, seed: int, key: int, dim: int) -> Any:
+    """Rule 10: the weights of a row that was never written."""
+    row_key, philox_key = (key & 0xFFFFFFFF, key >> 32), (seed & 0xFFFFFFFF, seed >> 32)
+    match initializer:
+        case Uniform():
+            words = philox((*row_key, np.arange(-(-dim // 4)), 0), philox_key)
+            per_element = words.T.reshape(-1)[:dim]  # word e mod 4 of block e // 4
+            u = (per_element >> np.uint64(8)).astype(fp32) * fp32(2.0**-24)
+            low, high = fp32(initializer.low), fp32(initializer.high)
+            return low + (high - low) * u
+        case Normal():
+            words = philox((*row_key, np.arange(dim), 1), philox_key)
+            halves = (words >> np.uint64(16)) + (words & np.uint64(0xFFFF))
+            s = (halves.sum(axis=0).astype(np.int64) - 262140).astype(fp32)
+            return fp32(initializer.mean) + fp32(initializer.std) * (s * fp32(1 / 53509.9))
+        case _:
+            return np.full(dim, initializer.value, fp32)
+
+
+def initial_state(config: TableConfig) -> Rows:
+    """Rule 4: state starts at 0, that of the adagrad kinds at `initial_accumulator`."""
+    start = getattr(config.optimizer, "initial_accumulator", 0.0)
+    return canonical(np.full(config.state_dim, start, fp32))
+
+
+def default_seed(name: str) -> int:
+    """Rule 10: the first 8 bytes, little-endian, of blake2b-256 of the name in UTF-8."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")
+
+
+def table_digest(identity_json: bytes, t: int, written: Mapping[int, Row]) -> str:
+    """Rule 11: the root over J, t and the leaves of all blocks of 256 keys with a written row."""
+    leaves: dict[int, Any] = {}
+    for key in sorted(written):
+        leaf = leaves.setdefault(key // 256, hashlib.blake2b(digest_size=32))
+        leaf.update(struct.pack("<q", key))
+        leaf.update(b"".join(part.astype("<f4").tobytes() for part in written[key]))
+    root = hashlib.blake2b(digest_size=32)
+    root.update(struct.pack("<Q", len(identity_json)) + identity_json + struct.pack("<Q", t))
+    for block, leaf in leaves.items():  # ascending, as the keys were
+        root.update(struct.pack("<Q", block) + leaf.digest())
+    return root.hexdigest()
+
+
+def _check(condition: Any, expected: str, found: Any) -> None:
+    if not condition:
+        raise InvalidArgumentError(f"expected {expected}, found {found!r}")
+
+
+@np.errstate(all="ignore")
+def _checked_scalar(value: Any, what: str) -> float:
+    """Rule 4: scale and learning rate are finite in fp32 and >= 0."""
+    _check(isinstance(value, int | float | np.number), f"{what} to be a number", value)
+    _check(np.isfinite(fp32(value)) and value >= 0, f"{what} finite in fp32 and >= 0", value)
+    return float(value)
+
+
+def _checked_rows(rows: Any, shape: tuple[int, ...], what: str) -> Rows:
+    array = np.asarray(rows)
+    _check(array.shape == shape, f"{what} of shape {shape}", array.shape)
+    _check(array.size == 0 or array.dtype in (fp32, np.float16), f"{what} float32", array.dtype)
+    return array.astype(fp32)
+
+
+class ReferenceTable:
+    """One table: content, tunables, and the commands on it alone. Made by its store only.
+
+    A handle stays good through `restore`; once its table is dropped it raises TableNotFoundError.
+    """
+
+    def __init__(self, store: "ReferenceStore", config: TableConfig) -> None:
+        self.name = config.name
+        self.config = config
+        self._store = store
+        self._t = 0
+        self._rows = config.rows
+        self._learning_rate = float(config.optimizer.learning_rate)
+        self._written: dict[int, Row] = {}
+        self._initial: dict[int, Row] = {}  # remembered results of rule 10, not content
+
+    @property
+    def t(self) -> int:
+        """Rule 5: accepted updates that named this table, and what put_rows added."""
+        return self._t
+
+    @property
+    def rows(self) -> int:
+        """Keys are below this."""
+        return self._rows
+
+    @property
+    def written(self) -> set[int]:
+        """Rule 7: the keys that update, assign or put_rows have named."""
+        return set(self._written)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of updates that give none. A tunable: setting it is a command."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._check_alive()
+        self._learning_rate = _checked_scalar(value, "learning_rate")
+        self._store.command_number += 1
+
+    def lookup(self, keys: Any) -> Rows:
+        """Return the weights of `keys`, (n, dim)."""
+        return self.read_rows(keys)[0]
+
+    def read_rows(self, keys: Any) -> tuple[Rows, Rows]:
+        """Return weights (n, dim) and state (n, state_dim) of `keys`; writes nothing (rule 7)."""
+        keys = self._checked_keys(keys)
+        weights = np.empty((len(keys), self.config.dim), fp32)
+        state = np.empty((len(keys), self.config.state_dim), fp32)
+        for i, key in enumerate(keys.tolist()):
+            weights[i], state[i] = self._row(key)
+        return weights, state
+
+    def lookup_pooled(self, keys: Any, offsets: Any, mode: str, weights: Any = None) -> Rows:
+        """Rule 8: return one pooled row per bag, (bags, dim)."""
+        check_denormals()
+        keys, bounds, weights = self._checked_bags(keys, offsets, mode, weights)
+        rows = self.lookup(keys)
+        pooled = np.empty((len(bounds) - 1, self.config.dim), fp32)
+        for bag, (start, stop) in enumerate(pairwise(bounds.tolist())):
+            bag_weights = None if weights is None else weights[start:stop]
+            pooled[bag] = pool_bag(rows[start:stop], mode, bag_weights)
+        return pooled
+
+    def update(
+        self,
+        keys: Any,
+        grads: Any,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: str = "refuse",
+    ) -> int:
+        """Apply one update of this table alone; return t."""
+        self._check_alive()
+        share = {self.name: (keys, grads)}
+        return self._store.update(share, learning_rate, gradient_scale, on_nonfinite)[self.name]
+
+    def update_pooled(
+        self,
+        keys: Any,
+        offsets: Any,
+        grads: Any,
+        mode: str,
+        weights: Any = None,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: str = "refuse",
+    ) -> int:
+        """Rule 8: apply one update from gradients of bags, (bags, dim); return t."""
+        keys, bounds, weights = self._checked_bags(keys, offsets, mode, weights)
+        bag_grads = _checked_rows(grads, (len(bounds) - 1, self.config.dim), "gradients")
+        spread = spread_bags(bag_grads, bounds, mode, weights)
+        return self.update(keys, spread, learning_rate, gradient_scale, on_nonfinite)
+
+    def assign(self, keys: Any, rows: Any) -> None:
+        """Rule 7: set weights, last duplicate wins; state returns to its start, t is unchanged."""
+        keys = self._checked_keys(keys)
+        weights = _checked_rows(rows, (len(keys), self.config.dim), "rows")
+        for key, weight in zip(keys.tolist(), weights, strict=True):
+            self._written[key] = Row(canonical(weight), initial_state(self.config))
+        self._store.command_number += 1
+
+    def put_rows(self, keys: Any, weights: Any, state: Any, add_t: int) -> None:
+        """Rule 7: set weights and state, last duplicate wins; t grows by `add_t`."""
+        keys = self._checked_keys(keys)
+        weights = _checked_rows(weights, (len(keys), self.config.dim), "weights")
+        state = _checked_rows(state, (len(keys), self.config.state_dim), "state")
+        _check(isinstance(add_t, int) and 0 <= add_t < 2**64 - self._t, "add_t >= 0", add_t)
+        for i, key in enumerate(keys.tolist()):
+            self._written[key] = Row(canonical(weights[i]), canonical(state[i]))
+        self._t += add_t
+        self._store.command_number += 1
+
+    def grow(self, rows: int) -> None:
+        """Allow keys below `rows`, which must not be fewer than now."""
+        self._check_alive()
+        fits = isinstance(rows, int) and self._rows <= rows <= 2**40
+        _check(fits, f"rows in [{self._rows}, 2**40]", rows)
+        self._rows = rows
+        self._store.command_number += 1
+
+    def digest(self) -> str:
+        """Rule 11, as 64 hex digits."""
+        self._check_alive()
+        return table_digest(self.config.identity_json(), self._t, self._written)
+
+    def _check_alive(self) -> None:
+        if self._store.table(self.name) is not self:
+            raise TableNotFoundError(f"expected a live table {self.name!r}, found a dropped one")
+
+    def _row(self, key: int) -> Row:
+        if key in self._written:
+            return self._written[key]
+        if key not in self._initial:
+            c = self.config
+            weights = initial_weights(c.initializer, c.seed, key, c.dim)
+            self._initial[key] = Row(canonical(weights), initial_state(c))
+        return self._initial[key]
+
+    def _apply(self, gradients: Mapping[int, Rows], learning_rate: float | None) -> None:
+        """Rules 4, 5 and 7: one accepted update, also with no keys; every key named is written."""
+        self._t += 1
+        rate = self._learning_rate if learning_rate is None else learning_rate
+        for key, g in gradients.items():
+            row = apply_update(self.config.optimizer, rate, self._t, self._row(key), g)
+            self._written[key] = row
+
+    def _checked_keys(self, keys: Any) -> Keys:
+        self._check_alive()
+        array = np.asarray(keys)
+        _check(array.ndim == 1, "keys of shape (n,)", array.shape)
+        integer = array.size == 0 or (array.dtype.kind in "iu" and array.dtype != np.uint64)
+        _check(integer, "keys of dtype int64", array.dtype)
+        outside = array[(array < 0) | (array >= self._rows)]
+        _check(outside.size == 0, f"table {self.name!r}: keys in [0, {self._rows})", outside[:1])
+        return array.astype(np.int64)
+
+    def _checked_bags(
+        self, keys: Any, offsets: Any, mode: str, weights: Any
+    ) -> tuple[Keys, Keys, Rows | None]:
+        """Rule 8: offsets (bags + 1,) rise from 0 to n; weights (n,) are finite, with sum only."""
+        keys, bounds = self._checked_keys(keys), np.asarray(offsets)
+        _check(bounds.ndim == 1 and bounds.size > 0, "offsets of shape (bags + 1,)", bounds.shape)
+        _check(bounds.dtype.kind in "iu", "offsets of dtype int64", bounds.dtype)
+        bounds = bounds.astype(np.int64)
+        rises = bounds[0] == 0 and bounds[-1] == len(keys) and (np.diff(bounds) >= 0).all()
+        _check(rises, f"offsets that rise from 0 to {len(keys)}", bounds)
+        _check(mode in ("sum", "mean"), "mode 'sum' or 'mean'", mode)
+        if weights is not None:
+            _check(mode == "sum", "weights with mode 'sum' only", mode)
+            weights = _checked_rows(weights, (len(keys),), "weights")
+            _check(np.isfinite(weights).all(), "finite weights", weights)
+        return keys, bounds, weights
+
+
+class ReferenceStore:
+    """Tables by name, and the commands that span them.
+
+    command_number : the number that the last acknowledged command was given (rule 5), 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.command_number = 0
+        self._tables: dict[str, ReferenceTable] = {}
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        rows: int,
+        optimizer: Optimizer,
+        initializer: Initializer,
+        seed: int | None = None,
+    ) -> ReferenceTable:
+        """Create a table, or return the one of this identity and rows, its tunables as they are."""
+        config = TableConfig.checked(
+            name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
+        )
+        if seed is None:
+            config = replace(config, seed=default_seed(name))
+        table = self._tables.get(name) or ReferenceTable(self, config)
+        if (table.config.identity_json(), table.rows) != (config.identity_json(), config.rows):
+            raise TableExistsError(f"expected table {name!r} as it exists, found another identity")
+        self._tables[name] = table
+        self.command_number += 1
+        return table
+
+    def table(self, name: str) -> ReferenceTable:
+        """Return the table of that name, or raise TableNotFoundError."""
+        if name not in self._tables:
+            raise TableNotFoundError(f"expected the name of an existing table, found {name!r}")
+        return self._tables[name]
+
+    def tables(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(self._tables)
+
+    def drop_table(self, name: str) -> None:
+        """Forget a table. One created later under its name starts anew."""
+        del self._tables[self.table(name).name]
+        self.command_number += 1
+
+    def lookup(self, keys: Mapping[str, Any]) -> dict[str, Rows]:
+        """Return table name -> rows (n, dim) for table name -> keys (n,)."""
+        return {name: self.table(name).lookup(named) for name, named in keys.items()}
+
+    def update(
+        self,
+        updates: Share,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: str = "refuse",
+    ) -> dict[str, int]:
+        """Update several tables as one command; return table name -> t."""
+        return self._step([updates], learning_rate, gradient_scale, on_nonfinite)
+
+    def update_ranks(
+        self,
+        shares: Sequence[Share],
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+    ) -> dict[str, int]:
+        """Rule 6: one step of several ranks, in rank order; t of every table any rank named."""
+        return self._step(shares, learning_rate, gradient_scale, "refuse")
+
+    def _step(
+        self, shares: Sequence[Share], learning_rate: Any, gradient_scale: Any, on_nonfinite: str
+    ) -> dict[str, int]:
+        """Rules 4, 5, 6, 9: check everything, sum everything, then apply all of it or nothing."""
+        check_denormals()
+        _check(on_nonfinite in ("refuse", "skip"), "on_nonfinite refuse or skip", on_nonfinite)
+        scale = fp32(_checked_scalar(gradient_scale, "gradient_scale"))
+        if learning_rate is not None:
+            learning_rate = _checked_scalar(learning_rate, "learning_rate")
+        by_table: dict[str, list[tuple[Keys, Rows]]] = {}
+        for share in shares:
+            for name, (any_keys, any_grads) in share.items():
+                table = self.table(name)
+                keys = table._checked_keys(any_keys)
+                grads = _checked_rows(any_grads, (len(keys), table.config.dim), "gradients")
+                by_table.setdefault(name, []).append((keys, grads))
+        gradients = {name: scaled_sums(parts, scale) for name, parts in by_table.items()}
+        bad = nonfinite(gradients)
+        if bad and on_nonfinite == "refuse":
+            name, key = bad[0]
+            raise InvalidArgumentError(
+                f"table {name!r}: expected finite gradient sums, found another for key {key}"
+            )
+        if not bad:
+            for name, table_gradients in gradients.items():
+                self._tables[name]._apply(table_gradients, learning_rate)
+        self.command_number += 1
+        return {name: self._tables[name].t for name in by_table}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all content as it is now; opaque, for `restore`."""
+        return {
+            name: (table, table._rows, table._learning_rate, table._t, dict(table._written))
+            for name, table in self._tables.items()
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Return to a snapshot's content; a command of its own, whose number is the next one."""
+        self._tables = {name: saved[0] for name, saved in snapshot.items()}
+        for table, rows, learning_rate, t, written in snapshot.values():
+            table._rows, table._learning_rate, table._t = rows, learning_rate, t
+            table._written = dict(written)
+        self.command_number += 1

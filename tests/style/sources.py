@@ -1,0 +1,42 @@
+"""The project's source files, as the style tests read them."""
+
+import ast
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_SKIPPED = {"__pycache__", "build", "dist"}
+
+
+def project_files(*suffixes: str, under: str = "") -> Iterator[Path]:
+    """Yield the project's files with one of `suffixes` (all, where none is given), in order.
+
+    Folders whose name begins with a dot hold environments and caches, except .ci.
+    """
+    for folder, folders, names in os.walk(ROOT / under):
+        folders[:] = sorted(
+            f for f in folders if f == ".ci" or not (f.startswith(".") or f in _SKIPPED)
+        )
+        for name in sorted(names):
+            if not suffixes or name.endswith(suffixes):
+                yield Path(folder, name)
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a Python file. Shared between tests: do not change it."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def place(path: Path, node: ast.AST | None = None) -> str:
+    """Return where something was found, as path:line below the root, for a test's message."""
+    line = getattr(node, "lineno", None)
+    return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
+
+
+def module_name(path: Path) -> str:
+    """Return a module's dotted name: embstore/cache/__init__.py -> embstore.cache."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -1,0 +1,340 @@
+"""Rules 2, 3 and 6: sums in the contract's order, by both implementations where there are two."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.arithmetic import add_ranks, implementation, sum_over_dim
+
+DIMS = (1, 7, 13, 33, 4096)
+DENORMAL = np.uint32(1).view(np.float32)
+NAMES = ("numpy", "compiled")
+
+
+def load(name):
+    if name == "compiled":
+        pytest.importorskip("numba")
+        pytest.importorskip("embstore.arithmetic.compiled")
+    return implementation(name)
+
+
+@pytest.fixture(params=NAMES)
+def arithmetic(request):
+    return load(request.param)
+
+
+def bits(values):
+    """Bits as integers; every NaN is one NaN, since sums promise no more."""
+    return np.where(np.isnan(values), np.uint32(0x7FC00000), values.view(np.uint32)).tolist()
+
+
+def fp32(*values):
+    return np.array(values, np.float32)
+
+
+def column(values):
+    return np.asarray(values, np.float32)[:, None]
+
+
+def random_values(rng, n, dim):
+    """fp32 of very different size, so that every order of addition gives other bits."""
+    values = rng.standard_normal((n, dim)) * 10.0 ** rng.integers(-6, 7, (n, dim))
+    return values.astype(np.float32)
+
+
+def add_from_first(rows):
+    """Left to right, in Python: float64 addition of two fp32, rounded to fp32, rounds once."""
+    sums = [float(value) for value in rows[0]]
+    for row in rows[1:]:
+        with np.errstate(all="ignore"):
+            sums = [float(np.float32(a + float(b))) for a, b in zip(sums, row, strict=True)]
+    return sums
+
+
+def rule_2(rows):
+    return add_from_first([add_from_first(rows[i : i + 64]) for i in range(0, len(rows), 64)])
+
+
+def plain_sum_by_key(inverse, count, values):
+    sums = np.zeros((count, values.shape[1]), np.float32)
+    for key in range(count):
+        own = values[inverse == key]
+        if len(own):
+            sums[key] = rule_2(own)
+    return sums
+
+
+def sum_one_key(arithmetic, values):
+    return arithmetic.sum_by_key(np.zeros(len(values), np.int32), 1, values)
+
+
+# unique
+
+
+def test_unique_keeps_the_order_of_first_occurrence(arithmetic):
+    keys = np.array([9, 2, 9, 7, 2, 2**40 - 1, 0], np.int64)
+    unique_keys, inverse = arithmetic.unique(keys)
+    assert unique_keys.tolist() == [9, 2, 7, 2**40 - 1, 0]
+    assert inverse.tolist() == [0, 1, 0, 2, 1, 3, 4]
+    assert unique_keys.dtype == np.int64
+    assert inverse.dtype == np.int32
+
+
+def test_unique_of_no_keys(arithmetic):
+    unique_keys, inverse = arithmetic.unique(np.empty(0, np.int64))
+    assert (unique_keys.shape, unique_keys.dtype) == ((0,), np.int64)
+    assert (inverse.shape, inverse.dtype) == ((0,), np.int32)
+
+
+def test_unique_takes_the_largest_row_keys(arithmetic):
+    keys = np.array([2**62 - 1, 0, 2**62 - 1, 2**63 - 1], np.int64)
+    unique_keys, inverse = arithmetic.unique(keys)
+    assert unique_keys.tolist() == [2**62 - 1, 0, 2**63 - 1]
+    assert inverse.tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(keys=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**62))))
+def test_unique_agrees_with_a_dict(name, keys):
+    unique_keys, inverse = load(name).unique(np.array(keys, np.int64))
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    assert unique_keys.tolist() == list(places)
+    assert inverse.tolist() == [places[key] for key in keys]
+
+
+def test_unique_leaves_its_argument_alone(arithmetic):
+    keys = np.array([3, 1, 3, 0], np.int64)
+    keys.flags.writeable = False
+    arithmetic.unique(keys)
+    assert keys.tolist() == [3, 1, 3, 0]
+
+
+# sum_by_key: rule 2
+
+
+def test_sum_of_130_thirds_is_the_contract_vector(arithmetic):
+    third = np.float32(1) / np.float32(3)
+    assert bits(sum_one_key(arithmetic, column([third] * 130))) == [[0x422D5557]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 64 * 64 + 1])
+def test_sum_breaks_at_chunk_boundaries(arithmetic, n):
+    values = random_values(np.random.default_rng(n), n, 3)
+    assert bits(sum_one_key(arithmetic, values)) == bits(fp32(*rule_2(values))[None])
+
+
+@pytest.mark.parametrize("n", [63, 64])
+def test_sum_up_to_64_is_the_plain_sequential_sum(arithmetic, n):
+    values = random_values(np.random.default_rng(n), n, 2)
+    assert bits(sum_one_key(arithmetic, values)) == bits(fp32(*add_from_first(values))[None])
+
+
+@pytest.mark.parametrize("n", [66, 129, 130])
+def test_sum_beyond_64_is_not_the_plain_sequential_sum(arithmetic, n):
+    # After 1, each 2**-24 alone is a tie that rounds back to 1; together in a chunk they count.
+    values = column([1.0] + [0.0] * 63 + [2.0**-24] * (n - 64))
+    assert bits(sum_one_key(arithmetic, values)) != bits(fp32(*add_from_first(values))[None])
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_sum_takes_every_dim(arithmetic, dim):
+    rng = np.random.default_rng(dim)
+    values = random_values(rng, 150, dim)
+    inverse = np.concatenate([np.arange(3), rng.integers(0, 3, 147) // 2]).astype(np.int32)
+    found = arithmetic.sum_by_key(inverse, 3, values)
+    assert found.shape == (3, dim)
+    assert found.dtype == np.float32
+    columns = [0, dim // 2, dim - 1]
+    expected = plain_sum_by_key(inverse, 3, values[:, columns])
+    assert bits(found[:, columns]) == bits(expected)
+
+
+def test_chunks_count_the_occurrences_of_the_key_and_not_positions(arithmetic):
+    rng = np.random.default_rng(4)
+    values = random_values(rng, 600, 5)
+    inverse = np.concatenate([np.arange(4), rng.integers(0, 4, 596)]).astype(np.int32)
+    expected = plain_sum_by_key(inverse, 4, values)
+    assert bits(arithmetic.sum_by_key(inverse, 4, values)) == bits(expected)
+
+
+def test_a_hot_key_among_cold_ones(arithmetic):
+    rng = np.random.default_rng(5)
+    inverse = np.zeros(2000, np.int32)
+    inverse[::7] = np.arange(1, 287)
+    values = random_values(rng, 2000, 2)
+    expected = plain_sum_by_key(inverse, 287, values)
+    assert bits(arithmetic.sum_by_key(inverse, 287, values)) == bits(expected)
+
+
+def test_a_single_occurrence_is_copied_with_its_sign(arithmetic):
+    values = fp32(-0.0, 0.0, -1.5)[None]
+    assert bits(sum_one_key(arithmetic, values)) == [[0x80000000, 0, 0xBFC00000]]
+
+
+@pytest.mark.parametrize("n", [2, 64, 65, 128, 129])
+def test_a_sum_of_negative_zeros_is_a_negative_zero(arithmetic, n):
+    assert bits(sum_one_key(arithmetic, column([-0.0] * n))) == [[0x80000000]]
+
+
+@pytest.mark.parametrize("n", [2, 65, 129])
+def test_one_positive_zero_makes_the_sum_positive(arithmetic, n):
+    for place in (0, n - 1):
+        values = np.full((n, 1), -0.0, np.float32)
+        values[place] = 0.0
+        assert bits(sum_one_key(arithmetic, values)) == [[0]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 65, 130])
+def test_denormals_are_kept(arithmetic, n):
+    assert bits(sum_one_key(arithmetic, column([DENORMAL] * n))) == [[n]]
+
+
+def test_non_finite_values_run_through_without_a_warning(arithmetic):
+    big = np.finfo(np.float32).max
+    values = fp32(*[(np.inf, -np.inf, np.nan, big, np.inf), (1, 1, 1, big, -np.inf)])
+    found = sum_one_key(arithmetic, values)[0]
+    assert bits(found) == bits(fp32(np.inf, -np.inf, np.nan, np.inf, np.nan))
+
+
+def test_a_non_finite_value_makes_a_long_sum_non_finite(arithmetic):
+    for place in (0, 63, 64, 128):
+        values = np.ones((129, 1), np.float32)
+        values[place] = np.nan
+        assert np.isnan(sum_one_key(arithmetic, values)).all()
+
+
+def test_an_id_that_does_not_occur_gets_zeros(arithmetic):
+    found = arithmetic.sum_by_key(np.array([1, 1], np.int32), 3, np.ones((2, 2), np.float32))
+    assert bits(found) == bits(fp32((0, 0), (2, 2), (0, 0)))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_sum_of_no_values(arithmetic, count):
+    found = arithmetic.sum_by_key(np.empty(0, np.int32), count, np.empty((0, 13), np.float32))
+    assert found.shape == (count, 13)
+    assert found.dtype == np.float32
+    assert not found.any()
+
+
+def test_sum_returns_a_new_array_and_leaves_its_arguments_alone(arithmetic):
+    values = fp32((1, 2), (3, 4))
+    inverse = np.array([0, 1], np.int32)
+    values.flags.writeable = inverse.flags.writeable = False
+    found = arithmetic.sum_by_key(inverse, 2, values)
+    found += 1
+    assert values.tolist() == [[1, 2], [3, 4]]
+
+
+@st.composite
+def batches(draw):
+    count = draw(st.integers(1, 6))
+    n = draw(st.sampled_from([0, 1, 5, 63, 64, 65, 128, 129, 200]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    special = fp32(0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, 1.0, -1.0, 16777216.0)
+    values = random_values(rng, n, draw(st.sampled_from([1, 3])))
+    swap = rng.random(values.shape) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+    values[swap] = rng.choice(special, int(swap.sum()))
+    # Powers make one id hot, so that chunks fill.
+    ids = (rng.random(n) ** draw(st.sampled_from([1, 4])) * count).astype(np.int32)
+    return ids, count, values
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=60)
+@given(batch=batches())
+def test_sum_agrees_with_a_plain_loop(name, batch):
+    found = load(name).sum_by_key(*batch)
+    assert bits(found) == bits(plain_sum_by_key(*batch))
+
+
+# sum_over_dim: rule 3
+
+
+def plain_sum_over_dim(row):
+    partials = [0.0] * 32
+    for d, value in enumerate(row):
+        new = float(value) if d < 32 else partials[d % 32] + float(value)
+        partials[d % 32] = float(np.float32(new))
+    for half in (16, 8, 4, 2, 1):
+        for i in range(half):
+            partials[i] = float(np.float32(partials[i] + partials[i + half]))
+    return partials[0]
+
+
+def test_sum_over_dim_gives_the_contract_vector():
+    values = np.arange(1, 71).astype(np.float32) * np.float32(0.1)
+    found = sum_over_dim(values[None])
+    assert found.shape == (1,)
+    assert found.dtype == np.float32
+    assert bits(found) == [0x43788000]
+
+
+@pytest.mark.parametrize("dim", [*DIMS, 16, 17, 31, 32, 63, 64, 65])
+def test_sum_over_dim_takes_every_dim(dim):
+    values = random_values(np.random.default_rng(dim), 5, dim)
+    assert bits(sum_over_dim(values)) == bits(fp32(*map(plain_sum_over_dim, values)))
+
+
+def test_sum_over_dim_keeps_the_sign_of_zeros_only_where_every_lane_has_one():
+    assert bits(sum_over_dim(np.full((1, 32), -0.0, np.float32))) == [0x80000000]
+    assert bits(sum_over_dim(np.full((1, 64), -0.0, np.float32))) == [0x80000000]
+    assert bits(sum_over_dim(np.full((1, 31), -0.0, np.float32))) == [0]
+
+
+def test_sum_over_dim_keeps_denormals_and_takes_non_finite_values():
+    assert bits(sum_over_dim(np.full((1, 33), DENORMAL))) == [33]
+    assert math.isnan(sum_over_dim(fp32(np.inf, -np.inf)[None])[0])
+
+
+def test_sum_over_dim_of_no_rows():
+    assert sum_over_dim(np.empty((0, 40), np.float32)).shape == (0,)
+
+
+def test_sum_over_dim_leaves_its_argument_alone():
+    values = np.ones((1, 70), np.float32)
+    values.flags.writeable = False
+    assert sum_over_dim(values).tolist() == [70.0]
+
+
+# add_ranks: rule 6
+
+
+def ids_of(*ids):
+    return np.array(ids, np.int32)
+
+
+def test_ranks_are_added_in_rank_order():
+    a, b, c = fp32(1e8), fp32(3.0), fp32(-1e8)
+    shares = [(ids_of(0), values[None]) for values in (a, b, c)]
+    assert bits(add_ranks(1, shares)[0]) == bits((a + b) + c)
+    assert bits(add_ranks(1, shares[::-1])[0]) == bits((c + b) + a)
+    assert bits(add_ranks(1, [shares[0], shares[2], shares[1]])[0]) == bits((a + c) + b)
+
+
+def test_a_rank_without_the_key_is_skipped():
+    shares = [
+        (ids_of(2), fp32((-0.0, 1))),
+        (ids_of(0, 1), fp32((-0.0, 2), (3, 4))),
+        (ids_of(), np.empty((0, 2), np.float32)),
+        (ids_of(1, 2), fp32((5, 6), (-0.0, 7))),
+    ]
+    expected = fp32((-0.0, 2), (8, 10), (-0.0, 8))
+    assert bits(add_ranks(3, shares)) == bits(expected)
+
+
+def test_ranks_leave_their_shares_alone():
+    share = np.ones((1, 1), np.float32)
+    share.flags.writeable = False
+    sums = add_ranks(1, [(ids_of(0), share)])
+    sums += 1
+    assert share[0, 0] == 1
+
+
+def test_ranks_take_no_keys_and_non_finite_sums():
+    assert add_ranks(0, [(ids_of(), np.empty((0, 7), np.float32))] * 2).shape == (0, 7)
+    shares = [(ids_of(0), fp32(np.inf)[None]), (ids_of(0), fp32(-np.inf)[None])]
+    assert np.isnan(add_ranks(1, shares)).all()
