@@ -1,11 +1,12 @@
 """Arrays at the border: dtypes, row keys, and the checks every argument passes.
 
-A **key** is the caller's int64 id of a row in one table, 0 <= key < rows. A **row key** names a row of the
-whole store in one int64: ``table_id << 40 | key``. Table ids are never reused, so a row key never means two
-things, not even across drop and create; cache, log and base file all use it, and EMPTY_KEY (-1) is none.
+A **key** is the caller's int64 id of a row in one table, 0 <= key < rows. A **row key** names a row
+of the whole store in one int64: ``table_id << 40 | key``. Table ids are never reused, so a row key
+never means two things, not even across drop and create; cache, log and base file all use it, and
+EMPTY_KEY (-1) is none.
 
-The checks convert what costs nothing to convert (lists, other integer dtypes that fit) and refuse what
-would hide a mistake: floats as keys, float64 gradients that would be rounded silently.
+The checks convert what costs nothing to convert (lists, other integer dtypes that fit) and refuse
+what would hide a mistake: floats as keys, float64 gradients that would be rounded silently.
 """
 
 from typing import Any
@@ -29,7 +30,9 @@ Rows = NDArray[np.float32]
 
 
 def row_stride(elements: int) -> int:
-    """Return the fp32 that a row of so many takes: rows start on 16 bytes, so that they move in 16-byte pieces."""
+    """Return the fp32 that a row of so many takes: rows start on 16 bytes, so that they move in
+    16-byte pieces.
+    """
     return -(-elements // 4) * 4
 
 
@@ -91,7 +94,8 @@ def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
         or not (out.flags.c_contiguous and out.flags.writeable)
     ):
         raise InvalidArgumentError(
-            f"table {table!r}: expected out to be a writable C-contiguous float32 array of shape {shape}, "
+            f"table {table!r}: expected out to be a writable C-contiguous float32 array of "
+            f"shape {shape}, "
             f"found {getattr(out, 'dtype', type(out).__name__)} {getattr(out, 'shape', '')}"
         )
     return out
@@ -107,12 +111,14 @@ def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:
     array = np.asarray(offsets)
     if array.ndim != 1 or array.shape[0] < 1 or array.dtype.kind not in "iu":
         raise InvalidArgumentError(
-            f"table {table!r}: expected offsets of shape (bags + 1,), int64, found {array.dtype} {array.shape}"
+            f"table {table!r}: expected offsets of shape (bags + 1,), int64, found "
+            f"{array.dtype} {array.shape}"
         )
     array = np.ascontiguousarray(array, dtype=np.int64)
     if array[0] != 0 or array[-1] != key_count or (np.diff(array) < 0).any():
         raise InvalidArgumentError(
-            f"table {table!r}: expected offsets to rise from 0 to the number of keys ({key_count}), "
+            f"table {table!r}: expected offsets to rise from 0 to the number of keys "
+            f"({key_count}), "
             f"found {array[0]} to {array[-1]}"
         )
     return array

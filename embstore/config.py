@@ -1,11 +1,13 @@
-"""Configuration as data: optimizers, initializers, and what a table *is* apart from how it is tuned.
+"""Configuration as data: optimizers, initializers, and what a table *is* apart from how it is
+tuned.
 
-A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its fixed
-parameters) decides its bits (contract.md, rule 11) and can never change; creating a table again must give
-the same identity. **Tunables** (learning rate, rows by growing) may change and stand outside the digest.
+A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its
+fixed parameters) decides its bits (contract.md, rule 11) and can never change; creating a table
+again must give the same identity. **Tunables** (learning rate, rows by growing) may change and
+stand outside the digest.
 
-An optimizer's `kind` selects its formulas (contract.md, rule 4) in `embstore.arithmetic`; nothing here
-computes. `state_dim` says how many fp32 of state follow a row's weights.
+An optimizer's `kind` selects its formulas (contract.md, rule 4) in `embstore.arithmetic`; nothing
+here computes. `state_dim` says how many fp32 of state follow a row's weights.
 """
 
 import hashlib
@@ -113,7 +115,8 @@ class Uniform:
             span = np.float32(high) - np.float32(low)
         if not (low <= high and np.isfinite(span)):
             raise InvalidArgumentError(
-                f"expected low <= high with high - low finite in fp32, found low {self.low!r}, high {self.high!r}"
+                f"expected low <= high with high - low finite in fp32, found low {self.low!r}, "
+                f"high {self.high!r}"
             )
 
 
@@ -148,12 +151,15 @@ INITIALIZERS: dict[str, type[Any]] = {c.kind: c for c in (Uniform, Normal, Const
 
 
 def default_seed(name: str) -> int:
-    """Return the seed of a table created without one: blake2b-256 of its name, first 8 bytes, little-endian."""
+    """Return the seed of a table created without one: blake2b-256 of its name, first 8 bytes,
+    little-endian.
+    """
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is a table name: parts of [a-z0-9_.-] joined by '/', none of them '.' or '..'.
+    """Return `name` if it is a table name: parts of [a-z0-9_.-] joined by '/', none of them '.' or
+    '..'.
 
     Raises
     ------
@@ -193,13 +199,16 @@ def check_rows(rows: Any) -> int:
 class Limits:
     """Named bounds of a store. Exceeding one raises an error that names it.
 
-    Storage works in the background by the last four: a segment of the log is sealed at `segment_bytes`
-    (256 MiB: large enough that sealing is rare, small enough to merge in one go); a fold starts when
-    `fold_bytes` or `fold_segments` are foldable, a compaction of small segments at `fold_segments`.
+    Storage works in the background by the last four: a segment of the log is sealed at
+    `segment_bytes` (256 MiB: large enough that sealing is rare, small enough to merge in one go); a
+    fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small segments at
+    `fold_segments`.
     """
 
     call_bytes_max: int = 1 << 30
-    """Bytes of one call's arrays, results included: a bound on what one call can make the process hold."""
+    """Bytes of one call's arrays, results included: a bound on what one call can make the process
+    hold.
+    """
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index, at most about 46 bytes of memory each."""
@@ -219,7 +228,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """What a table is. `rows` and the optimizer's learning rate are its tunables; the rest is identity."""
+    """What a table is.
+
+    `rows` and the optimizer's learning rate are its tunables; the rest is identity.
+    """
 
     name: str
     dim: int
@@ -240,15 +252,17 @@ class TableConfig:
         initializer: Any,
         seed: Any = None,
     ) -> "TableConfig":
-        """Return the configuration, or raise InvalidArgumentError for the first part that is wrong."""
+        """Return the configuration, or raise InvalidArgumentError for the first wrong part."""
         check_name(name)
         if type(optimizer) not in OPTIMIZERS.values():
             raise InvalidArgumentError(
-                f"table {name!r}: expected an optimizer (Sgd, Adagrad, RowWiseAdagrad, Adam), found {optimizer!r}"
+                f"table {name!r}: expected an optimizer (Sgd, Adagrad, RowWiseAdagrad, Adam), "
+                f"found {optimizer!r}"
             )
         if type(initializer) not in INITIALIZERS.values():
             raise InvalidArgumentError(
-                f"table {name!r}: expected an initializer (Uniform, Normal, Constant), found {initializer!r}"
+                f"table {name!r}: expected an initializer (Uniform, Normal, Constant), found "
+                f"{initializer!r}"
             )
         return cls(
             name=name,

@@ -1,12 +1,12 @@
 """A table's digest, kept up to date by block (contract.md, rule 11).
 
-The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between calls,
-together with the blocks written since; so a digest costs what changed. Before the first call nothing is
-kept, and a table that nobody asks for pays nothing.
+The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
+calls, together with the blocks written since; so a digest costs what changed. Before the first call
+nothing is kept, and a table that nobody asks for pays nothing.
 
-A block's written rows are found by asking for each of its 256 keys: the cache (a dirty row is written),
-then the log, then the base. Rows are gathered on the engine thread and hashed on two others, which hold no
-lock while they hash.
+A block's written rows are found by asking for each of its 256 keys: the cache (a dirty row is
+written), then the log, then the base. Rows are gathered on the engine thread and hashed on two
+others, which hold no lock while they hash.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,7 +60,9 @@ class TableDigest:
             self._changed.add(keys, _BLOCK_SHIFT)
 
     def compute(self, pool: Pool, table_id: int, rows: int, identity: bytes, t: int) -> str:
-        """Return the digest as 64 hexadecimal digits, hashing the blocks that changed since the last."""
+        """Return the digest as 64 hexadecimal digits, hashing the blocks that changed since the
+        last.
+        """
         first = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         if self._blocks is None:
             stored = pool.storage.stored_blocks(table_id, BLOCK_KEYS)

@@ -1,12 +1,13 @@
 """The engine: the tables of an open store, their pools, and the life of both.
 
-Every public call runs under one lock, one after the other: the engine is single-threaded, and calls from
-several threads wait for each other. Before a call the store is checked to be usable, and a finished merge
-is installed; after each acknowledged mutating command the **command number** grows by one.
+Every public call runs under one lock, one after the other: the engine is single-threaded, and calls
+from several threads wait for each other. Before a call the store is checked to be usable, and a
+finished merge is installed; after each acknowledged mutating command the **command number** grows
+by one.
 
-Tables are known by id, which is never reused, so a handle of a dropped table can never mean another.
-Pools are by layout (dim, state, optimizer kind), made when the first table of a layout comes and removed
-with the last.
+Tables are known by id, which is never reused, so a handle of a dropped table can never mean
+another. Pools are by layout (dim, state, optimizer kind), made when the first table of a layout
+comes and removed with the last.
 """
 
 import json
@@ -21,7 +22,7 @@ import numpy as np
 from embstore.arrays import TABLE_IDS_MAX, fp32_scalar
 from embstore.cache.arena import Arena
 from embstore.cache.pool import Layout, Pool
-from embstore.config import Constant, Limits, Normal, TableConfig, Uniform, check_rows
+from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform, check_rows
 from embstore.device.base import Device, TableParameters
 from embstore.errors import (
     CapacityError,
@@ -165,7 +166,8 @@ class Engine:
             )
         if table.rows != config.rows:
             raise TableExistsError(
-                f"table {config.name!r} exists with {table.rows} rows, asked for were {config.rows}; "
+                f"table {config.name!r} exists with {table.rows} rows, asked for were "
+                f"{config.rows}; "
                 f"use grow({config.rows}) to have more"
             )
         return table
@@ -228,7 +230,8 @@ class Engine:
         """
         if check_rows(rows) < table.rows:
             raise InvalidArgumentError(
-                f"table {table.name!r}: expected at least the present {table.rows} rows, found {rows}"
+                f"table {table.name!r}: expected at least the present {table.rows} rows, found "
+                f"{rows}"
             )
         table.rows = int(rows)
 
@@ -317,9 +320,8 @@ class Engine:
     def close(self) -> None:
         """Commit what is not yet, and give everything back. Closing twice is harmless.
 
-        Raises
-        ------
-        CapacityError, StorageError : not everything could be committed; the store is closed all the same,
+        Raises ------ CapacityError, StorageError : not everything could be committed; the store is
+        closed all the same,
             and opens at its last commit.
         """
         with self._lock:
@@ -407,18 +409,14 @@ def _check_label(label: Any) -> None:
         or not label.isprintable()
     ):
         raise InvalidArgumentError(
-            f"expected a label of 1 to {_LABEL_CHARACTERS_MAX} printable characters, found {label!r}"
+            f"expected a label of 1 to {_LABEL_CHARACTERS_MAX} printable characters, found "
+            f"{label!r}"
         )
 
 
 def _parameters(config: TableConfig) -> TableParameters:
     """Return the arrays of one table, as kernels want them."""
-    values = {
-        Constant: lambda c: (0, c.value, 0.0),
-        Uniform: lambda c: (1, c.low, float(np.float32(c.high) - np.float32(c.low))),
-        Normal: lambda c: (2, c.mean, c.std),
-    }
-    kind, first, second = values[type(config.initializer)](config.initializer)
+    kind, first, second = _initializer_values(config.initializer)
     return TableParameters(
         scalars=np.zeros((1, 8), np.float32),
         initializer_kinds=np.array([kind], np.int8),
@@ -426,3 +424,13 @@ def _parameters(config: TableConfig) -> TableParameters:
         seeds=np.array([config.seed], np.uint64),
         initial_state=np.array([getattr(config.optimizer, "initial_accumulator", 0.0)], np.float32),
     )
+
+
+def _initializer_values(initializer: Initializer) -> tuple[int, float, float]:
+    match initializer:
+        case Constant(value):
+            return 0, value, 0.0
+        case Uniform(low, high):
+            return 1, low, float(np.float32(high) - np.float32(low))
+        case Normal(mean, std):
+            return 2, mean, std

@@ -7,16 +7,16 @@
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + TableExistsError                              created again with another identity configuration
   + CheckpointExistsError                         a label is used once
-  + TableMismatchError                            the directory's format, version or endianness is another
+  + TableMismatchError                            another format, version or endianness
   + StoreInUseError                               another process holds the directory
   + CapacityError                                 disk, cache, index or a named limit is full
-  + StoreClosedError                              after close(), or after a failure that closed the store
+  + StoreClosedError                              after close(), or after a failure
   + CorruptTableError                             bad magic, checksum or length in a file
   + StorageError (also an OSError)                the disk said no
   + DeviceError                                   a kernel or its device failed
 
-A message says what was expected, what was found, and in which table. Unless a class's docstring says
-otherwise, a call that raised has changed nothing.
+A message says what was expected, what was found, and in which table. Unless a class's docstring
+says otherwise, a call that raised has changed nothing.
 """
 
 

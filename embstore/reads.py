@@ -1,7 +1,7 @@
 """Lookups: rows by key, pooled rows, whole rows. None of them changes a row.
 
-`admit=False` reads around the cache: resident rows are used where they are, others are read and not kept,
-and no score changes; evaluation traffic then costs training nothing but time.
+`admit=False` reads around the cache: resident rows are used where they are, others are read and not
+kept, and no score changes; evaluation traffic then costs training nothing but time.
 """
 
 from collections.abc import Sequence

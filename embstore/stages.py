@@ -1,6 +1,7 @@
 """Where the time of calls goes: seconds and counts by stage, measured by laps.
 
-A lap is the time since the lap before; so stages add up to the call, and a lap costs one clock reading.
+A lap is the time since the lap before; so stages add up to the call, and a lap costs one clock
+reading.
 """
 
 from time import perf_counter_ns

@@ -28,7 +28,9 @@ DEFAULT_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class AcknowledgedUpdate:
-    """What an update of several tables became: its place in the store's order, and each table's t after it."""
+    """What an update of several tables became: its place in the store's order, and each table's t
+    after it.
+    """
 
     command: int
     t: dict[str, int]
@@ -218,7 +220,8 @@ class Store:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply one update from several ranks, each as in `update`, added in rank order (contract.md, rule 6).
+        """Apply one update from several ranks, each as in `update`, added in rank order
+        (contract.md, rule 6).
 
         t grows for every table that any rank names.
         """
@@ -280,7 +283,9 @@ class Store:
         self._engine.restore(label)
 
     def flush(self) -> int:
-        """Write the dirty rows of all tables to the log and return how many; durable is only a checkpoint."""
+        """Write the dirty rows of all tables to the log and return how many; durable is only a
+        checkpoint.
+        """
         with self._engine.reading():
             return self._engine.flush()
 
@@ -304,13 +309,16 @@ class Store:
         """Return what the store is and did.
 
         "tables" by name; "cache" with its pools (slots, hits by unique key and by access, misses by
-        origin, evictions, calls in parts); "storage" (log, base, merges, bytes); "stages" (seconds and
-        laps since opening).
+        origin, evictions, calls in parts); "storage" (log, base, merges, bytes); "stages" (seconds
+        and laps since opening).
         """
         with self._engine.reading():
             return self._engine.stats()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant of cache or storage does not hold. For tests and idle times."""
+        """Raise AssertionError if an invariant of cache or storage does not hold.
+
+        For tests and idle times.
+        """
         with self._engine.reading():
             self._engine.check_integrity()

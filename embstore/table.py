@@ -21,7 +21,9 @@ PoolingMode = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What a mutating call became: its place in the store's order, and the table's update count after it."""
+    """What a mutating call became: its place in the store's order, and the table's update count
+    after it.
+    """
 
     command: int
     t: int
@@ -32,8 +34,9 @@ class Acknowledged:
 class Table:
     """One table of an open store. Any thread; calls wait for each other.
 
-    Keys are int64 in [0, rows), in any order, repeated or not; rows and gradients float32 (float16 is
-    widened). Arrays passed as `out` are filled and returned. A call that raises has changed nothing.
+    Keys are int64 in [0, rows), in any order, repeated or not; rows and gradients float32 (float16
+    is widened). Arrays passed as `out` are filled and returned. A call that raises has changed
+    nothing.
     """
 
     def __init__(self, engine: Engine, table: TableState) -> None:
@@ -152,7 +155,9 @@ class Table:
             return out
 
     def read_rows(self, keys: ArrayLike) -> tuple[Rows, Rows]:
-        """Return weights (n, dim) and optimizer state (n, state_dim), leaving no trace in the cache."""
+        """Return weights (n, dim) and optimizer state (n, state_dim), leaving no trace in the
+        cache.
+        """
         with self._engine.reading():
             table = self._table
             return reads.read_rows(Share(table, checked_keys(self._engine, table, keys)))
@@ -176,7 +181,8 @@ class Table:
         gradients : (n, dim) float32
         learning_rate : for this update only; None: the table's
         gradient_scale : multiplies every sum, finite and >= 0
-        on_nonfinite : "refuse" raises for a sum that is not finite, "skip" acknowledges and does nothing
+        on_nonfinite : "refuse" raises for a sum that is not finite, "skip" acknowledges and does
+            nothing
 
         Raises
         ------
@@ -235,8 +241,8 @@ class Table:
     ) -> Acknowledged:
         """Apply one update from several ranks: (keys, gradients) of each, added in rank order.
 
-        The result is that of contract.md rule 6, which differs in its last bits from one update with all
-        keys together.
+        The result is that of contract.md rule 6, which differs in its last bits from one update
+        with all keys together.
         """
         with self._engine.writing():
             table = self._table
@@ -295,7 +301,10 @@ class Table:
     # Looking after it
 
     def flush(self) -> int:
-        """Write dirty rows to the log and return how many. They stay in the cache; durable is only a checkpoint."""
+        """Write dirty rows to the log and return how many.
+
+        They stay in the cache; durable is only a checkpoint.
+        """
         with self._engine.reading():
             return self._engine.flush(self._table)
 
@@ -343,7 +352,8 @@ def checked_keys(engine: Engine, table: TableState, keys: ArrayLike) -> Keys:
     call_bytes = len(checked) * (8 + 4 * table.dim)
     if call_bytes > engine.limits.call_bytes_max:
         raise InvalidArgumentError(
-            f"table {table.name!r}: expected keys and rows of at most {engine.limits.call_bytes_max} bytes "
+            f"table {table.name!r}: expected keys and rows of at most "
+            f"{engine.limits.call_bytes_max} bytes "
             f"(limits.call_bytes_max), found {call_bytes}; split the call"
         )
     return checked

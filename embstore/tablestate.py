@@ -1,4 +1,6 @@
-"""One table at run time, and a command's share of it: what reads, writes and handles have in common."""
+"""One table at run time, and a command's share of it: what reads, writes and handles have in
+common.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +47,9 @@ class TableState:
 
 @dataclass(frozen=True)
 class Share:
-    """What one command names of one table: keys, and for an update the gradients of their occurrences."""
+    """What one command names of one table: keys, and for an update the gradients of their
+    occurrences.
+    """
 
     table: TableState
     keys: Keys  # (n,)

@@ -3,12 +3,13 @@
 An update runs in four steps, so that what is refused has changed nothing:
 
 1. the keys of each pool are made unique and checked;
-2. gradients are summed by key and scaled, and in the same pass noticed if not finite (rules 2, 4, 9);
+2. gradients are summed by key and scaled, and in the same pass noticed if not finite (rules 2, 4,
+    9);
 3. rows are made resident, or room is reserved for those that will have to leave;
 4. the optimizer is applied, tables count (rules 4, 5).
 
-From step 4 on only a broken disk or a corrupt record of a call larger than the cache can stop a command;
-the store then fails as a whole (storage.py), because some of its rows have changed.
+From step 4 on only a broken disk or a corrupt record of a call larger than the cache can stop a
+command; the store then fails as a whole (storage.py), because some of its rows have changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,10 +90,8 @@ def update_ranks(
 ) -> bool:
     """Apply the shares of several ranks as one update (rule 6); return False if it was skipped.
 
-    Raises
-    ------
-    As `update`. A non-finite sum names the first table by naming and its first key by occurrence, over
-    the ranks in order.
+    Raises ------ As `update`. A non-finite sum names the first table by naming and its first key by
+    occurrence, over the ranks in order.
     """
     stages.start()
     one = np.float32(1.0)
@@ -114,7 +113,9 @@ def update_ranks(
 
 
 def assign(share: Share, weights: Rows) -> None:
-    """Set the weights of each key, the last of repeated keys winning; its state starts anew (rule 7)."""
+    """Set the weights of each key, the last of repeated keys winning; its state starts anew (rule
+    7).
+    """
     table = share.table
     initial = table.pool.parameters.initial_state[table.table_id]
     state = np.full((len(weights), table.config.state_dim), initial, np.float32)
@@ -122,7 +123,7 @@ def assign(share: Share, weights: Rows) -> None:
 
 
 def put_rows(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
-    """Set weights and state of each key, the last of repeated keys winning, and add to t (rule 7)."""
+    """Set weights and state of each key, the last of repeats winning, and add to t (rule 7)."""
     _overwrite(share, weights, state)
     share.table.t += add_t
 

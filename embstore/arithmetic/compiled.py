@@ -154,58 +154,47 @@ def copy_row(row: Float32s, value: Float32s) -> None:
 
 
 @building_block
-def _add(total: Float32s, first: bool, value: Float32s, coefficient: np.float32, form: int) -> None:
-    """total += the occurrence, or = if it is the first (0.0 + x would lose the sign of -0.0)."""
-    dim = total.shape[0]
+def start_sum(total: Float32s, value: Float32s, coefficient: np.float32, form: int) -> None:
+    """total = the occurrence: a sum starts from its first (0.0 + x would lose the sign of -0.0)."""
     if form == PLAIN:
-        if first:
-            copy_row(total, value)
-        else:
-            for d in range(dim):
-                total[d] += value[d]
+        copy_row(total, value)
     elif form == WEIGHTED:
-        if first:
-            for d in range(dim):
-                total[d] = coefficient * value[d]
-        else:
-            for d in range(dim):
-                total[d] += coefficient * value[d]
-    elif first:
-        for d in range(dim):
-            total[d] = value[d] / coefficient
+        for d in range(total.shape[0]):
+            total[d] = coefficient * value[d]
     else:
-        for d in range(dim):
+        for d in range(total.shape[0]):
+            total[d] = value[d] / coefficient
+
+
+@building_block
+def add_to_sum(total: Float32s, value: Float32s, coefficient: np.float32, form: int) -> None:
+    """total += the occurrence."""
+    if form == PLAIN:
+        for d in range(total.shape[0]):
+            total[d] += value[d]
+    elif form == WEIGHTED:
+        for d in range(total.shape[0]):
+            total[d] += coefficient * value[d]
+    else:
+        for d in range(total.shape[0]):
             total[d] += value[d] / coefficient
 
 
 @building_block
-def add_occurrence(
-    total: Float32s, chunk: Float32s, place: int, count: int, value: Float32s,
-    coefficient: np.float32, form: int,
-) -> None:  # fmt: skip
-    """Bring `value`, occurrence `place` of `count`, into the rule 2 sum that `total` becomes.
-
-    Called for place = 0 to count - 1. The first chunk is summed in place, a later one in `chunk`,
-    and added when complete.
-    """
-    first = place & (CHUNK_OCCURRENCES - 1) == 0
-    if place < CHUNK_OCCURRENCES:
-        _add(total, first, value, coefficient, form)
-        return
-    _add(chunk, first, value, coefficient, form)
-    if place & (CHUNK_OCCURRENCES - 1) == CHUNK_OCCURRENCES - 1 or place == count - 1:
-        _add(total, False, chunk, coefficient, PLAIN)
-
-
-@building_block
-def scale_row(row: Float32s, scale: np.float32, value: Float32s) -> bool:
-    """row = scale * value; return whether all of it is finite. They may be the same row."""
+def scale_row(row: Float32s, scale: np.float32) -> bool:
+    """row = scale * row; return whether all of it is finite."""
     exponent = np.int32(0)
     for d in range(row.shape[0]):
-        scaled = scale * value[d]
+        scaled = scale * row[d]
         row[d] = scaled
         exponent = max(exponent, np.int32(bits_of(scaled) & EXPONENT_MASK))
     return bool(exponent != EXPONENT_MASK)
+
+
+@building_block
+def _fold(partials: Float32s, half: int) -> None:
+    for lane in range(half):
+        partials[lane] += partials[lane + half]
 
 
 @building_block
@@ -223,61 +212,59 @@ def sum_of_squares(value: Float32s, partials: Float32s) -> np.float32:
             partials[lane] += value[base + lane] * value[base + lane]
     for d in range(whole, dim):
         partials[d - whole] += value[d] * value[d]
-    half = PARTIALS >> 1
-    while half:
-        for lane in range(half):
-            partials[lane] += partials[lane + half]
-        half >>= 1
+    _fold(partials, 16)
+    _fold(partials, 8)
+    _fold(partials, 4)
+    _fold(partials, 2)
+    _fold(partials, 1)
     total: np.float32 = partials[0]
     return total
 
 
 @building_block
-def update_sgd(record: Float32s, g: Float32s, scalars: Float32s) -> None:
-    """One sgd update (rule 4) of a record, weights then state, with g; `scalars` of its table."""
+def update_sgd(weights: Float32s, g: Float32s, scalars: Float32s) -> None:
+    """One sgd update (rule 4) of a row with its g; `scalars` are those of its table."""
     lr = scalars[0]
-    for d in range(g.shape[0]):
-        record[d] = canonical(record[d] - lr * g[d])
+    for d in range(weights.shape[0]):
+        weights[d] = canonical(weights[d] - lr * g[d])
 
 
 @building_block
-def update_adagrad(record: Float32s, g: Float32s, scalars: Float32s) -> None:
-    """One adagrad update of a record, as `update_sgd`; s is [dim, 2*dim)."""
-    dim = g.shape[0]
+def update_adagrad(weights: Float32s, s: Float32s, g: Float32s, scalars: Float32s) -> None:
+    """One adagrad update of a row, as `update_sgd`; s is (dim,)."""
     lr, epsilon = scalars[0], scalars[1]
-    for d in range(dim):
-        s = record[dim + d] + g[d] * g[d]
-        record[dim + d] = canonical(s)
-        record[d] = canonical(record[d] - (lr * g[d]) / (math.sqrt(s) + epsilon))
+    for d in range(weights.shape[0]):
+        s_new = s[d] + g[d] * g[d]
+        s[d] = canonical(s_new)
+        weights[d] = canonical(weights[d] - (lr * g[d]) / (math.sqrt(s_new) + epsilon))
 
 
 @building_block
 def update_rowwise_adagrad(
-    record: Float32s, g: Float32s, scalars: Float32s, partials: Float32s
+    weights: Float32s, s: Float32s, g: Float32s, scalars: Float32s, partials: Float32s
 ) -> None:
-    """One rowwise_adagrad update of a record, as `update_sgd`; s stands at dim."""
-    dim = g.shape[0]
+    """One rowwise_adagrad update of a row, as `update_sgd`; s is (1,), `partials` scratch (32,)."""
     lr, epsilon, dim_as_float = scalars[0], scalars[1], scalars[2]
-    s = record[dim] + sum_of_squares(g, partials) / dim_as_float
-    record[dim] = canonical(s)
-    rate = lr / (math.sqrt(s) + epsilon)
-    for d in range(dim):
-        record[d] = canonical(record[d] - rate * g[d])
+    s_new = s[0] + sum_of_squares(g, partials) / dim_as_float
+    s[0] = canonical(s_new)
+    rate = lr / (math.sqrt(s_new) + epsilon)
+    for d in range(weights.shape[0]):
+        weights[d] = canonical(weights[d] - rate * g[d])
 
 
 @building_block
-def update_adam(record: Float32s, g: Float32s, scalars: Float32s) -> None:
-    """One adam update of a record, as `update_sgd`; m is [dim, 2*dim), v [2*dim, 3*dim)."""
-    dim = g.shape[0]
+def update_adam(
+    weights: Float32s, m: Float32s, v: Float32s, g: Float32s, scalars: Float32s
+) -> None:
+    """One adam update of a row, as `update_sgd`; m and v are (dim,)."""
     lr_t, eps_t = scalars[0], scalars[1]
     b1, one_minus_b1, b2, one_minus_b2 = scalars[2], scalars[3], scalars[4], scalars[5]
-    for d in range(dim):
-        value = g[d]
-        m = b1 * record[dim + d] + one_minus_b1 * value
-        v = b2 * record[2 * dim + d] + (one_minus_b2 * value) * value
-        record[dim + d] = canonical(m)
-        record[2 * dim + d] = canonical(v)
-        record[d] = canonical(record[d] - (lr_t * m) / (math.sqrt(v) + eps_t))
+    for d in range(weights.shape[0]):
+        m_new = b1 * m[d] + one_minus_b1 * g[d]
+        v_new = b2 * v[d] + (one_minus_b2 * g[d]) * g[d]
+        m[d] = canonical(m_new)
+        v[d] = canonical(v_new)
+        weights[d] = canonical(weights[d] - (lr_t * m_new) / (math.sqrt(v_new) + eps_t))
 
 
 @building_block
@@ -299,15 +286,16 @@ def unique_block(
     for i in range(begin, end):
         key = keys[i] | prefix
         place = places[i - begin]
-        while table[place, 1] >= base and table[place, 0] != key:
+        while (table[place, 1] >= base) & (table[place, 0] != key):
             place = (place + _NEXT) & mask
+        # Written also when the key is there already: whether it is cannot be predicted.
         tag = table[place, 1]
-        if tag < base:
-            tag = base + count
-            table[place, 0] = key
-            table[place, 1] = tag
-            unique_keys[count] = key
-            count += 1
+        is_new = tag < base
+        tag = base + count if is_new else tag
+        table[place, 0] = key
+        table[place, 1] = tag
+        unique_keys[count] = key
+        count += is_new
         inverse[shift + i] = tag - base
     return count
 
@@ -350,16 +338,23 @@ def _sum_by_key(inverse: Int32sIn, values: RowsIn, sums: Rows) -> None:
     starts = np.empty(sums.shape[0] + 1, np.int64)
     positions = np.empty(inverse.shape[0], np.int32)
     group_positions(inverse, starts, positions)
-    chunk = np.empty(dim, np.float32)
+    chunk, one = np.empty(dim, np.float32), np.float32(1.0)
     values_start, sums_start = values.ctypes.data, sums.ctypes.data
     for id in range(sums.shape[0]):
-        begin, count = starts[id], starts[id + 1] - starts[id]
+        first, last = starts[id], starts[id + 1]
         total = row_at(sums_start, id, dim, dim)
-        if count == 0:
+        if first == last:
             total[:] = np.float32(0.0)
-        for place in range(count):
-            value = row_at(values_start, positions[begin + place], dim, dim)
-            add_occurrence(total, chunk, place, count, value, np.float32(1.0), PLAIN)
+        for begin in range(first, last, CHUNK_OCCURRENCES):
+            part = total if begin == first else chunk
+            for k in range(begin, min(begin + CHUNK_OCCURRENCES, last)):
+                value = row_at(values_start, positions[k], dim, dim)
+                if k == begin:
+                    start_sum(part, value, one, PLAIN)
+                else:
+                    add_to_sum(part, value, one, PLAIN)
+            if begin != first:
+                add_to_sum(total, chunk, one, PLAIN)
 
 
 def table_places(key_count: int) -> int:

@@ -25,7 +25,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -129,7 +129,7 @@ def kernel(function: Function) -> Function:
 def building_block(function: Function) -> Function:
     """Make `function` callable from kernels (not from Python, where it would compile on the
     spot)."""
-    return cast(Function, njit(**_OPTIONS)(function))
+    return cast(Function, njit(forceinline=True, **_OPTIONS)(function))
 
 
 def compile_kernels() -> None:
@@ -240,3 +240,26 @@ def bit_count(typing_context: Any, bits: Any) -> Any:
         return builder.ctpop(arguments[0])
 
     return types.int64(types.int64), generate
+
+
+@_intrinsic
+def crc32c_word(typing_context: Any, crc: Any, word: Any) -> Any:
+    """Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        i64 = ir.IntType(64)
+        name, kind = "llvm.x86.sse42.crc32.64.64", ir.FunctionType(i64, [i64, i64])
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        return builder.call(function, arguments)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+def processor_has(feature: str) -> bool:
+    """Say whether kernels may use a feature of the processor, by LLVM's name for it."""
+    return bool(binding.get_host_cpu_features().get(feature, False))
+
+
+def c_function(name: str, returns: Any, *arguments: Any) -> Any:
+    """Return a function of the C library, for kernels. By name: a pointer could not be cached."""
+    return types.ExternalFunction(name, returns(*arguments))

@@ -1,12 +1,12 @@
 """The arena: `cache_bytes` shared between pools, slab by slab, on demand.
 
-A **slab** is a run of slots of one pool. A pool asks for one when it has no free slot; while the budget
-lasts it gets it, and only when it is spent are rows evicted. Everything of a slot counts: its row, its
-metadata and its share of the index.
+A **slab** is a run of slots of one pool. A pool asks for one when it has no free slot; while the
+budget lasts it gets it, and only when it is spent are rows evicted. Everything of a slot counts:
+its row, its metadata and its share of the index.
 
-A pool that comes late must not starve: each pool has a **floor**, an equal part of half the budget (and one
-slab at least). A pool below its floor may take a slab from the pool that is furthest above its own; that
-pool evicts the rows of its last slab first.
+A pool that comes late must not starve: each pool has a **floor**, an equal part of half the budget
+(and one slab at least). A pool below its floor may take a slab from the pool that is furthest above
+its own; that pool evicts the rows of its last slab first.
 """
 
 from typing import Protocol
@@ -48,7 +48,9 @@ class Arena:
 
     @property
     def slab_bytes(self) -> int:
-        """The size that a pool's slabs aim at: small enough to share fairly, large enough to be few."""
+        """The size that a pool's slabs aim at: small enough to share fairly, large enough to be
+        few.
+        """
         return min(max(self.budget_bytes // _SLABS, _SLAB_BYTES_MIN), _SLAB_BYTES_MAX)
 
     @property
@@ -67,7 +69,8 @@ class Arena:
         if not self.grant(pool):
             self.pools.remove(pool)
             raise CapacityError(
-                f"cache_bytes is {self.budget_bytes}, of which {self.memory_bytes} are in use: a pool of this row "
+                f"cache_bytes is {self.budget_bytes}, of which {self.memory_bytes} are in use: "
+                "a pool of this row "
                 f"size needs {pool.grown_bytes}; open the store with a larger cache_bytes"
             )
 
@@ -76,7 +79,9 @@ class Arena:
         self.pools.remove(pool)
 
     def grant(self, pool: Holder) -> bool:
-        """Say whether the pool may add one slab now; take slabs from others if it is below its floor."""
+        """Say whether the pool may add one slab now; take slabs from others if it is below its
+        floor.
+        """
         needed = pool.grown_bytes - pool.memory_bytes
         while self.memory_bytes + needed > self.budget_bytes:
             floor = self.budget_bytes // (2 * len(self.pools))

@@ -1,7 +1,8 @@
 """Row key -> slot: the cache's index, sized by slots and never by the length of a table.
 
-The structure is the device's (two-choice buckets and a small stash, device/base.py); here is only what
-keeps it usable: it grows with the slots, and is built anew, larger, in the rare case that the stash fills.
+The structure is the device's (two-choice buckets and a small stash, device/base.py); here is only
+what keeps it usable: it grows with the slots, and is built anew, larger, in the rare case that the
+stash fills.
 """
 
 import numpy as np
@@ -33,7 +34,10 @@ class SlotIndex:
             self._rebuild(slot_count, slot_keys)
 
     def probe(self, keys: Keys, slots: Slots) -> int:
-        """Write each key's slot, or -1, into `slots`; return how many are absent. Pure: any thread."""
+        """Write each key's slot, or -1, into `slots`; return how many are absent.
+
+        Pure: any thread.
+        """
         return self._device.probe(self._arrays, keys, slots)
 
     def insert(self, keys: Keys, slots: Slots, slot_keys: Keys) -> None:

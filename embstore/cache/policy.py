@@ -1,20 +1,21 @@
 """Eviction policies: a score for each slot, and victims in order of score.
 
-The **clock** counts calls (and parts of calls): every row that a call touches gets the call's clock, once,
-however often its key is repeated. A row of the running call therefore has the current clock, and is no
-victim while the call runs; a call needs no other pins.
+The **clock** counts calls (and parts of calls): every row that a call touches gets the call's
+clock, once, however often its key is repeated. A row of the running call therefore has the current
+clock, and is no victim while the call runs; a call needs no other pins.
 
     lru   score = clock
-    lfu   score = count << 40 | clock: how many calls touched the row since it came, then how recently
+    lfu   score = count << 40 | clock: calls since the row came, then how recently
 
-LFU ages: after `AGEING_TOUCHES` touches for every slot all counts are halved, so a set that was hot leaves
-after a few halvings (a count of 1,000 is worth nothing after ten). A new row has count 1 and the newest
-clock, so among rows touched once the oldest goes first.
+LFU ages: after `AGEING_TOUCHES` touches for every slot all counts are halved, so a set that was hot
+leaves after a few halvings (a count of 1,000 is worth nothing after ten). A new row has count 1 and
+the newest clock, so among rows touched once the oldest goes first.
 
-Victims are selected for many evictions at once, because selection reads every score: the slots of lowest
-score are queued in ascending order with their scores. A queued slot whose score has changed was touched, or
-is another row's by now, and is passed over. Under LRU the queue is exact: whatever is touched later scores
-above everything in it. Under LFU new rows may undercut the end of the queue; it is kept short instead.
+Victims are selected for many evictions at once, because selection reads every score: the slots of
+lowest score are queued in ascending order with their scores. A queued slot whose score has changed
+was touched, or is another row's by now, and is passed over. Under LRU the queue is exact: whatever
+is touched later scores above everything in it. Under LFU new rows may undercut the end of the
+queue; it is kept short instead.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from embstore.device.base import Device, Slots
 POLICIES = ("lru", "lfu")
 AGEING_TOUCHES = 10
 _QUEUE_SHARE = 64
-"""One slot in so many is queued at a time: 64 scores are read for one victim, some tens of nanoseconds."""
+"""One slot in so many is queued at a time: 64 scores are read for one victim, some tens of
+nanoseconds.
+"""
 
 
 @dataclass

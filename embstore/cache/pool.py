@@ -1,22 +1,24 @@
 """A pool: the resident rows of all tables of one layout, and the batched verbs on them.
 
-A **layout** is (dim, state, optimizer kind); tables that share it share slots, so a call over many tables
-is one probe, one gather, one apply. A row is one record that moves as a whole: weights, then state.
+A **layout** is (dim, state, optimizer kind); tables that share it share slots, so a call over many
+tables is one probe, one gather, one apply. A row is one record that moves as a whole: weights, then
+state.
 
 Each **slot** is free or resident. What is true between commands (`check_integrity`):
 
 - a row key has at most one slot; the index has exactly the resident keys
-- `slot_keys[slot]` is EMPTY_KEY exactly for free slots, and each free slot stands once in the free list
+- `slot_keys[slot]` is EMPTY_KEY exactly for free slots, and each free slot stands once in the free
+  list
 - `dirty[slot]` says that the slot's row is newer than what storage has; a free slot is clean
 - a row's newest content is its slot's if it has one, else storage's, else its initializer's
 
-`hold` makes rows resident: it changes where rows are and never what they are, so it may fail at any point
-(a full disk, a corrupt record) with nothing lost. Missing rows are read into staging first, then victims
-make room (the dirty ones logged, room for which is reserved before), then the rows are placed and indexed;
-staging bounds each round.
+`hold` makes rows resident: it changes where rows are and never what they are, so it may fail at any
+point (a full disk, a corrupt record) with nothing lost. Missing rows are read into staging first,
+then victims make room (the dirty ones logged, room for which is reserved before), then the rows are
+placed and indexed; staging bounds each round.
 
-A call with more unique keys than slots is done in **parts** that fit: its lookups gather through a buffer
-of whole rows, its writes hold and apply part by part.
+A call with more unique keys than slots is done in **parts** that fit: its lookups gather through a
+buffer of whole rows, its writes hold and apply part by part.
 """
 
 from collections.abc import Callable, Iterator
@@ -173,7 +175,9 @@ class Pool:
         self.device.release_rows(self.rows, low, high)
 
     def part_keys(self, count: int) -> int:
-        """Return how many of `count` unique keys one part may hold, adding slabs where the arena has them."""
+        """Return how many of `count` unique keys one part may hold, adding slabs where the arena
+        has them.
+        """
         while self.slot_count < count and self._grow():
             pass
         return min(count, self.slot_count)
@@ -187,10 +191,12 @@ class Pool:
     # Residency
 
     def hold(self, keys: Keys, inverse: NDArray[np.int32] | None = None) -> Slots:
-        """Make unique row keys resident, touch them, and return their slots (valid until the next call).
+        """Make unique row keys resident, touch them, and return their slots (valid until the next
+        call).
 
-        len(keys) <= slot_count. Contents do not change. A lookup gives its `inverse`, by which hits are
-        counted; a write, whose rows were as a rule just looked up, would only flatter the counters.
+        len(keys) <= slot_count. Contents do not change. A lookup gives its `inverse`, by which hits
+        are counted; a write, whose rows were as a rule just looked up, would only flatter the
+        counters.
 
         Raises
         ------
@@ -248,7 +254,7 @@ class Pool:
         return self._free[self._free_count : self._free_count + count].copy()
 
     def _evict(self, slots: Slots) -> None:
-        """Free resident slots; the dirty ones are logged first, for which room has been reserved."""
+        """Free resident slots; dirty ones are logged first (room has been reserved)."""
         keys = self._slot_keys[slots]
         dirty = self.dirty[slots] != 0
         count = int(np.count_nonzero(dirty))
@@ -324,8 +330,8 @@ class Pool:
     def prepare_write(self, keys: Keys) -> Held | None:
         """Do everything of a write that can be refused, before the first row changes.
 
-        What fits is made resident, and is returned. What does not is written in parts, for all victims
-        of which room is reserved.
+        What fits is made resident, and is returned. What does not is written in parts, for all
+        victims of which room is reserved.
 
         Raises
         ------
@@ -339,9 +345,11 @@ class Pool:
     def write(
         self, keys: Keys, held: Held | None, change: Callable[[Slots, int, int], None]
     ) -> None:
-        """Have `change(slots, low, high)` change and mark dirty the rows of keys[low:high], part by part.
+        """Have `change(slots, low, high)` change and mark dirty the rows of keys[low:high], part by
+        part.
 
-        `held` is what `prepare_write` returned. A failure from here on leaves the store half written.
+        `held` is what `prepare_write` returned. A failure from here on leaves the store half
+        written.
         """
         with self.storage.no_way_back():
             if held is not None and held.releases == self._releases:
@@ -351,7 +359,10 @@ class Pool:
                 change(self.hold(keys[low:high]), low, high)
 
     def peek_rows(self, keys: Keys) -> Rows:
-        """Return a copy of unique rows, whole records. Leaves no trace in the cache or its scores."""
+        """Return a copy of unique rows, whole records.
+
+        Leaves no trace in the cache or its scores.
+        """
         slots = np.empty(len(keys), np.int64)
         missing = self.index.probe(keys, slots)
         if not missing:
@@ -366,7 +377,9 @@ class Pool:
         return rows
 
     def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return a copy of those of some unique rows that were ever written, and which of `keys` they are."""
+        """Return a copy of those of some unique rows that were ever written, and which of `keys`
+        they are.
+        """
         slots = np.empty(len(keys), np.int64)
         self.index.probe(keys, slots)
         resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)

@@ -53,21 +53,23 @@ def apply(
     start, stride = rows.ctypes.data, rows.shape[1]
     sums_start, dim = sums.ctypes.data, sums.shape[1]
     scalars_start, columns = scalars.ctypes.data, scalars.shape[1]
-    dirty_start = dirty.ctypes.data
+    state_start, dirty_start = start + 4 * dim, dirty.ctypes.data
     partials = np.empty(PARTIALS, np.float32)
     for i in range(low, high):
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
             prefetch_to_write(dirty_start + slots[i + AHEAD])
-        record = row_at(start, slots[i], stride, stride)
+        weights = row_at(start, slots[i], stride, dim)
+        state = row_at(state_start, slots[i], stride, dim)
         g = row_at(sums_start, i, dim, dim)
         of_table = row_at(scalars_start, keys[i] >> KEY_BITS, columns, columns)
         if kind == SGD:
-            update_sgd(record, g, of_table)
+            update_sgd(weights, g, of_table)
         elif kind == ADAGRAD:
-            update_adagrad(record, g, of_table)
+            update_adagrad(weights, state, g, of_table)
         elif kind == ROWWISE_ADAGRAD:
-            update_rowwise_adagrad(record, g, of_table, partials)
+            update_rowwise_adagrad(weights, state, g, of_table, partials)
         else:
-            update_adam(record, g, of_table)
+            v = row_at(state_start + 4 * dim, slots[i], stride, dim)
+            update_adam(weights, state, v, g, of_table)
         dirty[slots[i]] = 1

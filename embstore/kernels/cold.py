@@ -1,22 +1,24 @@
-"""Rows that are on the disk and not in memory: find that out, and ask for them all before touching one.
+"""Rows that are on the disk and not in memory: find that out, and ask for them all before touching
+one.
 
 Touching cold pages of a map one by one costs a disk latency each; asking for each with
-MADV_WILLNEED first, in page order, lets the disk work on them together (20,000 random rows of a cold 6 GB
-file: 4.9 s with a plain map, 0.25 s so). A system call per page is too dear for rows that are in memory,
-so a sample of the pages decides.
+MADV_WILLNEED first, in page order, lets the disk work on them together (20,000 random rows of a
+cold 6 GB file: 4.9 s with a plain map, 0.25 s so). A system call per page is too dear for rows that
+are in memory, so a sample of the pages decides.
 """
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from embstore.arithmetic.jit import Int, Int64sIn, Uint8s, Uint64sIn, address, kernel
+from embstore.arithmetic.jit import Int, Int64sIn, Uint8s, Uint64sIn, address, c_function, kernel
 
 _PAGE = np.uint64(4096)
 _WILLNEED = 3
-# Symbols of the C library by name: a ctypes pointer would keep the kernels out of Numba's disk cache.
-_mincore = types.ExternalFunction("mincore", types.int32(types.uint64, types.uint64, types.int64))
-_madvise = types.ExternalFunction("madvise", types.int32(types.uint64, types.uint64, types.int32))
+# Symbols of the C library by name: a ctypes pointer would keep the kernels out of Numba's disk
+# cache.
+_mincore = c_function("mincore", types.int32, types.uint64, types.uint64, types.int64)
+_madvise = c_function("madvise", types.int32, types.uint64, types.uint64, types.int32)
 
 
 @kernel
@@ -61,7 +63,9 @@ _SAMPLE = 64
 
 
 def ask_for_cold_pages(addresses: NDArray[np.uint64], size: int) -> bool:
-    """Ask for the pages of all records if a sample shows that some are on the disk; say whether it did."""
+    """Ask for the pages of all records if a sample shows that some are on the disk; say whether it
+    did.
+    """
     flag = np.zeros(1, np.uint8)
     step = max(1, len(addresses) // _SAMPLE)
     if not count_absent(addresses, step, flag, address(flag)):

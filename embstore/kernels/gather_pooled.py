@@ -10,7 +10,15 @@ by one thread, in the order of its positions.
 
 import numpy as np
 
-from embstore.arithmetic.compiled import PLAIN, WEIGHTED, add_occurrence, canonical, row_at
+from embstore.arithmetic.compiled import (
+    CHUNK_OCCURRENCES,
+    PLAIN,
+    WEIGHTED,
+    add_to_sum,
+    canonical,
+    row_at,
+    start_sum,
+)
 from embstore.arithmetic.jit import (
     Bool,
     Float32sIn,
@@ -42,22 +50,28 @@ def gather_pooled(
     chunk = np.empty(dim, np.float32)
     form = WEIGHTED if weights.shape[0] else PLAIN
     coefficient = np.float32(1.0)
-    last = offsets[high]
+    end = offsets[high]
     for bag in range(low, high):
-        begin, count = offsets[bag], offsets[bag + 1] - offsets[bag]
+        first, last = offsets[bag], offsets[bag + 1]
         pooled = row_at(out_start, bag, dim, dim)
-        if count == 0:
+        if first == last:
             pooled[:] = np.float32(0.0)
             continue
-        for place in range(count):
-            i = begin + place
-            if i + AHEAD < last:
-                prefetch_row(start, slots[inverse[i + AHEAD]], stride, dim)
-            if form == WEIGHTED:
-                coefficient = weights[i]
-            value = row_at(start, slots[inverse[i]], stride, dim)
-            add_occurrence(pooled, chunk, place, count, value, coefficient, form)
-        divisor = np.float32(count)
+        for chunk_first in range(first, last, CHUNK_OCCURRENCES):
+            part = pooled if chunk_first == first else chunk
+            for i in range(chunk_first, min(chunk_first + CHUNK_OCCURRENCES, last)):
+                if i + AHEAD < end:
+                    prefetch_row(start, slots[inverse[i + AHEAD]], stride, dim)
+                if form == WEIGHTED:
+                    coefficient = weights[i]
+                value = row_at(start, slots[inverse[i]], stride, dim)
+                if i == chunk_first:
+                    start_sum(part, value, coefficient, form)
+                else:
+                    add_to_sum(part, value, coefficient, form)
+            if chunk_first != first:
+                add_to_sum(pooled, chunk, coefficient, PLAIN)
+        divisor = np.float32(last - first)
         if mean:
             for d in range(dim):
                 pooled[d] = pooled[d] / divisor

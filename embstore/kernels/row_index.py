@@ -1,10 +1,11 @@
-"""The loops of the log index (storage/row_index.py): find, put, repoint over an open-addressing table.
+"""The loops of the log index (storage/row_index.py): find, put, repoint over an open-addressing
+table.
 
     index_keys[at] = key or -1, index_positions[at] = place << 40 | byte offset
 
 Linear probing from the key's home; the table is a power of two in size and never full. One entry a
-key. Keys given to one call may repeat: entries are written in order, so the last counts. Host memory
-only: no device has a twin of this.
+key. Keys given to one call may repeat: entries are written in order, so the last counts. Host
+memory only: no device has a twin of this.
 """
 
 import numpy as np
@@ -91,7 +92,7 @@ def repoint(
     news: Int64sIn,
     live: Int64s,
 ) -> int:
-    """Move entries that still point to `olds` to `news`, or remove them (-1); return how many went."""
+    """Move entries that point to `olds` to `news`, or remove them (-1); return how many went."""
     mask = np.int64(index_keys.shape[0] - 1)
     removed = 0
     for i in range(keys.shape[0]):

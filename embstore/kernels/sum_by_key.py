@@ -17,7 +17,14 @@ busy.
 
 import numpy as np
 
-from embstore.arithmetic.compiled import PLAIN, add_occurrence, row_at, scale_row
+from embstore.arithmetic.compiled import (
+    CHUNK_OCCURRENCES,
+    PLAIN,
+    add_to_sum,
+    row_at,
+    scale_row,
+    start_sum,
+)
 from embstore.arithmetic.jit import (
     Float32,
     Int,
@@ -61,23 +68,26 @@ def sum_by_key(
         coefficients = carray(pointer_at(coefficient_addresses[segment]), size, np.float32)
         has_source, form = source_addresses[segment] != 0, int(forms[segment])
         coefficient = np.float32(1.0)
-        last = starts[end] if begin < end else 0
+        end_of_segment = starts[end] if begin < end else 0
         for id in range(begin, end):
-            first, count = starts[id], starts[id + 1] - starts[id]
+            first, last = starts[id], starts[id + 1]
             total = row_at(sums_start, id, dim, dim)
-            value = total
-            for k in range(first, first + count):
-                if k + AHEAD < last:
-                    ahead = np.int64(positions[k + AHEAD]) - shift
-                    prefetch_row(start, source[ahead] if has_source else ahead, dim, dim)
-                i = np.int64(positions[k]) - shift
-                value = row_at(start, source[i] if has_source else i, dim, dim)
-                if form != PLAIN:
-                    coefficient = coefficients[i]
-                if count > 1 or form != PLAIN:
-                    add_occurrence(total, chunk, k - first, count, value, coefficient, form)
-            if count > 1 or form != PLAIN:
-                value = total
-            if not scale_row(total, scale, value) and not_finite < 0:
+            for chunk_first in range(first, last, CHUNK_OCCURRENCES):
+                part = total if chunk_first == first else chunk
+                for k in range(chunk_first, min(chunk_first + CHUNK_OCCURRENCES, last)):
+                    if k + AHEAD < end_of_segment:
+                        ahead = np.int64(positions[k + AHEAD]) - shift
+                        prefetch_row(start, source[ahead] if has_source else ahead, dim, dim)
+                    i = np.int64(positions[k]) - shift
+                    value = row_at(start, source[i] if has_source else i, dim, dim)
+                    if form != PLAIN:
+                        coefficient = coefficients[i]
+                    if k == chunk_first:
+                        start_sum(part, value, coefficient, form)
+                    else:
+                        add_to_sum(part, value, coefficient, form)
+                if chunk_first != first:
+                    add_to_sum(total, chunk, coefficient, PLAIN)
+            if not scale_row(total, scale) and not_finite < 0:
                 not_finite = id
     return not_finite

@@ -1,7 +1,8 @@
-"""Storage: every row of every table, in an immutable base and a write-back log (design.md, section 4).
+"""Storage: every row of every table, in an immutable base and a write-back log (design.md, section
+4).
 
-Where a row's newest stored content is, in this order: the log, by the log index; else the base, where the
-table's written bitmap has the row; else nowhere, and the row is its initializer's.
+Where a row's newest stored content is, in this order: the log, by the log index; else the base,
+where the table's written bitmap has the row; else nowhere, and the row is its initializer's.
 
     files.py        every file operation, so that a test can record, tear and refuse them
     format.py       magic numbers, headers, page geometry: what is on disk

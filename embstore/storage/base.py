@@ -1,19 +1,21 @@
 """The base: a table's folded rows by key, and the bitmap of which there are any.
 
-Rows stand in sparse segment files at fixed places (format.BaseGeometry). A fold writes whole records into
-pages (`write`), then a new file with the **written bitmap** as of that fold; the catalogue's rename makes
-the bitmap current. A bitmap file never changes, so there is no torn state to mend: before the rename the
-old bitmap is valid, and every row that the fold rewrote in place is still found in the log first.
+Rows stand in sparse segment files at fixed places (format.BaseGeometry). A fold writes whole
+records into pages (`write`), then a new file with the **written bitmap** as of that fold; the
+catalogue's rename makes the bitmap current. A bitmap file never changes, so there is no torn state
+to mend: before the rename the old bitmap is valid, and every row that the fold rewrote in place is
+still found in the log first.
 
 The bitmap is kept by pages of 32,768 keys, only those with a row, in key order:
 
     header | page numbers (int64) | pages (4 KiB each)      header: pages, checksum of what follows
 
-so it grows with the rows written, never with the table. It is checked once, when it is loaded, and then
-read through the map. Holes of the row files are never read.
+so it grows with the rows written, never with the table. It is checked once, when it is loaded, and
+then read through the map. Holes of the row files are never read.
 
-Rejected: a bitmap changed in place (a torn page would need an undo record), and recognising unwritten rows
-by zeros (reading a hole costs a page fault and a page of memory; a lost page would go unnoticed).
+Rejected: a bitmap changed in place (a torn page would need an undo record), and recognising
+unwritten rows by zeros (reading a hole costs a page fault and a page of memory; a lost page would
+go unnoticed).
 """
 
 from dataclasses import dataclass
@@ -72,7 +74,7 @@ class Written:
         return keys[(keys >= low) & (keys < high)]
 
     def blocks(self, block_keys: int) -> Keys:
-        """Return the blocks of `block_keys` keys (a divisor of 32,768) that have a row, ascending."""
+        """Return the blocks of `block_keys` keys (dividing 32,768) that have a row, ascending."""
         per_page = BITMAP_PAGE_KEYS // block_keys
         used = self.bits.reshape(-1, per_page, block_keys // 8).any(axis=2)
         page, block = np.nonzero(used)
@@ -115,7 +117,7 @@ class Written:
             content = file.map(length)[PAGE_BYTES:]
         finally:
             file.close()
-        if checksum(memoryview(content)) != crc:
+        if checksum(content.data) != crc:
             raise CorruptTableError(f"{path}: the written bitmap does not match its checksum")
         return cls(
             content[: 8 * pages].view(np.int64),
@@ -188,8 +190,8 @@ class Base:
     def write(self, keys: Keys, records: NDArray[np.uint64]) -> None:
         """Write records (n, words) of ascending keys (below 2**40) in page order. Not yet durable.
 
-        A page is written whole, with what else stands on it, so that a fold costs one write a run of
-        neighbouring pages.
+        A page is written whole, with what else stands on it, so that a fold costs one write a run
+        of neighbouring pages.
         """
         per_segment = self.geometry.rows_per_segment
         cuts = np.searchsorted(
@@ -204,7 +206,8 @@ class Base:
                 )
 
     def save_written(self, keys: Keys, path: str) -> tuple[Written, str]:
-        """Save the bitmap that also has `keys` (ascending) and return it as read back, with its path.
+        """Save the bitmap that also has `keys` (ascending) and return it as read back, with its
+        path.
 
         Read back, because the map costs no memory of the process, whatever the size of the table.
         """
@@ -233,7 +236,8 @@ class Base:
         result = []
         for number in np.union1d(starts // per_segment, ends // per_segment).tolist():
             end = (number + 1) * per_segment
-            # The last page before the end may have only keys beyond it; the one before has none beyond.
+            # The last page before the end may have only keys beyond it; the one before has none
+            # beyond.
             last_two = starts[max(int(np.searchsorted(starts, end)) - 2, 0)]
             keys = written.keys_between(max(int(last_two), number * per_segment), end)
             if len(keys):
@@ -276,7 +280,7 @@ class Base:
                 length = (int(last_pages[high - 1]) + 1) * PAGE_BYTES - first
                 buffer = np.frombuffer(bytearray(file.read(first, length)), np.uint8)
                 overlay(buffer, first, places[low:high], records[low:high].view(np.uint8))
-                file.write(first, memoryview(buffer))
+                file.write(first, buffer.data)
         finally:
             file.close()
 
@@ -308,7 +312,7 @@ class Base:
 
 
 def _runs(pages: NDArray[np.int64], last_pages: NDArray[np.int64]) -> list[int]:
-    """Cut ascending records into runs of neighbouring pages, at most _WRITE_PAGES_MAX pages each."""
+    """Cut ascending records into runs of neighbouring pages, of bounded length."""
     apart = np.flatnonzero(pages[1:] > last_pages[:-1] + 1) + 1
     cuts = [0, *apart.tolist(), len(pages)]
     runs = [0]

@@ -1,13 +1,14 @@
 """The catalogue: everything that is committed, in one small file replaced by rename.
 
-A **commit** is a rename. Before it, all that the new catalogue names is on the disk; after it, what it no
-longer names may go. So a crash finds the old catalogue or the new one, and files that neither names are
-leftovers to remove.
+A **commit** is a rename. Before it, all that the new catalogue names is on the disk; after it, what
+it no longer names may go. So a crash finds the old catalogue or the new one, and files that neither
+names are leftovers to remove.
 
-A **state** is what the store was at a commit: the tables with their identity and tunables, and the command
-number. Its rows are the base, then the segments with ``commit <= state.commit``, the later record winning.
-The **head** is the newest state; a **checkpoint** is a state kept under the caller's label. A fold moves
-segments into the base only up to the oldest kept checkpoint, so that every kept state stays readable.
+A **state** is what the store was at a commit: the tables with their identity and tunables, and the
+command number. Its rows are the base, then the segments with ``commit <= state.commit``, the later
+record winning. The **head** is the newest state; a **checkpoint** is a state kept under the
+caller's label. A fold moves segments into the base only up to the oldest kept checkpoint, so that
+every kept state stays readable.
 
 Commit numbers grow for ever, as do segment numbers, table ids and the epoch (which counts restores:
 what a client knew of an older epoch is void).
@@ -87,7 +88,9 @@ class Catalogue:
 
     @property
     def fold_horizon(self) -> int:
-        """The newest commit whose segments may be folded: the oldest kept checkpoint's, else the head's."""
+        """The newest commit whose segments may be folded: the oldest kept checkpoint's, else the
+        head's.
+        """
         return self.checkpoints[0].state.commit if self.checkpoints else self.head.commit
 
     def checkpoint(self, label: str) -> Checkpoint | None:
@@ -95,7 +98,9 @@ class Catalogue:
         return next((c for c in self.checkpoints if c.label == label), None)
 
     def interval(self, commit: int) -> int:
-        """Return which stretch between kept checkpoints a commit lies in: how many are older than it."""
+        """Return which stretch between kept checkpoints a commit lies in: how many are older than
+        it.
+        """
         return sum(c.state.commit < commit for c in self.checkpoints)
 
     def table_ids(self) -> set[int]:
@@ -104,7 +109,9 @@ class Catalogue:
         return {t.table_id for state in states for t in state.tables}
 
     def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
-        """Return the catalogue whose head is a kept checkpoint: what is newer is gone, but not `command`."""
+        """Return the catalogue whose head is a kept checkpoint: what is newer is gone, but not
+        `command`.
+        """
         commit = checkpoint.state.commit
         return replace(
             self,

@@ -1,11 +1,13 @@
 """Every file operation of the store, under one root directory.
 
-Nothing else in embstore opens, writes, renames or removes a file. That makes three promises testable: a
-test's subclass records the operations and rebuilds the directory as it may stand after a power cut at any
-of them; it refuses one (a full disk, a broken one); and it stops at one, by name.
+Nothing else in embstore opens, writes, renames or removes a file. That makes three promises
+testable: a test's subclass records the operations and rebuilds the directory as it may stand after
+a power cut at any of them; it refuses one (a full disk, a broken one); and it stops at one, by
+name.
 
-An operation that the system refuses raises CapacityError where room was lacking (disk, quota, file size)
-and StorageError otherwise, both naming the file. Paths are relative to the root, with '/' between parts.
+An operation that the system refuses raises CapacityError where room was lacking (disk, quota, file
+size) and StorageError otherwise, both naming the file. Paths are relative to the root, with '/'
+between parts.
 """
 
 import errno
@@ -40,7 +42,10 @@ def _named(path: str) -> Iterator[None]:
 
 
 class File:
-    """One open file. Positions and lengths are in bytes; writes go where they are told, never appended."""
+    """One open file.
+
+    Positions and lengths are in bytes; writes go where they are told, never appended.
+    """
 
     def __init__(self, owner: "Files", path: str, descriptor: int) -> None:
         self._owner = owner
@@ -63,7 +68,9 @@ class File:
             self._owner._write(self, offset, memoryview(data).cast("B"))
 
     def allocate(self, offset: int, length: int) -> None:
-        """Have the disk set `length` bytes aside at `offset`, so that writing them cannot run out of room."""
+        """Have the disk set `length` bytes aside at `offset`, so that writing them cannot run out
+        of room.
+        """
         with _named(self.path):
             self._owner._allocate(self, offset, length)
 
@@ -73,12 +80,18 @@ class File:
             self._owner._truncate(self, length)
 
     def sync(self) -> None:
-        """Return once what was written is on the disk. A failure is final: never taken for success later."""
+        """Return once what was written is on the disk.
+
+        A failure is final: never taken for success later.
+        """
         with _named(self.path):
             self._owner._sync(self)
 
     def map(self, length: int) -> NDArray[np.uint8]:
-        """Map the first `length` bytes for reading; later writes show through. Advice: random access."""
+        """Map the first `length` bytes for reading; later writes show through.
+
+        Advice: random access.
+        """
         with _named(self.path):
             mapping = mmap.mmap(self.descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
             mapping.madvise(mmap.MADV_RANDOM)
@@ -94,8 +107,8 @@ class File:
 class Files:
     """The file operations of one store, rooted at a directory.
 
-    The underscored methods are the system calls that change something: what a fault-injecting subclass
-    overrides.
+    The underscored methods are the system calls that change something: what a fault-injecting
+    subclass overrides.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -131,7 +144,9 @@ class Files:
             return File(self, path, self._create(path))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Make `path` hold `content`, all of it or the old one, durably: write beside, sync, rename, sync."""
+        """Make `path` hold `content`, all of it or the old one, durably: write beside, sync,
+        rename, sync.
+        """
         beside = f"{path}.new"
         file = self.create(beside)
         try:
@@ -171,7 +186,10 @@ class Files:
             self._sync_directory(path)
 
     def reached(self, point: str) -> None:
-        """Called at the named points between operations. Does nothing; a test stops the process there."""
+        """Called at the named points between operations.
+
+        Does nothing; a test stops the process there.
+        """
 
     def lock(self, path: str, *, shared: bool) -> File:
         """Take the lock of a file, made if need be, until the returned file is closed.
@@ -192,7 +210,8 @@ class Files:
                 if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise
                 raise StoreInUseError(
-                    f"{self.root} is in use by another store ({'a writer' if shared else 'a reader or writer'}); "
+                    f"{self.root} is in use by another store "
+                    f"({'a writer' if shared else 'a reader or writer'}); "
                     "close it first"
                 ) from exc
         return File(self, path, descriptor)

@@ -1,18 +1,18 @@
 """What is on disk: magic numbers, headers, and where a row stands. Little-endian throughout.
 
 store.json       {"format", "endianness", "store_id"}: read before anything else is believed
-CATALOGUE        one line "EMBSTORE CATALOGUE <format> <blake2b of the rest>", then JSON (catalogue.py)
+CATALOGUE        a line with magic, format and blake2b, then JSON (catalogue.py)
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/T/S.rows    header page, then pages of records by key; sparse (base.py)
-base/T/G.written which rows the base holds as of one fold; never changed, replaced by the next (base.py)
+base/T/G.written which rows the base holds as of one fold; never changed (base.py)
 
-A **record** is the same everywhere: crc32c (8 bytes, upper four zero), row key (8), the row's weights and
-state as fp32, padded to 16 bytes. The checksum covers row key and row, so a record read from the wrong
-place fails as surely as one with a flipped bit.
+A **record** is the same everywhere: crc32c (8 bytes, upper four zero), row key (8), the row's
+weights and state as fp32, padded to 16 bytes. The checksum covers row key and row, so a record read
+from the wrong place fails as surely as one with a flipped bit.
 
-A **header** is 64 bytes on a page of its own: magic (8), format (4), byte order mark (4), store id (16),
-two numbers of the file's kind (16), zero (8), crc32c of the first 56 bytes (8). A file of another store is
-refused.
+A **header** is 64 bytes on a page of its own: magic (8), format (4), byte order mark (4), store id
+(16), two numbers of the file's kind (16), zero (8), crc32c of the first 56 bytes (8). A file of
+another store is refused.
 """
 
 import struct
@@ -68,7 +68,8 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
         raise CorruptTableError(f"{path}: the header's checksum does not match")
     if version != FORMAT or order != _BYTE_ORDER:
         raise TableMismatchError(
-            f"{path}: expected format {FORMAT}, little-endian, found format {version}, mark {order:#x}"
+            f"{path}: expected format {FORMAT}, little-endian, found format {version}, mark "
+            f"{order:#x}"
         )
     if found_id != store_id:
         raise CorruptTableError(
@@ -79,7 +80,9 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
 
 @dataclass(frozen=True)
 class BaseGeometry:
-    """Where the base keeps key k of a table: no record straddles a page unless it is larger than one."""
+    """Where the base keeps key k of a table: no record straddles a page unless it is larger than
+    one.
+    """
 
     record_bytes: int
     segment_bytes: int

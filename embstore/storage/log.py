@@ -1,12 +1,14 @@
-"""The write-back log: the segments that have not been folded, and the index of their newest records.
+"""The write-back log: the segments that have not been folded, and the index of their newest
+records.
 
-A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is found
-through the index. Segments are ordered; the later record of a key wins. Each has a **place**, the small
-number that positions carry; a place is given again only when no index entry and no merge can name it.
+A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is
+found through the index. Segments are ordered; the later record of a key wins. Each has a **place**,
+the small number that positions carry; a place is given again only when no index entry and no merge
+can name it.
 
 `live` counts the records of a place that the index points to: exact for the state in memory. A kept
-checkpoint may need a record that memory has superseded, so its segments' counts are **frozen** when the
-checkpoint is made, at what that checkpoint needs.
+checkpoint may need a record that memory has superseded, so its segments' counts are **frozen** when
+the checkpoint is made, at what that checkpoint needs.
 
 Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import CapacityError
+from embstore.kernels.row_index import PLACE_BITS
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.files import Files
-from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
+from embstore.storage.row_index import OFFSET_MASK, RowIndex
 from embstore.storage.segment import (
     Segment,
     SegmentWriter,
@@ -28,7 +31,10 @@ from embstore.storage.segment import (
 
 
 class Log:
-    """All log segments of a store. Engine thread only; a merge's thread reads sealed segments' maps."""
+    """All log segments of a store.
+
+    Engine thread only; a merge's thread reads sealed segments' maps.
+    """
 
     def __init__(self, files: Files, store_id: bytes, *, segment_bytes: int, rows_max: int) -> None:
         self.index = RowIndex()
@@ -93,7 +99,8 @@ class Log:
         """
         if self.index.size + records > self._rows_max:
             raise CapacityError(
-                f"the log index holds {self.index.size} rows and may hold {self._rows_max}: make a checkpoint, "
+                f"the log index holds {self.index.size} rows and may hold {self._rows_max}: "
+                "make a checkpoint, "
                 "so that rows can be folded into the base, or raise limits.log_rows_max"
             )
         if self._writer is not None and not self._writer.fits(records, record_bytes):
@@ -131,7 +138,9 @@ class Log:
     def locate(
         self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
     ) -> int:
-        """Write the address of each key's newest record, 0 where the log has none; return how many it has."""
+        """Write the address of each key's newest record, 0 where the log has none; return how many
+        it has.
+        """
         self.index.find(keys, positions)
         found = positions >= 0
         offsets = (positions & OFFSET_MASK).astype(np.uint64)
@@ -148,9 +157,9 @@ class Log:
     ) -> None:
         """Put one segment, or none, in the place of merged ones.
 
-        keys, olds : (n,) the records that were kept and where they were; `new` holds them in this order.
-        The new segment stands where the newest of the old ones stood: what it holds is newer than anything
-        older, and nothing newer holds its keys.
+        keys, olds : (n,) the records that were kept and where they were; `new` holds them in this
+        order. The new segment stands where the newest of the old ones stood: what it holds is newer
+        than anything older, and nothing newer holds its keys.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
         self.index.repoint(keys, olds, news, self.live)
@@ -172,7 +181,7 @@ class Log:
         self.index.repoint(keys, olds, np.full(len(keys), -1, np.int64), self.live)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if `live` does not count what the index points to, place by place."""
+        """Raise AssertionError if `live` does not count what the index points to."""
         counted = np.bincount(self.index.positions() >> PLACE_BITS, minlength=len(self.live))
         current = [self._writer.segment] if self._writer else []
         for segment in [*self.segments, *current]:
@@ -180,7 +189,8 @@ class Log:
             right = live >= found if self.is_frozen(segment) else live == found
             if not right or live > segment.records:
                 raise AssertionError(
-                    f"{segment.path}: {live} live of {segment.records} records, the index has {found}"
+                    f"{segment.path}: {live} live of {segment.records} records, the index has "
+                    f"{found}"
                 )
         if counted.sum() != sum(counted[s.place] for s in [*self.segments, *current]):
             raise AssertionError("the log index points to a segment that is gone")

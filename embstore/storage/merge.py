@@ -1,15 +1,17 @@
-"""Merges: the newest records of some sealed segments, written to the base (fold) or to a segment (compaction).
+"""Merges: the newest records of some sealed segments, written to the base (fold) or to a segment
+(compaction).
 
-A **fold** takes the oldest committed segments, none newer than the oldest kept checkpoint, and writes the
-newest record of each key into the base. A **compaction** takes segments of which less than half is still
-live, or many small ones, and writes the live records to one new segment.
+A **fold** takes the oldest committed segments, none newer than the oldest kept checkpoint, and
+writes the newest record of each key into the base. A **compaction** takes segments of which less
+than half is still live, or many small ones, and writes the live records to one new segment.
 
-A merge runs on a thread of its own between two steps on the engine thread. `plan` chose the segments and,
-for a compaction, the records (live by the index at that moment). `run` reads sealed segments, which never
-change, and writes files that nothing names yet. `install` (storage.py) makes the result current: the
-catalogue's rename if committed segments are replaced, then index entries *that still point to the old
-records*, so whatever happened meanwhile is newer and stays. A crash at any point leaves either the old
-files or the new ones named; what is not named is removed at the next opening, and the merge is done again.
+A merge runs on a thread of its own between two steps on the engine thread. `plan` chose the
+segments and, for a compaction, the records (live by the index at that moment). `run` reads sealed
+segments, which never change, and writes files that nothing names yet. `install` (storage.py) makes
+the result current: the catalogue's rename if committed segments are replaced, then index entries
+*that still point to the old records*, so whatever happened meanwhile is newer and stays. A crash at
+any point leaves either the old files or the new ones named; what is not named is removed at the
+next opening, and the merge is done again.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +25,9 @@ from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.errors import CorruptTableError
 from embstore.kernels.cold import ask_for_cold_pages
 from embstore.kernels.records import copy_records
+from embstore.kernels.row_index import PLACE_BITS
 from embstore.storage.base import Base, Written
-from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS
+from embstore.storage.row_index import OFFSET_MASK
 from embstore.storage.segment import Segment, SegmentWriter, record_sizes
 
 _CHUNK_BYTES = 8 << 20
@@ -121,13 +124,16 @@ class Merge:
         if wrong >= 0:
             key = int(keys[wrong])
             raise CorruptTableError(
-                f"the log's record of table {key >> KEY_BITS}, key {key & KEY_MASK} fails its checksum"
+                f"the log's record of table {key >> KEY_BITS}, key {key & KEY_MASK} fails its "
+                "checksum"
             )
         return records
 
 
 def newest(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
-    """Return the keys of some segments, ascending, each with the position of its newest record there."""
+    """Return the keys of some segments, ascending, each with the position of its newest record
+    there.
+    """
     parts = [segment.keys_and_positions() for segment in segments]
     keys = np.concatenate([k for k, _ in parts])
     positions = np.concatenate([p for _, p in parts])

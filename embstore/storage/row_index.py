@@ -1,11 +1,13 @@
 """The log index: row key -> where the row's newest record is in the log.
 
-Open addressing with linear probing at a load of at most 0.7, because its lookups are by the thousand
-and touch one cache line each; removal shifts the following entries back, so that no tombstone ever slows a
-probe. It has one entry per distinct row since the last fold, which bounds it (design.md, section 4).
+Open addressing with linear probing at a load of at most 0.7, because its lookups are by the
+thousand and touch one cache line each; removal shifts the following entries back, so that no
+tombstone ever slows a probe. It has one entry per distinct row since the last fold, which bounds it
+(design.md, section 4).
 
-A **position** is ``place << 40 | byte offset``: a place is a small number that a log segment holds while
-records of it can be found (log.py). `live` counts, by place, the records that are some key's newest.
+A **position** is ``place << 40 | byte offset``: a place is a small number that a log segment holds
+while records of it can be found (log.py). `live` counts, by place, the records that are some key's
+newest.
 """
 
 import numpy as np
@@ -57,7 +59,7 @@ class RowIndex:
         news: NDArray[np.int64],
         live: NDArray[np.int64],
     ) -> None:
-        """Where a key still points to its old position, point it to the new one, or to none (-1)."""
+        """Point keys that still have their old position to the new one, or to none (-1)."""
         self.size -= repoint(self._keys, self._positions, keys, olds, news, live)
 
     def keys_between(self, low: int, high: int) -> Keys:

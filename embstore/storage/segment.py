@@ -5,15 +5,17 @@ A segment is a header page, records back to back, and, once **sealed**, a key in
     header | record record ... | key (int64) of each record | runs | trailer
     runs: (first record, byte offset, record bytes) wherever the record size changes, as three int64
 
-The index holds the keys in the order they were appended, repeats included: sealing costs one write, and
-reading it back in order gives the newest of each key without touching a row. Sorting is left to merges,
-which need it. The trailer (64 bytes, at the end) counts records and runs and has their checksum.
+The index holds the keys in the order they were appended, repeats included: sealing costs one write,
+and reading it back in order gives the newest of each key without touching a row. Sorting is left to
+merges, which need it. The trailer (64 bytes, at the end) counts records and runs and has their
+checksum.
 
-Room is set aside before a command changes anything (`reserve`), index and trailer included, so that what
-`append` writes cannot fail for lack of it. One segment takes all victims of a command, so a segment may be
-larger than the configured size, never smaller than a command needs.
+Room is set aside before a command changes anything (`reserve`), index and trailer included, so that
+what `append` writes cannot fail for lack of it. One segment takes all victims of a command, so a
+segment may be larger than the configured size, never smaller than a command needs.
 
-A sealed segment never changes. Its map stays readable after the file is removed, for whoever still reads.
+A sealed segment never changes. Its map stays readable after the file is removed, for whoever still
+reads.
 """
 
 import struct
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import CorruptTableError
+from embstore.kernels.row_index import PLACE_BITS
 from embstore.storage.files import File, Files
 from embstore.storage.format import (
     LOG_MAGIC,
@@ -32,7 +35,6 @@ from embstore.storage.format import (
     pack_header,
     unpack_header,
 )
-from embstore.storage.row_index import PLACE_BITS
 
 _TRAILER = struct.Struct("<8sQQQQQQQ")
 _TRAILER_MAGIC = b"EMBS.END"
@@ -44,7 +46,10 @@ _ALLOCATE_BYTES = 8 << 20
 
 @dataclass
 class Segment:
-    """One log segment. `place` is its number in positions; `commit` the commit that made it durable, 0 for none."""
+    """One log segment.
+
+    `place` is its number in positions; `commit` the commit that made it durable, 0 for none.
+    """
 
     number: int
     place: int
@@ -114,15 +119,18 @@ class SegmentWriter:
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:
             segment.runs.append((segment.records, offset, size))
-        self._file.write(offset, memoryview(records).cast("B"))
+        self._file.write(offset, records.data)
         segment.keys.append(keys.copy())
         segment.records += len(keys)
         segment.bytes += records.nbytes
         offsets = offset + np.arange(len(keys), dtype=np.int64) * size
-        return offsets | (segment.place << PLACE_BITS)
+        positions: NDArray[np.int64] = offsets | (segment.place << PLACE_BITS)
+        return positions
 
     def seal(self) -> Segment:
-        """Write index and trailer, give back what was set aside too much, and return the finished segment."""
+        """Write index and trailer, give back what was set aside too much, and return the finished
+        segment.
+        """
         segment = self.segment
         keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
         index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()

@@ -6,15 +6,17 @@
     commit    all of it durable, by one rename; optionally kept under a label
     restore   the head is a kept checkpoint again
 
-The base is immutable while a commit stands, the log only grows, and the catalogue is replaced whole; so the
-store opens at its last commit after a crash at any instant, without a repair (design.md, section 4).
+The base is immutable while a commit stands, the log only grows, and the catalogue is replaced
+whole; so the store opens at its last commit after a crash at any instant, without a repair
+(design.md, section 4).
 
-**Failure.** What can be refused is refused before anything changes: room is reserved first. If the disk
-fails after that point, memory and disk may disagree, so the storage is *failed*: every verb but `close`
-raises StoreClosedError, nothing more is committed, and opening the directory again finds the last commit.
+**Failure.** What can be refused is refused before anything changes: room is reserved first. If the
+disk fails after that point, memory and disk may disagree, so the storage is *failed*: every verb
+but `close` raises StoreClosedError, nothing more is committed, and opening the directory again
+finds the last commit.
 
-One thread at a time calls any of this (the engine's). A merge has a thread of its own, and touches only
-sealed segments and files that nothing names yet (merge.py).
+One thread at a time calls any of this (the engine's). A merge has a thread of its own, and touches
+only sealed segments and files that nothing names yet (merge.py).
 """
 
 import json
@@ -61,7 +63,8 @@ from embstore.storage.segment import Segment, capacity_for
 
 _IDENTITY = "store.json"
 _APPEND_BYTES = 4 << 20
-"""Dirty rows are packed and written in pieces of this size, so that the piece stays in the cache."""
+"""Dirty rows are packed and written in pieces of this size, so that the piece stays in the cache.
+"""
 
 
 _NEVER = 1 << 62
@@ -130,7 +133,8 @@ class Storage:
             raise CorruptTableError(f"{_IDENTITY}: unreadable") from exc
         if found != (FORMAT, "little") or len(store_id) != 32:
             raise TableMismatchError(
-                f"{_IDENTITY}: expected format {FORMAT}, little-endian, found format {found[0]}, {found[1]}"
+                f"{_IDENTITY}: expected format {FORMAT}, little-endian, found format "
+                f"{found[0]}, {found[1]}"
             )
         return store_id
 
@@ -226,10 +230,13 @@ class Storage:
         return self._failure
 
     def check_usable(self, *, write: bool = False) -> None:
-        """Raise StoreClosedError after a failure, PermissionDeniedError for a write to a read-only store."""
+        """Raise StoreClosedError after a failure, PermissionDeniedError for a write to a read-only
+        store.
+        """
         if self._failure is not None:
             raise StoreClosedError(
-                f"the store failed and must be opened again; it will be at its last checkpoint ({self._failure})"
+                "the store failed and must be opened again; it will be at its last checkpoint "
+                f"({self._failure})"
             ) from self._failure
         if write and self.read_only:
             raise PermissionDeniedError(f"{self._files.root} was opened with read_only=True")
@@ -298,7 +305,8 @@ class Storage:
             key = int(keys[wrong])
             where = "log" if found[wrong] == 1 else "base"
             raise CorruptTableError(
-                f"the {where}'s record of table {key >> KEY_BITS}, key {key & KEY_MASK} fails its checksum"
+                f"the {where}'s record of table {key >> KEY_BITS}, key {key & KEY_MASK} fails "
+                "its checksum"
             )
         self.bytes_read += int(np.count_nonzero(found)) * size
 
@@ -322,7 +330,9 @@ class Storage:
             self._bases[table_id].locate(keys, missing[tables == table_id], addresses)
 
     def stored_blocks(self, table_id: int, block_keys: int) -> Keys:
-        """Return the blocks (of `block_keys` keys, a divisor of 32,768) of a table with a stored row."""
+        """Return the blocks (of `block_keys` keys, a divisor of 32,768) of a table with a stored
+        row.
+        """
         first = table_id << KEY_BITS
         logged = self.log.index.keys_between(first, first + KEY_MASK + 1) - first
         return np.union1d(self._bases[table_id].written.blocks(block_keys), logged // block_keys)
@@ -516,7 +526,8 @@ class Storage:
         return Merge(chosen, *newest(chosen), bases=dict(self._bases))
 
     def _plan_compaction(self) -> Merge | None:
-        """Choose segments whose live records are known: the index tells of memory, not of the last commit.
+        """Choose segments whose live records are known: the index tells of memory, not of the last
+        commit.
 
         Directly after a commit the two are the same; otherwise only uncommitted segments qualify.
         """
@@ -623,7 +634,9 @@ class Storage:
         self.merges["compactions"] += 1
 
     def _replaced_by_merge(self, new: Catalogue) -> bool:
-        """Commit what a merge changed; where there is no room, say so and leave the merge for later."""
+        """Commit what a merge changed; where there is no room, say so and leave the merge for
+        later.
+        """
         self._files.sync_directory("log")
         try:
             self._files.replace(catalogues.PATH, catalogues.encode(new))
@@ -638,7 +651,10 @@ class Storage:
         return True
 
     def _merge_failed(self, outcome: BaseException) -> None:
-        """Keep the reason. Lack of room may pass by the next commit; anything else needs an operator."""
+        """Keep the reason.
+
+        Lack of room may pass by the next commit; anything else needs an operator.
+        """
         self.merges["failures"] += 1
         self.merge_error = str(outcome)
         passing = isinstance(outcome, CapacityError)
@@ -647,7 +663,8 @@ class Storage:
 
 def _first(segments: list[Segment], size: int) -> list[Segment]:
     """Return the first segments, one at least, of together no more than `size` bytes."""
-    total, chosen = 0, []
+    total = 0
+    chosen: list[Segment] = []
     for segment in segments:
         total += segment.bytes
         if chosen and total > size:
