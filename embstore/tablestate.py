@@ -79,11 +79,10 @@ def batches(shares: Sequence[Share]) -> list[PoolBatch]:
     for group in by_pool.values():
         pool = group[0].table.pool
         segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
-        batch, wrong = pool.device.unique(segments)
+        batch, wrong = pool.recent.of(segments)
         if wrong >= 0:
             raise _out_of_range(group, batch, wrong)
-        # A device's arrays hold until its next call; several batches must outlive it.
-        result.append(PoolBatch(pool, group, copied(batch) if len(by_pool) > 1 else batch))
+        result.append(PoolBatch(pool, group, batch))
     return result
 
 

@@ -286,16 +286,15 @@ def unique_block(
     for i in range(begin, end):
         key = keys[i] | prefix
         place = places[i - begin]
-        while (table[place, 1] >= base) & (table[place, 0] != key):
+        while table[place, 1] >= base and table[place, 0] != key:
             place = (place + _NEXT) & mask
-        # Written also when the key is there already: whether it is cannot be predicted.
         tag = table[place, 1]
-        is_new = tag < base
-        tag = base + count if is_new else tag
-        table[place, 0] = key
-        table[place, 1] = tag
-        unique_keys[count] = key
-        count += is_new
+        if tag < base:
+            tag = base + count
+            table[place, 0] = key
+            table[place, 1] = tag
+            unique_keys[count] = key
+            count += 1
         inverse[shift + i] = tag - base
     return count
 
@@ -316,7 +315,7 @@ def group_positions(inverse: Int32sIn, starts: Int64s, positions: Int32s) -> Non
         starts[place] = end + 1
 
 
-UNIQUE_BLOCK_KEYS = 64
+UNIQUE_BLOCK_KEYS = 128
 
 
 @kernel

@@ -31,6 +31,7 @@ from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows, row_stride
 from embstore.cache.arena import Arena
 from embstore.cache.index import SlotIndex
 from embstore.cache.policy import Policy
+from embstore.cache.recent import RecentBatch
 from embstore.device.base import Batch, Device, Slots, TableParameters
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
@@ -75,10 +76,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class Held:
-    """Slots that hold the rows of a command, unless slabs have been released since."""
+    """Slots that hold the rows of a command, unless a row has left its slot since."""
 
     slots: Slots
-    releases: int
+    moves: int
 
 
 @dataclass(eq=False)
@@ -111,7 +112,10 @@ class Pool:
         self._free = np.empty(slots_max, np.int64)
         self._free_count = 0
         self._slots = np.empty(0, np.int64)
-        self._releases = 0
+        self.recent = RecentBatch(self.device)
+        self._held_keys: Keys | None = None
+        self._held_moves = 0
+        self._moves = 0  # grows whenever a row leaves its slot
         self._sums: Rows = np.empty((0, self.layout.dim), np.float32)
         staging_bytes = min(_STAGING_BYTES, self.arena.budget_bytes // _STAGING_SHARE)
         self._staging: Rows = np.empty((max(1, staging_bytes // (4 * stride)), stride), np.float32)
@@ -170,7 +174,6 @@ class Pool:
         self._free[: len(free)] = free
         self._free_count = len(free)
         self.slab_count -= 1
-        self._releases += 1
         self.policy.forget()
         self.device.release_rows(self.rows, low, high)
 
@@ -205,19 +208,25 @@ class Pool:
         """
         slots = self._scratch(len(keys))
         self.policy.tick()
-        missing = self.index.probe(keys, slots)
+        if keys is self._held_keys and self._moves == self._held_moves:
+            missing = 0  # the last call's rows, where they were
+        else:
+            missing = self.index.probe(keys, slots)
         self.stages.lap("probe")
         if inverse is not None:
             self._count_hits(slots, inverse, missing)
         if not missing:
+            self._held_keys, self._held_moves = keys, self._moves
             self.policy.touch(slots, self.slot_count)
             return slots
+        self._held_keys = None
         absent = np.flatnonzero(slots < 0)
         self.policy.touch(slots[slots >= 0], self.slot_count)
         step = len(self._staging)
         for low in range(0, missing, step):
             part = absent[low : low + step]
             slots[part] = self._fetch(keys[part])
+        self._held_keys, self._held_moves = keys, self._moves
         return slots
 
     def _fetch(self, keys: Keys) -> Slots:
@@ -265,6 +274,7 @@ class Pool:
         self._free_slots(slots, keys)
 
     def _free_slots(self, slots: Slots, keys: Keys) -> None:
+        self._moves += 1
         self.index.erase(keys)
         self._slot_keys[slots] = EMPTY_KEY
         self.dirty[slots] = 0
@@ -338,7 +348,7 @@ class Pool:
         CapacityError, CorruptTableError : nothing has changed.
         """
         if self.part_keys(len(keys)) == len(keys):
-            return Held(self.hold(keys), self._releases)
+            return Held(self.hold(keys), self._moves)
         self.storage.reserve(len(keys), self.layout.stride)
         return None
 
@@ -352,7 +362,7 @@ class Pool:
         written.
         """
         with self.storage.no_way_back():
-            if held is not None and held.releases == self._releases:
+            if held is not None and held.moves == self._moves:
                 change(held.slots, 0, len(keys))
                 return
             for low, high in self.parts(len(keys)):

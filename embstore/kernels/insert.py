@@ -39,6 +39,10 @@ from embstore.kernels.probe import (
 )
 
 
+FIRST_FREE_MIN = 2
+"""Free places that make a key's first bucket good enough without a look at its second."""
+
+
 @building_block
 def _free_count(start: int, bucket: int) -> int:
     count: int = bit_count(equal_among_8(start + bucket * 64, EMPTY_KEY))
@@ -65,8 +69,10 @@ def _move_one_out(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, bucket: int)
 def _free_place(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, first: int, second: int) -> int:
     """Return a free place in either bucket, made if need be, or -1."""
     start = bucket_keys.ctypes.data
-    emptier = second if _free_count(start, second) > _free_count(start, first) else first
-    place = place_in(start, emptier, EMPTY_KEY)
+    free, bucket = _free_count(start, first), first
+    if free < FIRST_FREE_MIN and _free_count(start, second) > free:
+        bucket = second
+    place = place_in(start, bucket, EMPTY_KEY)
     if place < 0:
         place = _move_one_out(bucket_keys, bucket_slots, first)
     if place < 0:

@@ -30,7 +30,7 @@ from embstore.arithmetic.jit import (
 )
 
 BUCKET_WIDTH = 8
-BLOCK_KEYS = 32
+BLOCK_KEYS = 512
 _HALF = np.uint64(32)
 _LOWER = np.uint64(0xFFFFFFFF)
 
@@ -85,23 +85,26 @@ def probe(
     high: Int,
 ) -> int:
     """Write slots[low:high]; return how many are -1."""
-    firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
+    seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
     flat_slots = bucket_slots.reshape(-1)
     absent = 0
     for begin in range(low, high, BLOCK_KEYS):
         size = min(BLOCK_KEYS, high - begin)
         for i in range(size):
-            firsts[i], seconds[i] = buckets_of(keys[begin + i], bucket_keys.shape[0])
-            prefetch(keys_start + firsts[i] * 64)
-            prefetch(keys_start + seconds[i] * 64)
+            places[i], seconds[i] = buckets_of(keys[begin + i], bucket_keys.shape[0])
+            prefetch(keys_start + places[i] * 64)
         for i in range(size):
-            firsts[i] = place_of(keys_start, firsts[i], seconds[i], keys[begin + i])
-            prefetch(slots_start + firsts[i] * 4)
+            place = place_in(keys_start, places[i], keys[begin + i])
+            places[i] = place
+            prefetch(slots_start + place * 4 if place >= 0 else keys_start + seconds[i] * 64)
         for i in range(size):
+            place = places[i]
+            if place < 0:
+                place = place_in(keys_start, seconds[i], keys[begin + i])
             slot = np.int64(-1)
-            if firsts[i] >= 0:
-                slot = np.int64(flat_slots[firsts[i]])
+            if place >= 0:
+                slot = np.int64(flat_slots[place])
             else:
                 place = stash_place_of(stash_keys, stash_count[0], keys[begin + i])
                 if place >= 0:

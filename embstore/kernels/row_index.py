@@ -10,9 +10,11 @@ memory only: no device has a twin of this.
 
 import numpy as np
 
-from embstore.arithmetic.jit import Int, Int64s, Int64sIn, Uint8sIn, building_block, kernel
+from embstore.arithmetic.jit import Int, Int64s, Int64sIn, Uint8sIn, building_block, kernel, prefetch
 
 PLACE_BITS = 40
+_AHEAD = 12
+"""How many keys ahead the entry is asked for: a few memory latencies."""
 
 
 @building_block
@@ -21,6 +23,13 @@ def _home(key: np.int64, mask: np.int64) -> np.int64:
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return np.int64(h ^ (h >> np.uint64(32))) & mask
+
+
+@building_block
+def _ask(index_keys: Int64sIn, index_positions: Int64sIn, key: np.int64, mask: np.int64) -> None:
+    at = _home(key, mask)
+    prefetch(index_keys.ctypes.data + at * 8)
+    prefetch(index_positions.ctypes.data + at * 8)
 
 
 @kernel
@@ -32,7 +41,9 @@ def find(
 ) -> None:
     """Write each key's position, or -1, into `positions`."""
     mask = np.int64(index_keys.shape[0] - 1)
-    for i in range(keys.shape[0]):
+    count = keys.shape[0]
+    for i in range(count):
+        _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
         at = _home(keys[i], mask)
         while index_keys[at] != keys[i] and index_keys[at] != -1:
             at = (at + 1) & mask
@@ -51,7 +62,9 @@ def put(
     """Point each key at its position, counting in `live`; return how many keys are new."""
     mask = np.int64(index_keys.shape[0] - 1)
     added = 0
-    for i in range(keys.shape[0]):
+    count = keys.shape[0]
+    for i in range(count):
+        _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
         at = _home(keys[i], mask)
         while index_keys[at] != keys[i] and index_keys[at] != -1:
             at = (at + 1) & mask

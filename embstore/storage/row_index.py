@@ -14,10 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import EMPTY_KEY, Keys
+from embstore.device.memory import reserve
 from embstore.kernels.row_index import PLACE_BITS, find, put, repoint
 
 OFFSET_MASK = (1 << PLACE_BITS) - 1
 _INITIAL = 1 << 12
+
+
+def _entries(capacity: int) -> tuple[Keys, NDArray[np.int64]]:
+    """Return empty keys and their positions, in memory of its own: huge pages spare page walks."""
+    keys = reserve(8 * capacity).view(np.int64)
+    keys.fill(EMPTY_KEY)
+    return keys, reserve(8 * capacity).view(np.int64)
 
 
 class RowIndex:
@@ -25,8 +33,7 @@ class RowIndex:
 
     def __init__(self) -> None:
         self.size = 0
-        self._keys: Keys = np.full(_INITIAL, EMPTY_KEY)
-        self._positions = np.empty(_INITIAL, np.int64)
+        self._keys, self._positions = _entries(_INITIAL)
 
     @property
     def memory_bytes(self) -> int:
@@ -49,7 +56,7 @@ class RowIndex:
         A place that is `frozen` keeps its count: a kept checkpoint still needs the record that is
         superseded. Of a repeated key the last counts.
         """
-        self._make_room(self.size + len(keys))
+        self.make_room(len(keys))
         self.size += put(self._keys, self._positions, keys, positions, live, frozen)
 
     def repoint(
@@ -78,13 +85,14 @@ class RowIndex:
         found: NDArray[np.int64] = self._positions[self._keys != EMPTY_KEY]
         return found
 
-    def _make_room(self, size: int) -> None:
+    def make_room(self, count: int) -> None:
+        """Grow once for `count` keys more, rather than again and again."""
+        size = self.size + count
         if 10 * size <= 7 * len(self._keys):
             return
         keys, positions = self._keys, self._positions
         capacity = 1 << (2 * size - 1).bit_length()
-        self._keys = np.full(capacity, EMPTY_KEY)
-        self._positions = np.empty(capacity, np.int64)
+        self._keys, self._positions = _entries(capacity)
         used = keys != EMPTY_KEY
         places = int(positions[used].max(initial=0) >> PLACE_BITS) + 1
         nothing = np.zeros(places, np.int64)
