@@ -127,8 +127,8 @@ def kernel(function: Function) -> Function:
 
 
 def building_block(function: Function) -> Function:
-    """Make `function` callable from kernels (not from Python, where it would compile on the
-    spot)."""
+    """Make `function` callable from kernels, and inlined there: left to choose, LLVM calls, and an
+    array is seven arguments. (Called from Python it would compile on the spot.)"""
     return cast(Function, njit(forceinline=True, **_OPTIONS)(function))
 
 
@@ -142,6 +142,7 @@ def address(array: NDArray[Any] | None) -> int:
     """Return where a C-contiguous array begins, 0 for None: how kernels take lists of arrays."""
     if array is None:
         return 0
+    assert array.flags.c_contiguous, "a kernel would read another array"
     return cast(int, array.__array_interface__["data"][0])
 
 

@@ -28,10 +28,9 @@ from embstore.device.base import Device, Slots
 
 POLICIES = ("lru", "lfu")
 AGEING_TOUCHES = 10
-_QUEUE_SHARE = 64
-"""One slot in so many is queued at a time: 64 scores are read for one victim, some tens of
-nanoseconds.
-"""
+_LRU_QUEUE_SHARE = 8
+_LFU_QUEUE_SHARE = 64
+"""One slot in so many is queued at a time: at 64, that many scores are read for one victim."""
 
 
 @dataclass
@@ -82,7 +81,8 @@ class Policy:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _refill(self, count: int, slot_keys: Keys) -> None:
-        wanted = max(count, len(slot_keys) // _QUEUE_SHARE)
+        share = _LFU_QUEUE_SHARE if self.lfu else _LRU_QUEUE_SHARE
+        wanted = max(count, len(slot_keys) // share)
         queue = np.empty(wanted, np.int64)
         scores = self.scores[: len(slot_keys)]
         found = self.device.select_victims(scores, slot_keys, self.clock, wanted, queue)

@@ -441,6 +441,7 @@ class Pool:
         CapacityError : the disk is full. Rows not yet logged stay dirty.
         """
         slots = self.dirty_slots(table_id)
+        self.storage.expect(len(slots))
         step = max(1, self.storage.segment_bytes // (8 * self.layout.stride))
         for low in range(0, len(slots), step):
             part = slots[low : low + step]

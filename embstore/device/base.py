@@ -12,6 +12,8 @@ and its id is part of the row key, the unique keys of one table are consecutive 
     unique      k0 k1 k2   | k3 k4         id -> row key, in order of first occurrence
     slots       s0 s1 s2   | s3 s4         id -> slot of the cache, -1 where absent
 
+All arrays are C-contiguous; those that are only read may be read-only.
+
 Arrays that a device returns live in its own scratch memory: they hold until the next call of the
 same method. Nothing here allocates per key once the scratch has grown. Arguments have been checked
 by the caller; a wrong one is a bug of ours. One thread calls a device at a time; it may use threads

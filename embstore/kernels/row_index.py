@@ -10,7 +10,15 @@ memory only: no device has a twin of this.
 
 import numpy as np
 
-from embstore.arithmetic.jit import Int, Int64s, Int64sIn, Uint8sIn, building_block, kernel, prefetch
+from embstore.arithmetic.jit import (
+    Int,
+    Int64s,
+    Int64sIn,
+    Uint8sIn,
+    building_block,
+    kernel,
+    prefetch,
+)
 
 PLACE_BITS = 40
 _AHEAD = 12

@@ -13,6 +13,8 @@ the checkpoint is made, at what that checkpoint needs.
 Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,8 @@ from embstore.storage.segment import (
     capacity_for,
     read_segment,
 )
+
+Write = Callable[[Callable[[int, NDArray[np.uint64]], None], int, NDArray[np.uint64]], object]
 
 
 class Log:
@@ -110,10 +114,15 @@ class Log:
             self._writer = self.new_writer(capacity)
         self._writer.reserve(records, record_bytes)
 
-    def append(self, keys: Keys, records: NDArray[np.uint64]) -> None:
-        """Write packed records of unique keys and index them. `reserve` has made room."""
+    def append(self, keys: Keys, records: NDArray[np.uint64], write: Write) -> None:
+        """Write packed records of unique keys and index them. `reserve` has made room.
+
+        `write` carries the write out, now or on another thread; before the next read it must be
+        done.
+        """
         assert self._writer is not None
-        positions = self._writer.append(keys, records)
+        offset, positions = self._writer.place(keys, 8 * records.shape[1])
+        write(self._writer.write, offset, records)
         self.index.put(keys, positions, self.live, self._frozen)
 
     def new_writer(self, capacity: int) -> SegmentWriter:

@@ -115,17 +115,27 @@ class SegmentWriter:
 
     def append(self, keys: Keys, records: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Write packed records (n, words) in one piece and return their positions."""
-        segment, size = self.segment, 8 * records.shape[1]
+        offset, positions = self.place(keys, 8 * records.shape[1])
+        self.write(offset, records)
+        return positions
+
+    def place(self, keys: Keys, size: int) -> tuple[int, NDArray[np.int64]]:
+        """Give the next len(keys) records of `size` bytes their place; return offset and positions.
+        """
+        segment = self.segment
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:
             segment.runs.append((segment.records, offset, size))
-        self._file.write(offset, records.data)
         segment.keys.append(keys.copy())
         segment.records += len(keys)
-        segment.bytes += records.nbytes
+        segment.bytes += len(keys) * size
         offsets = offset + np.arange(len(keys), dtype=np.int64) * size
         positions: NDArray[np.int64] = offsets | (segment.place << PLACE_BITS)
-        return positions
+        return offset, positions
+
+    def write(self, offset: int, records: NDArray[np.uint64]) -> None:
+        """Write packed records to the place they were given. Any thread."""
+        self._file.write(offset, records.data)
 
     def seal(self) -> Segment:
         """Write index and trailer, give back what was set aside too much, and return the finished

@@ -22,7 +22,8 @@ only sealed segments and files that nothing names yet (merge.py).
 import json
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -57,7 +58,7 @@ from embstore.storage.catalogue import (
 )
 from embstore.storage.files import Files
 from embstore.storage.format import FORMAT, BaseGeometry, record_bytes
-from embstore.storage.log import Log
+from embstore.storage.log import Log, Write
 from embstore.storage.merge import Merge, newest
 from embstore.storage.segment import Segment, capacity_for
 
@@ -347,17 +348,42 @@ class Storage:
         if records:
             self.log.reserve(records, record_bytes(stride))
 
+    def expect(self, records: int) -> None:
+        """Prepare the log index for so many more rows: growing once is cheaper than again and
+        again.
+        """
+        self.log.index.make_room(records)
+
     def append(self, keys: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
         """Log rows[slots] under unique row keys. Room has been reserved."""
         words = rows.view(np.uint64)
         step = max(1, _APPEND_BYTES // record_bytes(rows.shape[1]))
-        records = np.empty((min(step, len(keys)), 2 + words.shape[1]), np.uint64)
+        shape = (min(step, len(keys)), 2 + words.shape[1])
         with self.no_way_back():
-            for low in range(0, len(keys), step):
-                part = keys[low : low + step]
-                pack(words, slots[low : low + step], part, records, 0, len(part))
-                self.log.append(part, records[: len(part)])
-                self.bytes_written += len(part) * records.shape[1] * 8
+            if len(keys) <= step:
+                self._append_piece(keys, words, slots, np.empty(shape, np.uint64), _write_now)
+                return
+            # One piece is packed and indexed while the one before is written.
+            buffers = [np.empty(shape, np.uint64), np.empty(shape, np.uint64)]
+            with WriteBehind() as behind:
+                for number, low in enumerate(range(0, len(keys), step)):
+                    part = slice(low, low + step)
+                    self._append_piece(
+                        keys[part], words, slots[part], buffers[number % 2], behind.write
+                    )
+
+    def _append_piece(
+        self,
+        keys: Keys,
+        words: NDArray[np.uint64],
+        slots: NDArray[np.int64],
+        buffer: NDArray[np.uint64],
+        write: Write,
+    ) -> None:
+        records = buffer[: len(keys)]
+        pack(words, slots, keys, records, 0, len(keys))
+        self.log.append(keys, records, write)
+        self.bytes_written += records.nbytes
 
     # Commit, restore
 
@@ -659,6 +685,44 @@ class Storage:
         self.merge_error = str(outcome)
         passing = isinstance(outcome, CapacityError)
         self._merge_not_before = self.catalogue.head.commit + 1 if passing else _NEVER
+
+
+def _write_now(
+    write: Callable[[int, NDArray[np.uint64]], None], offset: int, records: NDArray[np.uint64]
+) -> None:
+    write(offset, records)
+
+
+class WriteBehind:
+    """Writes on a thread of its own, one at a time: the next is accepted when the last is done."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> "WriteBehind":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._wait()
+        finally:
+            self._thread.shutdown()
+
+    def write(
+        self,
+        write: Callable[[int, NDArray[np.uint64]], None],
+        offset: int,
+        records: NDArray[np.uint64],
+    ) -> None:
+        """Accept a write; an error of the one before is raised here."""
+        self._wait()
+        self._pending = self._thread.submit(write, offset, records)
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
 
 def _first(segments: list[Segment], size: int) -> list[Segment]:
