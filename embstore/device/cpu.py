@@ -2,8 +2,8 @@
 
 A call that is worth it is cut into ranges of equal work; each element of a result is computed by
 one thread in the order that the contract fixes, so the bits do not depend on `threads`. Small calls
-stay on the caller: waking a thread costs some ten microseconds. The threads hold no GIL while they
-work.
+stay on the caller: waking a thread takes some twenty microseconds. The threads hold no GIL while
+they work.
 
 Scratch is by name, and only grows. This module imports Numba; the package `embstore.device` does
 not, so whoever chooses the device imports this file when it is chosen.
@@ -46,7 +46,7 @@ from embstore.kernels.unique import group, unique
 THREADS_MAX = 4
 """Default bound on threads: memory bandwidth is shared, and trainers want cores too."""
 STASH_KEYS = 256
-_SPLIT_BYTES = 1 << 18
+_SPLIT_BYTES = 1 << 20
 """Bytes a call moves before a second thread pays."""
 _RANGES_PER_THREAD = 2
 """More than one, so that a thread that starts late leaves its share to the others."""
@@ -158,7 +158,7 @@ class CpuDevice:
                 index.stash_count, keys, slots, low, high,
             )  # fmt: skip
 
-        return sum(self._run(work, self._ranges(len(keys), 192)))
+        return sum(self._run(work, self._ranges(len(keys), 64)))
 
     def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
         return insert(

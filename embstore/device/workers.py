@@ -6,9 +6,8 @@ that holds no GIL; ranges are taken from a shared iterator, so a thread that the
 takes fewer, and the caller never waits for one that has not begun.
 
 Threads are daemons, started at the first call that needs them, and hold nothing of a finished call.
-One thread calls `run` at a time. Rejected: concurrent.futures (a future, a condition and two queue
-operations per range, about 30 us) and Numba's prange (its threading layers are not safe from
-several Python threads).
+One thread calls `run` at a time. Rejected: concurrent.futures (16 us for a call of nothing, where
+this takes 1) and Numba's prange (its threading layers are not safe from several Python threads).
 """
 
 import itertools

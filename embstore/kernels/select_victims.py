@@ -6,8 +6,7 @@ the clock is below 2**40, the count below 2**23, so that a score is never negati
     touch            scores[slots[i]] = clock, or (count + 1, saturating) << 40 | clock
     age_scores       count becomes count // 2, the clock stays
     select_victims   the `wanted` lowest (score, slot) among resident slots (slot_keys[slot] is not
-                     EMPTY_KEY) whose clock is not the present one, written in ascending order of
-                     slot
+                     EMPTY_KEY) whose clock is not the present one, in ascending order of slot
     count_accesses   how many i have slots[inverse[i]] >= 0
 
 Selection takes no sort: find the range of the scores, cut it into 2048 bins of a power of two,

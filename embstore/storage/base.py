@@ -250,11 +250,11 @@ class Base:
     def _open_segment(self, number: int, rows: int) -> File:
         path = self._path(number)
         length = self.geometry.file_bytes(rows)
-        new = not self._files.exists(path)
-        file = self._files.create(path) if new else self._files.open(path, write=True)
+        exists = self._files.exists(path)
+        file = self._files.open(path, write=True) if exists else self._files.create(path)
         try:
-            if new:
-                file.write(0, pack_header(BASE_MAGIC, self._store_id, self._table_id, number))
+            # Again at every fold: an unfinished creation may have lost it.
+            file.write(0, pack_header(BASE_MAGIC, self._store_id, self._table_id, number))
             if file.size < length:
                 file.truncate(length)
         except BaseException:

@@ -158,9 +158,15 @@ class Files:
         self.sync_directory(os.path.dirname(path))
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; one that is there already is fine."""
+        """Make a directory and its parents, durably; one that is there already is fine."""
+        if self.exists(path):
+            return
         with _named(path):
             self._make_directory(path)
+        while path:
+            path = os.path.dirname(path)
+            self.sync_directory(path)
+        self.sync_directory("..")
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what has it."""

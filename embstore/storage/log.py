@@ -13,8 +13,6 @@ the checkpoint is made, at what that checkpoint needs.
 Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,8 +28,7 @@ from embstore.storage.segment import (
     capacity_for,
     read_segment,
 )
-
-Write = Callable[[Callable[[int, NDArray[np.uint64]], None], int, NDArray[np.uint64]], object]
+from embstore.storage.write_behind import Write
 
 
 class Log:
@@ -89,6 +86,14 @@ class Log:
         """Keep the counts of all sealed segments as they are: a checkpoint needs these records."""
         for segment in self.segments:
             self._frozen[segment.place] = 1
+
+    def mark_committed(self, commit: int) -> None:
+        """Note that a commit made the sealed segments durable; they are read through their maps
+        now.
+        """
+        for segment in self.uncommitted:
+            segment.commit = commit
+            segment.close()
 
     def is_frozen(self, segment: Segment) -> bool:
         """Say whether a kept checkpoint froze the segment's count."""
@@ -210,8 +215,7 @@ class Log:
             *self.segments,
             *([self._writer.segment] if self._writer else []),
         ]:
-            if segment.file is not None:
-                segment.file.close()
+            segment.close()
 
     def take_place(self) -> int:
         """Return a free place, with its count at zero."""
@@ -228,10 +232,8 @@ class Log:
     def abandon(self, writer: SegmentWriter) -> None:
         """Remove a merge's segment that no position names."""
         self._retire(writer.segment)
+        self._files.remove(writer.segment.path)
 
     def _retire(self, segment: Segment) -> None:
-        if segment.file is not None:
-            segment.file.close()
-            segment.file = None
+        segment.close()
         self._free_places.append(segment.place)
-        self._files.remove(segment.path)

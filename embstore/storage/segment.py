@@ -67,6 +67,12 @@ class Segment:
         """The file's path in the store."""
         return segment_path(self.number)
 
+    def close(self) -> None:
+        """Close the descriptor; the map stays."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
     def keys_and_positions(self) -> tuple[Keys, NDArray[np.int64]]:
         """Return every record's key and position, in the order of appending."""
         keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
@@ -120,8 +126,7 @@ class SegmentWriter:
         return positions
 
     def place(self, keys: Keys, size: int) -> tuple[int, NDArray[np.int64]]:
-        """Give the next len(keys) records of `size` bytes their place; return offset and positions.
-        """
+        """Give the next len(keys) records of `size` bytes their place; return offset and positions."""
         segment = self.segment
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:

@@ -1,0 +1,183 @@
+"""What an open directory holds: the current catalogue, and the log and bases that it names.
+
+`use` makes a catalogue the current one, at opening and after a restore: it opens what the catalogue
+names and removes what it does not, the leftovers of a crash. `replace_catalogue` is the commit: one
+rename.
+
+**Failure.** What can be refused is refused before anything changes. If the disk fails after that
+point, memory and disk may disagree, so the contents are *failed*: everything but closing is
+refused, nothing more is committed, and opening the directory again finds the last commit.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from embstore.arrays import KEY_BITS, row_stride
+from embstore.config import Limits
+from embstore.errors import (
+    EmbstoreError,
+    PermissionDeniedError,
+    StorageError,
+    StoreClosedError,
+)
+from embstore.storage import catalogue as catalogues
+from embstore.storage.base import Base
+from embstore.storage.catalogue import Catalogue, TableEntry
+from embstore.storage.files import Files
+from embstore.storage.format import BaseGeometry, record_bytes
+from embstore.storage.log import Log
+from embstore.storage.opening import lock_directory, read_catalogue
+
+
+class Contents:
+    """Catalogue, log and bases of one directory. Engine thread only."""
+
+    log: Log
+    catalogue: Catalogue
+
+    def __init__(self, files: Files, *, read_only: bool, limits: Limits) -> None:
+        self.files = files
+        self.read_only = read_only
+        self.limits = limits
+        self.bases: dict[int, Base] = {}
+        self.next_table_id = 0
+        self.failure: EmbstoreError | None = None
+        self._lock = lock_directory(files, read_only=read_only)
+        try:
+            self.use(read_catalogue(files, read_only=read_only))
+        except BaseException:
+            self._lock.close()
+            raise
+
+    @property
+    def store_id(self) -> bytes:
+        """The id that every file of the store carries."""
+        return bytes.fromhex(self.catalogue.store_id)
+
+    def use(self, catalogue: Catalogue) -> None:
+        """Make a catalogue the current one: open what it names, remove what it does not.
+
+        Raises
+        ------
+        CorruptTableError : what it names is missing, or not what was written.
+        """
+        self.catalogue = catalogue
+        self.bases = {}
+        for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
+            for table in state.tables:
+                if table.table_id not in self.bases:
+                    self.bases[table.table_id] = self.open_base(table)
+        self._load_log(catalogue)
+        for table_id in self.bases.keys() - {t.table_id for t in catalogue.head.tables}:
+            self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
+        number, table_id = self._remove_unnamed()
+        self.log.next_number = max(catalogue.next_segment, number + 1)
+        self.next_table_id = max(catalogue.next_table_id, table_id + 1)
+
+    def _load_log(self, catalogue: Catalogue) -> None:
+        self.log = Log(
+            self.files,
+            self.store_id,
+            segment_bytes=self.limits.segment_bytes,
+            rows_max=self.limits.log_rows_max,
+        )
+        interval = 0
+        for entry in catalogue.segments:
+            if catalogue.interval(entry.commit) != interval:
+                interval = catalogue.interval(entry.commit)
+                self.log.freeze()
+            self.log.load(entry)
+        if any(c.state.commit == catalogue.head.commit for c in catalogue.checkpoints):
+            self.log.freeze()
+
+    def open_base(self, table: TableEntry) -> Base:
+        """Return a table's base with the bitmap that the catalogue names, if it names one."""
+        config = table.config()
+        geometry = BaseGeometry(
+            record_bytes(row_stride(config.dim + config.state_dim)), self.limits.base_segment_bytes
+        )
+        base = Base(self.files, self.store_id, table.table_id, geometry)
+        path = self.catalogue.written.get(str(table.table_id))
+        if path:
+            base.load(path)
+        return base
+
+    def _remove_unnamed(self) -> tuple[int, int]:
+        """Remove what no commit names; return the highest segment number and table id seen."""
+        files, number, table_id = self.files, 0, -1
+        names = [f"log/{name}" for name in files.list("log")]
+        for directory in files.list("base"):
+            names += [f"base/{directory}/{name}" for name in files.list(f"base/{directory}")]
+            if directory.isdigit():
+                table_id = max(table_id, int(directory))
+        for name in names:
+            if name.startswith("log/") and name[4:-4].isdigit():
+                number = max(number, int(name[4:-4]))
+        if not self.read_only:
+            for name in catalogues.unnamed(self.catalogue, names):
+                files.remove(name)
+            for directory in files.list("base"):
+                if not directory.isdigit() or int(directory) not in self.bases:
+                    files.remove_directory(f"base/{directory}")
+        return number, table_id
+
+    def replace_catalogue(self, new: Catalogue) -> None:
+        """Commit: put the new catalogue in the old one's place.
+
+        Raises
+        ------
+        CapacityError : no room for it. Nothing is committed.
+        StorageError : the disk failed, and so have the contents.
+        """
+        try:
+            self.files.replace(catalogues.PATH, catalogues.encode(new))
+        except StorageError as exc:
+            self.fail(exc)
+            raise
+        self.catalogue = new
+
+    def remove_dropped(self) -> None:
+        """Remove the bases that no kept state names any more."""
+        named = self.catalogue.table_ids()
+        for table_id in [i for i in self.bases if i not in named]:
+            del self.bases[table_id]
+            self.files.remove_directory(f"base/{table_id}")
+
+    def close(self) -> None:
+        """Give the directory free."""
+        self.log.close()
+        self._lock.close()
+
+    # Failure
+
+    def check_usable(self, *, write: bool = False) -> None:
+        """Raise if a failure, or for a write read_only, forbids a call.
+
+        Raises
+        ------
+        StoreClosedError, PermissionDeniedError
+        """
+        if self.failure is not None:
+            raise StoreClosedError(
+                "the store failed and must be opened again; it will be at its last commit "
+                f"({self.failure})"
+            ) from self.failure
+        if write and self.read_only:
+            raise PermissionDeniedError(f"{self.files.root} was opened with read_only=True")
+
+    def fail(self, cause: EmbstoreError) -> None:
+        """Refuse everything from now on."""
+        self.failure = self.failure or cause
+
+    @contextmanager
+    def no_way_back(self) -> Iterator[None]:
+        """Hold the part of a command in which an error can no longer be refused whole."""
+        try:
+            yield
+        except BaseException as exc:
+            if not isinstance(exc, EmbstoreError):
+                self.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
+            else:
+                self.fail(exc)
+            raise
