@@ -1,0 +1,76 @@
+"""What a conformance case runs against: a place that stores are opened in, and what can be seen of
+it.
+
+A backend opens stores and says in `offers` what else a case may ask of it. Every case may use the
+public verbs of Store and Table. What only the embedded store has is named by `needs`:
+
+    integrity   store.check_integrity()
+    merges      settle(): do all folds and compactions that are due
+    directory   the files of the store: crash, copy, damage
+    limits      embstore.config.Limits, and errors that name them
+
+A client over a network later is one more backend, with fewer offers.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import embstore
+from embstore.config import Limits
+from embstore.storage.files import File, Files
+
+TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
+"""Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
+
+
+class UnsyncedFiles(Files):
+    """Leaves fsync out: a crash of these tests is a killed process, which keeps the page cache."""
+
+    def _sync(self, file: File) -> None:
+        pass
+
+    def _sync_directory(self, path: str) -> None:
+        pass
+
+
+class Embedded:
+    """Stores of this process, each in a directory below `root`."""
+
+    offers = frozenset({"integrity", "merges", "directory", "limits"})
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._copies = 0
+        self._opened: list[Any] = []
+
+    def path(self, name: str = "store") -> Path:
+        """Return the directory of a store."""
+        return self._root / name
+
+    def open_store(self, name: str = "store", **options: Any) -> Any:
+        """Open a store by name; options as of `embstore.open`."""
+        options.setdefault("cache_bytes", 1 << 20)
+        path = self.path(name)
+        store = embstore.open(path, files=UnsyncedFiles(path), **options)
+        self._opened.append(store)
+        return store
+
+    def copy(self, name: str) -> str:
+        """Copy a store's files as they are now, as a killed process leaves them; return the name.
+
+        Do `settle` first where a merge may be running: its thread would go on writing.
+        """
+        self._copies += 1
+        copy = f"copy-{self._copies}"
+        shutil.copytree(self.path(name), self.path(copy))
+        return copy
+
+    def settle(self, store: Any) -> None:
+        """Do all merges that are due."""
+        store._engine.storage.settle()
+
+    def close(self) -> None:
+        """Close what the case left open."""
+        for store in self._opened:
+            store.close()

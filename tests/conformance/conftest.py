@@ -1,0 +1,40 @@
+"""Fixtures of the conformance suite: a backend, and stores beside their reference on it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.backends import Embedded
+from tests.conformance.twin import Twin
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*offers): what of a backend a case cannot do without")
+
+
+@pytest.fixture(params=["embedded"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedded]:
+    """Return where stores are opened; skip a case that needs more than it offers."""
+    made = Embedded(tmp_path)
+    marker = request.node.get_closest_marker("needs")
+    missing = set(marker.args if marker else ()) - made.offers
+    if missing:
+        pytest.skip(f"{request.param} has no {', '.join(sorted(missing))}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def open_twin(backend: Embedded) -> Iterator[Callable[..., Twin]]:
+    """Return a function that opens a store with its reference; all are compared at the end."""
+    opened: list[Twin] = []
+
+    def open_one(name: str = "store", **options: Any) -> Twin:
+        opened.append(Twin(backend, name, **options))
+        return opened[-1]
+
+    yield open_one
+    for twin in opened:
+        twin.check()

@@ -1,0 +1,141 @@
+"""A store and its reference model, given the same commands and compared.
+
+Every mutating verb is done on both, and its acknowledgement checked: command numbers are dense and
+increasing, t is the reference's. `check` compares all content. What the store committed, and what
+each kept checkpoint holds, is remembered as snapshots of the reference.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.reference import ReferenceStore
+
+
+def bits(values: Any) -> bytes:
+    """Return the bits of float32 as they are: -0.0 is not 0.0, and one NaN is not another."""
+    assert values.dtype == np.float32
+    return np.ascontiguousarray(values).tobytes()
+
+
+class Twin:
+    """One store beside its reference. `reference` may be asked, not told."""
+
+    def __init__(self, backend: Any, name: str = "store", **options: Any) -> None:
+        self.reference = ReferenceStore()
+        self._backend = backend
+        self._name = name
+        self._options = options
+        self.store = backend.open_store(name, **options)
+        self._kept: dict[str, tuple[dict[str, Any], int]] = {}
+        self._committed = (self.reference.snapshot(), 0)
+
+    # Commands
+
+    def create_table(self, name: str, **config: Any) -> Any:
+        """Create a table on both and return the store's handle."""
+        table = self.store.create_table(name, **config)
+        self.reference.create_table(name, **config)
+        assert self.store.command == self.reference.command_number
+        return table
+
+    def drop_table(self, name: str) -> None:
+        self.store.drop_table(name)
+        self.reference.drop_table(name)
+        assert self.store.command == self.reference.command_number
+
+    def on(self, name: str, verb: str, *args: Any, **options: Any) -> Any:
+        """Do a mutating verb of one table on both; return the acknowledgement."""
+        done = getattr(self.store.table(name), verb)(*args, **options)
+        getattr(self.reference.table(name), verb)(*args, **options)
+        assert done.command == self.reference.command_number
+        assert done.t == self.reference.table(name).t
+        return done
+
+    def update(self, shares: Mapping[str, tuple[Any, Any]], **options: Any) -> Any:
+        """Update several tables in one call."""
+        done = self.store.update(shares, **options)
+        expected = self.reference.update(shares, **options)
+        assert (done.command, done.t) == (self.reference.command_number, expected)
+        return done
+
+    def update_ranks(self, ranks: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+        """Apply one step of several ranks."""
+        done = self.store.update_ranks(ranks, **options)
+        expected = self.reference.update_ranks(ranks, **options)
+        assert (done.command, done.t) == (self.reference.command_number, expected)
+        return done
+
+    # Commits
+
+    def checkpoint(self, label: str, metadata: dict[str, Any] | None = None) -> Any:
+        made = self.store.checkpoint(label, metadata)
+        self._committed = (self.reference.snapshot(), self.reference.command_number)
+        self._kept[label] = self._committed
+        self._match_kept()
+        assert made.state.command == self.reference.command_number
+        return made
+
+    def restore(self, label: str) -> None:
+        self.store.restore(label)
+        self.reference.restore(self._kept[label][0])
+        self._committed = (self.reference.snapshot(), self.reference.command_number)
+        later = list(self._kept)[list(self._kept).index(label) + 1 :]
+        for gone in later:
+            del self._kept[gone]
+        self._match_kept()
+
+    def reopen(self, **options: Any) -> None:
+        """Close, which commits, and open again."""
+        self.store.close()
+        self._committed = (self.reference.snapshot(), self.reference.command_number)
+        self._open_again(**options)
+
+    def crash(self, **options: Any) -> None:
+        """Kill: go on with a copy of the files as they are, at the last commit."""
+        self.settle()
+        before, self._name = self.store, self._backend.copy(self._name)
+        before.close()
+        snapshot, command = self._committed
+        self.reference.restore(snapshot)
+        self.reference.command_number = command
+        self._open_again(**options)
+
+    def settle(self) -> None:
+        """Do all merges that are due."""
+        self._backend.settle(self.store)
+
+    def _open_again(self, **options: Any) -> None:
+        self._options |= options
+        self.store = self._backend.open_store(self._name, **self._options)
+        self._match_kept()
+
+    def _match_kept(self) -> None:
+        kept = {c.label: c.state.command for c in self.store.checkpoints()}
+        self._kept = {label: s for label, s in self._kept.items() if label in kept}
+        assert list(kept) == list(self._kept)
+        keep = self._options.get("checkpoints_keep", 3)
+        assert len(kept) <= keep
+
+    # Comparing
+
+    def check(self) -> None:
+        """Compare everything that can be asked."""
+        if "integrity" in self._backend.offers:
+            self.store.check_integrity()
+        assert self.store.command == self.reference.command_number
+        assert self.store.tables() == self.reference.tables()
+        for name in self.reference.tables():
+            self.check_table(name)
+
+    def check_table(self, name: str) -> None:
+        """Compare one table: tunables, t, every written row, digest."""
+        table, expected = self.store.table(name), self.reference.table(name)
+        assert (table.t, table.rows) == (expected.t, expected.rows)
+        assert table.learning_rate == expected.learning_rate
+        keys = np.array(sorted(expected.written), np.int64)
+        for found, wanted in zip(table.read_rows(keys), expected.read_rows(keys), strict=True):
+            wrong = (found.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)
+            assert not wrong.any(), f"{name}: rows differ of keys {keys[wrong][:10].tolist()}"
+        assert table.digest() == expected.digest(), f"{name}: digests differ"

@@ -1,0 +1,192 @@
+"""A training job that is a function of (seed, command number), for engine and reference alike.
+
+Command n does the same to any store that stands where command n - 1 left it, so whoever knows the
+number at which a store stands can go on from there: a child after a kill, and the test that judges
+it. Commits (labels and restores) belong to the job and are announced, before and after.
+
+LIMITS are so small that some commands fill a log segment and some commits start a fold or a
+compaction; CACHE_BYTES so that every command evicts. One table has records larger than a page.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import embstore
+from embstore import Adam, Constant, Normal, RowWiseAdagrad, Sgd, Uniform
+from embstore.config import Limits
+from embstore.storage.files import Files
+from tests.reference import ReferenceStore
+
+LIMITS = Limits(
+    segment_bytes=8 * 4096, base_segment_bytes=12 * 4096, fold_bytes=6 * 4096, fold_segments=3
+)
+CACHE_BYTES = 60_000
+LABELS_KEPT = 2
+COMMANDS_PER_LABEL = 5
+
+TABLES: dict[str, dict[str, Any]] = {
+    "ads": {
+        "dim": 5,
+        "rows": 900,
+        "optimizer": RowWiseAdagrad(learning_rate=0.1),
+        "initializer": Uniform(-0.1, 0.1),
+    },
+    "users/by-id": {
+        "dim": 13,
+        "rows": 400,
+        "optimizer": Adam(learning_rate=0.01),
+        "initializer": Normal(0.0, 0.1),
+    },
+    "wide": {
+        "dim": 345,  # with Adam's two moments a record of 4,160 bytes
+        "rows": 20,
+        "optimizer": Adam(learning_rate=0.01),
+        "initializer": Constant(0.5),
+    },
+}
+VISITORS: dict[str, Any] = {  # comes and goes
+    "dim": 7,
+    "rows": 300,
+    "optimizer": Sgd(learning_rate=0.1),
+    "initializer": Uniform(-1.0, 1.0),
+}
+KINDS = {
+    "update": 0.60,
+    "ranks": 0.06,
+    "assign": 0.07,
+    "put_rows": 0.06,
+    "grow": 0.05,
+    "rate": 0.04,
+    "visitors": 0.07,
+    "restore": 0.05,
+}
+
+Announce = Callable[[str, int], None]
+
+
+def open_store(path: Any, *, files: Files | None = None, **options: Any) -> embstore.Store:
+    """Open a store as every fault test does."""
+    usual: dict[str, Any] = {
+        "cache_bytes": CACHE_BYTES,
+        "checkpoints_keep": LABELS_KEPT,
+        "limits": LIMITS,
+        "threads": 1,
+    }
+    return embstore.open(path, files=files, **usual | options)
+
+
+class DenseStore(ReferenceStore):
+    """The reference with labels: what a store must be at each of its commits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[str, Any] = {}
+
+    @property
+    def command(self) -> int:
+        """The number of the last command."""
+        return self.command_number
+
+    def checkpoint(self, label: str) -> None:
+        """Keep the present content under `label`."""
+        self._kept[label] = self.snapshot()
+        for old in list(self._kept)[:-LABELS_KEPT]:
+            del self._kept[old]
+
+    def checkpoints(self) -> list[str]:
+        """Return the kept labels, oldest first."""
+        return list(self._kept)
+
+    def restore(self, label: Any) -> None:
+        """Go back to a label."""
+        super().restore(self._kept[label])
+        for newer in self.checkpoints()[self.checkpoints().index(label) + 1 :]:
+            del self._kept[newer]
+
+
+def labels_of(store: Any) -> list[str]:
+    """Return the kept labels of either store, oldest first."""
+    return [getattr(kept, "label", kept) for kept in store.checkpoints()]
+
+
+def train(store: Any, seed: int, commands: int, announce: Announce = lambda word, n: None) -> None:
+    """Give the store its next commands. Announces ("begins" | "done", n) around every commit."""
+    for n in range(store.command + 1, store.command + 1 + commands):
+        kind = _kind(store, seed, n)
+        commits = kind == "restore" or n % COMMANDS_PER_LABEL == 0
+        if kind == "restore":
+            announce("begins", n)
+        run_command(store, seed)
+        assert store.command == n
+        if kind != "restore" and commits:
+            announce("begins", n)
+            store.checkpoint(f"command-{n}")
+        if commits:
+            announce("done", n)
+
+
+def run_command(store: Any, seed: int) -> None:
+    """Give the store its next command."""
+    n = store.command + 1
+    kind = _kind(store, seed, n)
+    rng = np.random.default_rng([seed, n])
+    if kind == "create":
+        name = list(TABLES)[n - 1]
+        store.create_table(name, **TABLES[name])
+    elif kind == "visitors" and kind in store.tables():
+        store.drop_table("visitors")
+    elif kind == "visitors":
+        store.create_table("visitors", **VISITORS)
+    elif kind == "restore":
+        store.restore(str(rng.choice(labels_of(store))))
+    elif kind == "ranks":
+        store.update_ranks([_shares(store, rng, 20) for _ in range(3)], gradient_scale=0.5)
+    elif kind == "update":
+        store.update(_shares(store, rng, 60))
+    else:
+        _change_one(store.table(str(rng.choice(store.tables()))), kind, rng)
+
+
+def look_up(store: Any, seed: int) -> dict[str, Any]:
+    """Look rows of every table up: it changes what is cached, and nothing else."""
+    rng = np.random.default_rng([seed, store.command, 1])
+    return store.lookup({n: _keys(rng, store.table(n).rows, 40) for n in store.tables()})
+
+
+def _kind(store: Any, seed: int, n: int) -> str:
+    if n <= len(TABLES):
+        return "create"
+    kind = str(np.random.default_rng([seed, n, 2]).choice(list(KINDS), p=list(KINDS.values())))
+    return "update" if kind == "restore" and not store.checkpoints() else kind
+
+
+def _keys(rng: np.random.Generator, rows: int, count: int) -> Any:
+    """Return keys of which the low ones come often; fewer where there are few rows."""
+    return (rows * rng.random(min(count, rows // 4 + 1)) ** 2).astype(np.int64)
+
+
+def _shares(store: Any, rng: np.random.Generator, count: int) -> dict[str, Any]:
+    """Return keys and gradients of some of the tables."""
+    names = [n for n in store.tables() if rng.random() < 0.7] or store.tables()[:1]
+    return {n: _share(store.table(n), rng, count) for n in names}
+
+
+def _share(table: Any, rng: np.random.Generator, count: int) -> tuple[Any, Any]:
+    keys = _keys(rng, table.rows, count)
+    dim = (TABLES | {"visitors": VISITORS})[table.name]["dim"]
+    return keys, rng.standard_normal((len(keys), dim)).astype(np.float32)
+
+
+def _change_one(table: Any, kind: str, rng: np.random.Generator) -> None:
+    keys, values = _share(table, rng, 30)
+    if kind == "assign":
+        table.assign(keys, values)
+    elif kind == "put_rows":
+        _, state = table.read_rows(keys)
+        table.put_rows(keys, values, state + np.float32(1), int(rng.integers(5)))
+    elif kind == "grow":
+        table.grow(table.rows + int(rng.integers(50)))
+    else:
+        table.learning_rate = float(rng.random())

@@ -1,0 +1,204 @@
+"""LRU and LFU against an exact simulation: what hits, what leaves, and that fame fades.
+
+The simulation is the definition of embstore/cache/policy.py over arrays by key. One call touches
+its unique keys at one time; then the rows of lowest score make room for those that were absent.
+
+    lru   score = clock of the last touch
+    lfu   score = (count since insertion, clock); counts are halved after 10 touches for every slot
+"""
+
+import numpy as np
+import pytest
+
+from tests.unit.small_stores import generator, make_table, opened, pool_figures, pool_of
+from tests.unit.small_stores import resident_keys, show
+
+SEED = 53
+ROWS = 30_000
+CACHE_BYTES = 120_000
+TOLERANCE = 0.005
+ABSENT = -1
+
+
+class ExactCache:
+    """A cache of `slots` rows that evicts exactly by the policy's definition."""
+
+    def __init__(self, policy, slots):
+        self.lfu = policy == "lfu"
+        self.slots = slots
+        self.counts = np.zeros(ROWS, np.int64)
+        self.clocks = np.full(ROWS, ABSENT)
+        self.clock = self.touches = self.resident = 0
+        self.hits = {"unique": 0, "access": 0}
+        self.keys = {"unique": 0, "access": 0}
+
+    def call(self, keys):
+        unique, occurrences = np.unique(keys, return_counts=True)
+        self.clock += 1
+        hit = self.clocks[unique] != ABSENT
+        for kind, weights in (("unique", np.ones(len(unique), int)), ("access", occurrences)):
+            self.hits[kind] += int(weights[hit].sum())
+            self.keys[kind] += int(weights.sum())
+        self._touch(unique[hit])
+        self._make_room(int((~hit).sum()))
+        self._touch(unique[~hit])
+
+    def rates(self):
+        return {kind: self.hits[kind] / self.keys[kind] for kind in self.hits}
+
+    def _touch(self, keys):
+        self.counts[keys] += 1
+        self.clocks[keys] = self.clock
+        self.touches += len(keys)
+        if self.touches >= 10 * self.slots:
+            self.counts >>= 1
+            self.touches = 0
+
+    def _make_room(self, wanted):
+        evicted = self.resident + wanted - self.slots
+        self.resident = min(self.resident + wanted, self.slots)
+        if evicted > 0:
+            others = np.flatnonzero((self.clocks != ABSENT) & (self.clocks != self.clock))
+            scores = self.lfu * (self.counts[others] << 40) | self.clocks[others]
+            gone = others[np.argpartition(scores, evicted - 1)[:evicted]]
+            self.counts[gone], self.clocks[gone] = 0, ABSENT
+
+
+def zipf(rng, calls, batch, exponent=1.05):
+    weights = np.arange(1, ROWS + 1) ** -exponent
+    cumulated = np.cumsum(weights)
+    draws = np.searchsorted(cumulated, rng.random((calls, batch)) * cumulated[-1])
+    return rng.permutation(ROWS)[draws.clip(max=ROWS - 1)]
+
+
+def zipf_trace(rng):
+    return list(zipf(rng, 400, 512))
+
+
+def shifting_trace(rng):
+    """Nine in ten keys of a hot set of 900 that moves on by 60 every ten calls."""
+    trace = []
+    for call in range(400):
+        hot = call // 10 * 60 + rng.integers(0, 900, 460)
+        trace.append(np.concatenate([hot, rng.integers(0, ROWS, 52)]) % ROWS)
+    return trace
+
+
+def looping_trace(rng):
+    """Half a loop over more rows than the cache has, half Zipf."""
+    popular = zipf(rng, 400, 256)
+    loop = (np.arange(400 * 256) % 4_000).reshape(400, 256)
+    return list(np.concatenate([popular, loop], axis=1))
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("trace", [zipf_trace, shifting_trace, looping_trace])
+def test_hit_rates_are_those_of_the_exact_policy(tmp_path, trace, policy):
+    calls = trace(generator(SEED))
+    with opened(tmp_path, cache_bytes=CACHE_BYTES, policy=policy) as store:
+        table = make_table(store, rows=ROWS)
+        for keys in calls:
+            table.lookup(keys)
+        store.check_integrity()
+        pool = pool_figures(store)
+    exact = ExactCache(policy, pool["slots"])
+    for keys in calls:
+        exact.call(keys)
+    assert pool["unique_keys"] == exact.keys["unique"]
+    assert pool["accesses"] == exact.keys["access"]
+    assert pool["evictions_clean"] > 10 * pool["slots"], "the trace must press on the cache"
+    found = {
+        "unique": pool["unique_hits"] / pool["unique_keys"],
+        "access": pool["access_hits"] / pool["accesses"],
+    }
+    for kind, rate in exact.rates().items():
+        show(
+            f"{trace.__name__} {policy} {pool['slots']} slots, by {kind}: "
+            f"embstore {found[kind]:.4f}, exact {rate:.4f}"
+        )
+    assert found == pytest.approx(exact.rates(), abs=TOLERANCE)
+
+
+def test_lru_evicts_no_row_that_is_younger_than_one_that_stays(tmp_path):
+    """Whichever of equally old rows leaves: policy.py calls its queue exact."""
+    with opened(tmp_path, cache_bytes=CACHE_BYTES, policy="lru") as store:
+        table = make_table(store, rows=ROWS)
+        last, before = np.full(ROWS, ABSENT), set()
+        for call, keys in enumerate(zipf_trace(generator(SEED))[:150]):
+            table.lookup(keys)
+            last[keys] = call
+            now = resident_keys(table)
+            gone = np.array(sorted(before - now), np.int64)
+            stayed = np.array(sorted(before & now), np.int64)
+            stayed = stayed[last[stayed] < call]
+            if len(gone) and len(stayed):
+                younger = int((last[gone] > last[stayed].min()).sum())
+                assert younger == 0, (
+                    f"call {call}: {younger} of {len(gone)} rows left that had been used after "
+                    f"call {last[stayed].min()}, the last use of a row that stays"
+                )
+            before = now
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_a_row_of_the_running_call_is_no_victim(tmp_path, policy):
+    with opened(tmp_path, cache_bytes=CACHE_BYTES, policy=policy) as store:
+        table = make_table(store, rows=ROWS)
+        rng, slots = generator(SEED), pool_of(table)._slot_keys.size
+        for _ in range(60):
+            keys = rng.choice(ROWS, int(rng.integers(1, slots // 2)), replace=False)
+            table.lookup(keys)
+            assert set(keys.tolist()) <= resident_keys(table)
+        store.check_integrity()
+
+
+def hits_of(table, store, keys):
+    before = pool_figures(store)["unique_hits"]
+    table.lookup(keys)
+    return pool_figures(store)["unique_hits"] - before
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_a_set_that_was_hot_leaves(tmp_path, policy):
+    """A set used by 200 calls, then never again, gives way to one that is used now."""
+    with opened(tmp_path, cache_bytes=CACHE_BYTES, policy=policy) as store:
+        table = make_table(store, rows=ROWS)
+        old, new, passing = np.arange(700), np.arange(700, 1400), iter(range(2_000, ROWS, 150))
+        for _ in range(200):
+            table.lookup(old)
+        for _ in range(150):
+            start = next(passing)
+            table.lookup(np.concatenate([new, np.arange(start, start + 150)]))
+        assert pool_figures(store)["slots"] < 1_900
+        assert hits_of(table, store, new) == len(new)
+        assert hits_of(table, store, old) == 0
+
+
+def test_a_hot_set_outlives_a_scan_under_lfu_alone(tmp_path):
+    """What LFU is for: rows used often survive many rows used once."""
+    survivors = {}
+    for policy in ("lru", "lfu"):
+        with opened(tmp_path / policy, cache_bytes=CACHE_BYTES, policy=policy) as store:
+            table = make_table(store, rows=ROWS)
+            hot = np.arange(700)
+            for _ in range(20):
+                table.lookup(hot)
+            for start in range(1_000, 1_000 + 6_000, 500):
+                table.lookup(np.arange(start, start + 500))
+            survivors[policy] = hits_of(table, store, hot)
+    assert survivors == {"lru": 0, "lfu": 700}
+
+
+def test_reading_around_the_cache_changes_no_score(tmp_path):
+    """admit=False: the rows that leave next are the same as without it."""
+    left = []
+    for peek in (False, True):
+        with opened(tmp_path / str(peek), cache_bytes=CACHE_BYTES) as store:
+            table = make_table(store, rows=ROWS)
+            for start in range(0, 6_000, 300):
+                table.lookup(np.arange(start, start + 300))
+                if peek:
+                    table.lookup(np.arange(0, 3_000), admit=False)
+                    table.read_rows(np.arange(0, 3_000))
+            left.append(resident_keys(table))
+    assert left[0] == left[1]
