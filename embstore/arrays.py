@@ -36,6 +36,15 @@ def row_stride(elements: int) -> int:
     return -(-elements // 4) * 4
 
 
+def _as_array(values: Any, table: str, what: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidArgumentError(
+            f"table {table!r}: expected {what} to be an array, found {type(values).__name__}: {exc}"
+        ) from exc
+
+
 def as_keys(keys: Any, table: str) -> Keys:
     """Return `keys` as a contiguous (n,) int64 array, without a copy where it is one already.
 
@@ -43,7 +52,7 @@ def as_keys(keys: Any, table: str) -> Keys:
     ------
     InvalidArgumentError : not one-dimensional, or not of an integer dtype that fits int64.
     """
-    array = np.asarray(keys)
+    array = _as_array(keys, table, "keys")
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.ndim != 1:
@@ -64,7 +73,7 @@ def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
     ------
     InvalidArgumentError : another shape, or a dtype other than float32 or float16.
     """
-    array = np.asarray(rows)
+    array = _as_array(rows, table, what)
     if array.size == 0 and 0 in shape and array.dtype == np.float64:
         array = array.astype(np.float32)  # an empty list has no dtype of its own
     if array.dtype not in (np.float32, np.float16):
@@ -108,14 +117,14 @@ def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:
     ------
     InvalidArgumentError : any of that does not hold.
     """
-    array = np.asarray(offsets)
+    array = _as_array(offsets, table, "offsets")
     if array.ndim != 1 or array.shape[0] < 1 or array.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"table {table!r}: expected offsets of shape (bags + 1,), int64, found "
             f"{array.dtype} {array.shape}"
         )
     array = np.ascontiguousarray(array, dtype=np.int64)
-    if array[0] != 0 or array[-1] != key_count or (np.diff(array) < 0).any():
+    if array[0] != 0 or array[-1] != key_count or (array[1:] < array[:-1]).any():
         raise InvalidArgumentError(
             f"table {table!r}: expected offsets to rise from 0 to the number of keys "
             f"({key_count}), "
@@ -133,7 +142,7 @@ def fp32_scalar(value: Any, name: str, *, minimum: float | None = 0.0) -> float:
     """
     try:
         number = float(value)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidArgumentError(f"expected {name} to be a number, found {value!r}") from exc
     with np.errstate(over="ignore"):
         finite = bool(np.isfinite(np.float32(number)))

@@ -102,6 +102,7 @@ class Engine:
         ------
         TableNotFoundError : it has been dropped, or the restored checkpoint did not have it.
         """
+        self._check_open()
         table = self.tables.get(table_id)
         if table is None:
             raise TableNotFoundError(f"table {name!r} no longer exists")
@@ -278,7 +279,7 @@ class Engine:
             )
         try:
             text = json.dumps(metadata, allow_nan=False)
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, RecursionError) as exc:
             raise InvalidArgumentError(f"expected metadata that JSON can hold: {exc}") from exc
         if len(text) > self.limits.metadata_bytes_max:
             raise InvalidArgumentError(

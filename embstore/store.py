@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from embstore import reads, writes
-from embstore.arrays import Rows, as_out
+from embstore.arrays import Rows, as_keys, as_out
 from embstore.cache.policy import POLICIES
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.device.base import Device
@@ -18,7 +19,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.storage.catalogue import Checkpoint
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.table import Table, checked_keys, checked_options, gradient_share
+from embstore.table import Table, check_call_bytes, checked_options, gradient_share
 from embstore.tablestate import Share
 from embstore.writes import OnNonfinite
 
@@ -93,6 +94,14 @@ def open(
 def _check_positive(value: Any, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"expected {name} to be an integer >= 1, found {value!r}")
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError(
+            f"expected {what} to be a mapping by table name, found {type(value).__name__}"
+        )
+    return value
 
 
 def _device(name: str, threads: int | None) -> Device:
@@ -180,8 +189,9 @@ class Store:
         admit, out : as in `Table.lookup`; `out` may name some of the tables
         """
         with self._engine.reading():
-            shares = [self._share(name, k) for name, k in keys.items()]
-            given = out or {}
+            shares = [self._share(name, k) for name, k in _mapping(keys, "keys").items()]
+            check_call_bytes(self._engine, shares)
+            given = _mapping(out or {}, "out")
             outs = {
                 s.table.name: as_out(
                     given.get(s.table.name), (len(s.keys), s.table.dim), s.table.name
@@ -204,7 +214,8 @@ class Store:
         The options are those of `Table.update`.
         """
         with self._engine.writing():
-            shares = [self._gradient_share(name, pair) for name, pair in gradients.items()]
+            shares = self._gradient_shares(gradients)
+            check_call_bytes(self._engine, shares)
             applied = writes.update(
                 shares,
                 **checked_options(learning_rate, gradient_scale, on_nonfinite),
@@ -226,9 +237,8 @@ class Store:
         t grows for every table that any rank names.
         """
         with self._engine.writing():
-            shares = [
-                [self._gradient_share(name, pair) for name, pair in rank.items()] for rank in ranks
-            ]
+            shares = [self._gradient_shares(rank) for rank in ranks]
+            check_call_bytes(self._engine, [share for rank in shares for share in rank])
             applied = writes.update_ranks(
                 shares,
                 **checked_options(learning_rate, gradient_scale, on_nonfinite),
@@ -237,18 +247,21 @@ class Store:
             return self._acknowledged([s for rank in shares for s in rank], applied)
 
     def _share(self, name: str, keys: ArrayLike) -> Share:
-        table = self._engine.find(name)
-        return Share(table, checked_keys(self._engine, table, keys))
+        return Share(self._engine.find(name), as_keys(keys, name))
 
-    def _gradient_share(self, name: str, pair: tuple[ArrayLike, ArrayLike]) -> Share:
-        table = self._engine.find(name)
-        try:
-            keys, gradients = pair
-        except (TypeError, ValueError) as exc:
-            raise InvalidArgumentError(
-                f"table {name!r}: expected a pair (keys, gradients), found {type(pair).__name__}"
-            ) from exc
-        return gradient_share(self._engine, table, keys, gradients)
+    def _gradient_shares(self, gradients: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[Share]:
+        shares = []
+        for name, pair in _mapping(gradients, "gradients").items():
+            table = self._engine.find(name)
+            try:
+                keys, rows = pair
+            except (TypeError, ValueError) as exc:
+                raise InvalidArgumentError(
+                    f"table {name!r}: expected a pair (keys, gradients), found "
+                    f"{type(pair).__name__}"
+                ) from exc
+            shares.append(gradient_share(table, keys, rows))
+        return shares
 
     def _acknowledged(self, shares: Sequence[Share], applied: bool) -> AcknowledgedUpdate:
         t = {share.table.name: share.table.t for share in shares}
@@ -266,12 +279,12 @@ class Store:
         CheckpointExistsError, InvalidArgumentError, CapacityError : the store goes on as it was.
         StorageError : the disk failed; the store must be opened again.
         """
-        return self._engine.checkpoint(label, {} if metadata is None else metadata)
+        return deepcopy(self._engine.checkpoint(label, {} if metadata is None else metadata))
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
         with self._engine.reading():
-            return list(self._engine.storage.catalogue.checkpoints)
+            return deepcopy(list(self._engine.storage.catalogue.checkpoints))
 
     def restore(self, label: str) -> None:
         """Go back to a kept checkpoint. What is newer is gone; table handles stay valid.

@@ -1,6 +1,6 @@
 """A table's handle: checked arguments in, rows out, and the acknowledgement of what was changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore import reads, writes
-from embstore.arrays import Keys, Rows, as_keys, as_offsets, as_out, as_rows, fp32_scalar
+from embstore.arrays import Rows, as_keys, as_offsets, as_out, as_rows, fp32_scalar
 from embstore.config import Initializer, Optimizer
 from embstore.device.base import Gradients
 from embstore.engine import Engine
@@ -110,7 +110,8 @@ class Table:
         """
         with self._engine.reading():
             table = self._table
-            share = Share(table, checked_keys(self._engine, table, keys))
+            share = Share(table, as_keys(keys, self.name))
+            check_call_bytes(self._engine, [share])
             out = as_out(out, (len(share.keys), table.dim), self.name)
             reads.lookup([share], [out], admit=admit, stages=self._engine.stages)
             return out
@@ -139,8 +140,9 @@ class Table:
         """
         with self._engine.reading():
             table = self._table
-            share = Share(table, checked_keys(self._engine, table, keys))
+            share = Share(table, as_keys(keys, self.name))
             bounds = as_offsets(offsets, len(share.keys), self.name)
+            check_call_bytes(self._engine, [share], bounds.nbytes + 4 * table.dim * len(bounds))
             factors = self._checked_weights(mode, weights, len(share.keys))
             out = as_out(out, (len(bounds) - 1, table.dim), self.name)
             reads.lookup_pooled(
@@ -160,7 +162,9 @@ class Table:
         """
         with self._engine.reading():
             table = self._table
-            return reads.read_rows(Share(table, checked_keys(self._engine, table, keys)))
+            share = Share(table, as_keys(keys, self.name))
+            check_call_bytes(self._engine, [share], 4 * table.config.state_dim * len(share.keys))
+            return reads.read_rows(share)
 
     # Writing
 
@@ -191,7 +195,8 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            share = gradient_share(self._engine, table, keys, gradients)
+            share = gradient_share(table, keys, gradients)
+            check_call_bytes(self._engine, [share])
             applied = writes.update(
                 [share],
                 **checked_options(learning_rate, gradient_scale, on_nonfinite),
@@ -219,11 +224,12 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            checked = checked_keys(self._engine, table, keys)
+            checked = as_keys(keys, self.name)
             bounds = as_offsets(offsets, len(checked), self.name)
             factors = self._checked_weights(mode, weights, len(checked))
             rows = as_rows(gradients, (len(bounds) - 1, table.dim), self.name, "gradients")
             share = Share(table, checked, _bag_gradients(rows, bounds, mode, factors))
+            check_call_bytes(self._engine, [share], bounds.nbytes + rows.nbytes)
             applied = writes.update(
                 [share],
                 **checked_options(learning_rate, gradient_scale, on_nonfinite),
@@ -246,7 +252,8 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            shares = [[gradient_share(self._engine, table, k, g)] for k, g in ranks]
+            shares = [[gradient_share(table, k, g)] for k, g in ranks]
+            check_call_bytes(self._engine, [share for rank in shares for share in rank])
             applied = writes.update_ranks(
                 shares,
                 **checked_options(learning_rate, gradient_scale, on_nonfinite),
@@ -261,9 +268,10 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            checked = checked_keys(self._engine, table, keys)
-            weights = as_rows(rows, (len(checked), table.dim), self.name, "rows")
-            writes.assign(Share(table, checked), weights)
+            share = Share(table, as_keys(keys, self.name))
+            check_call_bytes(self._engine, [share])
+            weights = as_rows(rows, (len(share.keys), table.dim), self.name, "rows")
+            writes.assign(share, weights)
             return self._acknowledged(table)
 
     def put_rows(
@@ -275,20 +283,21 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            checked = checked_keys(self._engine, table, keys)
-            shape = (len(checked), table.dim)
+            share = Share(table, as_keys(keys, self.name))
+            shape = (len(share.keys), table.dim)
             new_weights = as_rows(weights, shape, self.name, "weights")
-            shape = (len(checked), table.config.state_dim)
+            shape = (len(share.keys), table.config.state_dim)
             new_state = as_rows(state, shape, self.name, "state")
+            check_call_bytes(self._engine, [share], new_state.nbytes)
             if (
                 isinstance(add_t, bool)
                 or not isinstance(add_t, int | np.integer)
-                or not 0 <= add_t < 2**64 - table.t
+                or not 0 <= add_t <= writes.T_MAX - table.t
             ):
                 raise InvalidArgumentError(
                     f"table {self.name!r}: expected add_t to be an integer >= 0, found {add_t!r}"
                 )
-            writes.put_rows(Share(table, checked), new_weights, new_state, int(add_t))
+            writes.put_rows(share, new_weights, new_state, int(add_t))
             return self._acknowledged(table)
 
     def grow(self, rows: int) -> Acknowledged:
@@ -341,34 +350,29 @@ class Table:
         return checked
 
 
-def checked_keys(engine: Engine, table: TableState, keys: ArrayLike) -> Keys:
-    """Return the keys of a call as int64, if the call is not too large for the store.
+def check_call_bytes(engine: Engine, shares: Iterable[Share], more: int = 0) -> None:
+    """Refuse a call that is too large: 8 bytes a key, 4 an element of its row, `more` beside.
 
     Raises
     ------
     InvalidArgumentError
     """
-    checked = as_keys(keys, table.name)
-    call_bytes = len(checked) * (8 + 4 * table.dim)
-    if call_bytes > engine.limits.call_bytes_max:
+    size = more + sum(len(s.keys) * (8 + 4 * s.table.dim) for s in shares)
+    if size > engine.limits.call_bytes_max:
         raise InvalidArgumentError(
-            f"table {table.name!r}: expected keys and rows of at most "
-            f"{engine.limits.call_bytes_max} bytes "
-            f"(limits.call_bytes_max), found {call_bytes}; split the call"
+            f"expected a call of at most {engine.limits.call_bytes_max} bytes of keys and rows "
+            f"(limits.call_bytes_max), found {size}; split the call"
         )
-    return checked
 
 
-def gradient_share(
-    engine: Engine, table: TableState, keys: ArrayLike, gradients: ArrayLike
-) -> Share:
+def gradient_share(table: TableState, keys: ArrayLike, gradients: ArrayLike) -> Share:
     """Return one table's share of an update, its arguments checked.
 
     Raises
     ------
     InvalidArgumentError
     """
-    checked = checked_keys(engine, table, keys)
+    checked = as_keys(keys, table.name)
     rows = as_rows(gradients, (len(checked), table.dim), table.name, "gradients")
     return Share(table, checked, Gradients(rows))
 

@@ -40,6 +40,8 @@ from embstore.tablestate import (
     table_of,
 )
 
+T_MAX = 2**64 - 1
+"""t stands in the digest as eight bytes."""
 OnNonfinite = Literal["refuse", "skip"]
 
 
@@ -151,6 +153,11 @@ def _apply(
     learning_rate: float | None,
     stages: Stages,
 ) -> None:
+    for table in tables:
+        if table.t == T_MAX:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: t is {T_MAX} and cannot grow; the table must be made anew"
+            )
     for table in tables:
         rate = table.learning_rate if learning_rate is None else learning_rate
         table.pool.parameters.scalars[table.table_id] = update_scalars(

@@ -223,6 +223,8 @@ class Pool:
         absent = np.flatnonzero(slots < 0)
         self.policy.touch(slots[slots >= 0], self.slot_count)
         step = len(self._staging)
+        if missing > step:
+            self.storage.ask_for(keys[absent], self.layout.stride)
         for low in range(0, missing, step):
             part = absent[low : low + step]
             slots[part] = self._fetch(keys[part])

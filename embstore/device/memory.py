@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic.jit import address
+from embstore.errors import CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # named by the mmap module from 3.13 on
@@ -25,7 +26,13 @@ def reserve(byte_count: int) -> NDArray[np.uint8]:
     """
     huge = byte_count >= HUGE_PAGE_BYTES
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    mapping = mmap.mmap(-1, max(byte_count, 1) + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
+    try:
+        mapping = mmap.mmap(-1, max(byte_count, 1) + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
+    except (OSError, OverflowError) as exc:
+        raise CapacityError(
+            f"expected {byte_count} bytes of address space, which the system refused ({exc}); "
+            "open the store with a smaller cache_bytes"
+        ) from exc
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(mapping, np.uint8)

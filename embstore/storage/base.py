@@ -232,9 +232,11 @@ class Base:
         """Return (segment, rows it must hold) for every segment with a written row."""
         per_segment = self.geometry.rows_per_segment
         starts = written.pages * BITMAP_PAGE_KEYS
-        ends = starts + BITMAP_PAGE_KEYS - 1
+        firsts, lasts = starts // per_segment, (starts + BITMAP_PAGE_KEYS - 1) // per_segment
+        spans = lasts - firsts + 1  # above 1 where a bitmap page reaches into other segments
+        numbers = np.repeat(firsts - np.cumsum(spans) + spans, spans) + np.arange(spans.sum())
         result = []
-        for number in np.union1d(starts // per_segment, ends // per_segment).tolist():
+        for number in np.unique(numbers).tolist():
             end = (number + 1) * per_segment
             # The last page before the end may have only keys beyond it; the one before has none
             # beyond.

@@ -78,6 +78,7 @@ class Catalogue:
     """All that is committed."""
 
     store_id: str
+    base_segment_bytes: int  # of a base's files: it decides where a row stands, so it never changes
     epoch: int = 1
     next_table_id: int = 0
     next_segment: int = 1

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from embstore.arrays import KEY_BITS, row_stride
 from embstore.config import Limits
 from embstore.errors import (
+    CapacityError,
     EmbstoreError,
     PermissionDeniedError,
     StorageError,
@@ -45,7 +46,7 @@ class Contents:
         self.failure: EmbstoreError | None = None
         self._lock = lock_directory(files, read_only=read_only)
         try:
-            self.use(read_catalogue(files, read_only=read_only))
+            self.use(read_catalogue(files, read_only=read_only, limits=limits))
         except BaseException:
             self._lock.close()
             raise
@@ -71,6 +72,7 @@ class Contents:
         self._load_log(catalogue)
         for table_id in self.bases.keys() - {t.table_id for t in catalogue.head.tables}:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
+        self.log.forgetful = False  # what was forgotten is not in the head
         number, table_id = self._remove_unnamed()
         self.log.next_number = max(catalogue.next_segment, number + 1)
         self.next_table_id = max(catalogue.next_table_id, table_id + 1)
@@ -88,15 +90,21 @@ class Contents:
                 interval = catalogue.interval(entry.commit)
                 self.log.freeze()
             self.log.load(entry)
-        if any(c.state.commit == catalogue.head.commit for c in catalogue.checkpoints):
-            self.log.freeze()
+        if interval != len(catalogue.checkpoints):
+            self.log.freeze()  # nothing is newer than the newest checkpoint
 
     def open_base(self, table: TableEntry) -> Base:
         """Return a table's base with the bitmap that the catalogue names, if it names one."""
         config = table.config()
         geometry = BaseGeometry(
-            record_bytes(row_stride(config.dim + config.state_dim)), self.limits.base_segment_bytes
+            record_bytes(row_stride(config.dim + config.state_dim)),
+            self.catalogue.base_segment_bytes,
         )
+        if not geometry.rows_per_segment:
+            raise CapacityError(
+                f"limits.base_segment_bytes is {geometry.segment_bytes}, too little for one row of "
+                f"{geometry.record_bytes} bytes and a header"
+            )
         base = Base(self.files, self.store_id, table.table_id, geometry)
         path = self.catalogue.written.get(str(table.table_id))
         if path:

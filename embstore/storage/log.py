@@ -41,6 +41,7 @@ class Log:
         self.index = RowIndex()
         self.segments: list[Segment] = []  # sealed, oldest first
         self.next_number = 1
+        self.forgetful = False  # entries were dropped that the last commit still has
         self.live = np.zeros(64, np.int64)
         self._frozen = np.zeros(64, np.uint8)
         self._addresses = np.zeros(64, np.uint64)
@@ -83,7 +84,7 @@ class Log:
         self.index.put(*segment.keys_and_positions(), self.live, self._frozen)
 
     def freeze(self) -> None:
-        """Keep the counts of all sealed segments as they are: a checkpoint needs these records."""
+        """Keep the counts of the sealed segments as they are: a checkpoint needs these records."""
         for segment in self.segments:
             self._frozen[segment.place] = 1
 
@@ -94,6 +95,7 @@ class Log:
         for segment in self.uncommitted:
             segment.commit = commit
             segment.close()
+        self.forgetful = False
 
     def is_frozen(self, segment: Segment) -> bool:
         """Say whether a kept checkpoint froze the segment's count."""
@@ -146,8 +148,9 @@ class Log:
     def seal(self) -> None:
         """Finish the current segment, if there is one. It is not yet durable."""
         if self._writer is not None:
-            self.segments.append(self._writer.seal())
-            self._writer = None
+            segment, self._writer = self._writer.seal(), None
+            self._addresses[segment.place] = segment.map.ctypes.data
+            self.segments.append(segment)
 
     def locate(
         self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
@@ -179,6 +182,7 @@ class Log:
         self.index.repoint(keys, olds, news, self.live)
         at = max(self.segments.index(segment) for segment in old)
         if new is not None:
+            self._addresses[new.place] = new.map.ctypes.data
             if self.is_frozen(old[0]):
                 self._frozen[new.place] = 1
                 self.live[new.place] = new.records
@@ -191,7 +195,9 @@ class Log:
         """Drop the index entries of row keys in [low, high); their records die where they are."""
         keys = self.index.keys_between(low, high)
         olds = self.index.positions_of(keys)
-        np.subtract.at(self.live, olds >> PLACE_BITS, 1)
+        places = olds >> PLACE_BITS
+        np.subtract.at(self.live, places[self._frozen[places] == 0], 1)
+        self.forgetful = self.forgetful or len(keys) > 0
         self.index.repoint(keys, olds, np.full(len(keys), -1, np.int64), self.live)
 
     def check_integrity(self) -> None:

@@ -101,7 +101,7 @@ class Merges:
     def _plan_compaction(self) -> Merge | None:
         log, limits = self._contents.log, self._contents.limits
         sealed = [s for s in log.segments if not log.is_frozen(s)]
-        agreeing = not log.uncommitted and not log.appending
+        agreeing = not (log.uncommitted or log.appending or log.forgetful)
         candidates = sealed if agreeing else [s for s in sealed if not s.commit]
         dead = [s for s in candidates if 2 * log.live[s.place] < s.records]
         small = [s for s in candidates if 8 * s.bytes < limits.segment_bytes]
@@ -143,10 +143,13 @@ class Merges:
             self._discard(merge)
             if not isinstance(outcome, _StoppedError):
                 self._failed(outcome)
-        elif merge.is_fold:
-            self._install_fold(merge)
-        else:
-            self._install_compaction(merge)
+            return
+        # From here on files, catalogue and index change together.
+        with self._contents.no_way_back():
+            if merge.is_fold:
+                self._install_fold(merge)
+            else:
+                self._install_compaction(merge)
 
     def _failed(self, outcome: BaseException) -> None:
         self.failures += 1
@@ -178,29 +181,35 @@ class Merges:
         self.folds += 1
 
     def _install_compaction(self, merge: Merge) -> None:
-        result = merge.result
-        assert result is not None
-        result.commit = merge.segments[-1].commit
-        if result.commit and not self._committed(self._compacted(merge.segments, result)):
+        commit = merge.segments[-1].commit
+        result = merge.result if len(merge.keys) else None  # nothing was live: nothing replaces
+        if result is not None:
+            result.commit = commit
+        if commit and not self._committed(self._compacted(merge.segments, result)):
             self._discard(merge)
             return
-        if result.commit:
+        if result is None:
+            self._discard(merge)
+        elif commit:
             result.close()
         self._contents.log.replace(merge.segments, result, merge.keys, merge.positions)
         self._remove(merge.segments)
         self.compactions += 1
 
-    def _compacted(self, segments: list[Segment], result: Segment) -> Catalogue:
-        """Return the catalogue in which `result` stands where the newest of `segments` stood."""
+    def _compacted(self, segments: list[Segment], result: Segment | None) -> Catalogue:
+        """Return the catalogue in which `result`, if any, stands where the newest of `segments`
+        stood.
+        """
         catalogue = self._contents.catalogue
         merged = {s.number for s in segments}
         entries = list(catalogue.segments)
         at = max(i for i, s in enumerate(entries) if s.number in merged)
-        entry = SegmentEntry(result.number, result.commit, result.bytes, result.checksum)
-        entries.insert(at + 1, entry)
+        if result is not None:
+            entry = SegmentEntry(result.number, result.commit, result.bytes, result.checksum)
+            entries.insert(at + 1, entry)
         return replace(
             catalogue,
-            next_segment=max(catalogue.next_segment, result.number + 1),
+            next_segment=max(catalogue.next_segment, self._contents.log.next_number),
             segments=tuple(s for s in entries if s.number not in merged),
         )
 

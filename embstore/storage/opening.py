@@ -8,6 +8,7 @@ short, if there is nothing else; with other files it is a store that has lost it
 import json
 import uuid
 
+from embstore.config import Limits
 from embstore.errors import (
     CorruptTableError,
     InvalidArgumentError,
@@ -32,6 +33,8 @@ def lock_directory(files: Files, *, read_only: bool) -> File:
     StorageError : read-only, and there is no store.
     InvalidArgumentError : the directory holds something else.
     """
+    if files.exists("") and not files.is_directory(""):
+        raise InvalidArgumentError(f"expected a directory, found a file: {files.root}")
     if not files.exists(_IDENTITY):
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
@@ -47,7 +50,7 @@ def lock_directory(files: Files, *, read_only: bool) -> File:
     return lock
 
 
-def read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
+def read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalogue:
     """Return what was last committed; write the first catalogue of a new store.
 
     Raises
@@ -61,7 +64,7 @@ def read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
     elif files.exists("log") or files.exists("base") or read_only:
         raise CorruptTableError(f"{catalogues.PATH}: missing from {files.root}")
     else:
-        catalogue = Catalogue(store_id)
+        catalogue = Catalogue(store_id, base_segment_bytes=limits.base_segment_bytes)
         files.replace(catalogues.PATH, catalogues.encode(catalogue))
     if catalogue.store_id != store_id:
         raise CorruptTableError(

@@ -54,12 +54,12 @@ class Segment:
     number: int
     place: int
     file: File | None
-    map: NDArray[np.uint8]
+    map: NDArray[np.uint8] = field(repr=False)  # printing it would read every page
     bytes: int  # of header and records so far; of the whole file once sealed
     records: int = 0
     commit: int = 0
     checksum: int = 0  # of the index, once sealed
-    keys: list[Keys] = field(default_factory=list)
+    keys: list[Keys] = field(default_factory=list, repr=False)
     runs: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
@@ -75,7 +75,9 @@ class Segment:
 
     def keys_and_positions(self) -> tuple[Keys, NDArray[np.int64]]:
         """Return every record's key and position, in the order of appending."""
-        keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
+        if not self.records:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        keys = np.concatenate(self.keys)
         positions = np.empty(self.records, np.int64)
         ends = [run[0] for run in self.runs[1:]] + [self.records]
         for (first, offset, size), end in zip(self.runs, ends, strict=True):
@@ -164,6 +166,7 @@ class SegmentWriter:
         self._file.write(segment.bytes, index + trailer)
         segment.bytes += len(index) + len(trailer)
         self._file.truncate(segment.bytes)
+        segment.map = self._file.map(segment.bytes)  # the old map reaches beyond the file now
         return segment
 
     def _end(self, records: int, record_bytes: int) -> int:

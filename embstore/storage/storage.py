@@ -138,13 +138,9 @@ class Storage:
         ------
         CorruptTableError : a record is not what was written.
         """
-        positions = np.empty(len(keys), np.int64)
         addresses = np.empty(len(keys), np.uint64)
-        in_log = self.log.locate(keys, positions, addresses)
-        np.not_equal(addresses, 0, out=found.view(bool))
-        if in_log < len(keys):
-            self._locate_in_bases(keys, np.flatnonzero(addresses == 0), addresses)
-            found[(found == 0) & (addresses != 0)] = 2
+        in_log = self._locate(keys, addresses)
+        np.copyto(found, 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8))
         size = record_bytes(rows.shape[1])
         ask_for_cold_pages(addresses, size)
         wrong = unpack(addresses, keys, rows.view(np.uint64), 0, len(keys))
@@ -157,14 +153,26 @@ class Storage:
             )
         self.bytes_read += int(np.count_nonzero(found)) * size
 
+    def ask_for(self, keys: Keys, stride: int) -> None:
+        """Have the disk begin to bring the rows of a large call, which will be read in pieces."""
+        addresses = np.empty(len(keys), np.uint64)
+        self._locate(keys, addresses)
+        ask_for_cold_pages(addresses, record_bytes(stride))
+
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Say which row keys have a stored row. Reads no row."""
-        positions = np.empty(len(keys), np.int64)
         addresses = np.empty(len(keys), np.uint64)
-        if self.log.locate(keys, positions, addresses) < len(keys):
-            self._locate_in_bases(keys, np.flatnonzero(addresses == 0), addresses)
+        self._locate(keys, addresses)
         stored: NDArray[np.bool_] = addresses != 0
         return stored
+
+    def _locate(self, keys: Keys, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Write each record's address, 0 for none; return which are in the log."""
+        found = self.log.locate(keys, np.empty(len(keys), np.int64), addresses)
+        in_log: NDArray[np.bool_] = addresses != 0
+        if found < len(keys):
+            self._locate_in_bases(keys, np.flatnonzero(~in_log), addresses)
+        return in_log
 
     def _locate_in_bases(
         self, keys: Keys, missing: NDArray[np.int64], addresses: NDArray[np.uint64]
