@@ -200,7 +200,7 @@ class Limits:
     """Named bounds of a store. Exceeding one raises an error that names it.
 
     Storage works in the background by the last four: a segment of the log is sealed at
-    `segment_bytes` (256 MiB: large enough that sealing is rare, small enough to merge in one go); a
+    `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little memory); a
     fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small segments at
     `fold_segments`.
     """
@@ -214,7 +214,7 @@ class Limits:
     """Rows in the log index, at most about 46 bytes of memory each."""
     metadata_bytes_max: int = 64 << 10
     """JSON of one checkpoint's metadata: it is part of the catalogue, which is rewritten whole."""
-    segment_bytes: int = 256 << 20
+    segment_bytes: int = 128 << 20
     base_segment_bytes: int = 64 << 30
     fold_bytes: int = 64 << 20
     fold_segments: int = 16

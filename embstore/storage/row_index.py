@@ -19,6 +19,8 @@ from embstore.kernels.row_index import PLACE_BITS, find, put, repoint
 
 OFFSET_MASK = (1 << PLACE_BITS) - 1
 _INITIAL = 1 << 12
+_SHRINK = 16
+"""A fold can empty the index; below one entry in so many it gives its memory back."""
 
 
 def _entries(capacity: int) -> tuple[Keys, NDArray[np.int64]]:
@@ -68,6 +70,8 @@ class RowIndex:
     ) -> None:
         """Point keys that still have their old position to the new one, or to none (-1)."""
         self.size -= repoint(self._keys, self._positions, keys, olds, news, live)
+        if _SHRINK * self.size < len(self._keys) and len(self._keys) > _INITIAL:
+            self._rebuild(max(_INITIAL, 1 << (2 * self.size).bit_length()))
 
     def keys_between(self, low: int, high: int) -> Keys:
         """Return the row keys in [low, high), in no order."""
@@ -90,8 +94,10 @@ class RowIndex:
         size = self.size + count
         if 10 * size <= 7 * len(self._keys):
             return
+        self._rebuild(1 << (2 * size - 1).bit_length())
+
+    def _rebuild(self, capacity: int) -> None:
         keys, positions = self._keys, self._positions
-        capacity = 1 << (2 * size - 1).bit_length()
         self._keys, self._positions = _entries(capacity)
         used = keys != EMPTY_KEY
         places = int(positions[used].max(initial=0) >> PLACE_BITS) + 1

@@ -151,7 +151,7 @@ class SegmentWriter:
         segment = self.segment
         keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
         index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()
-        segment.keys, segment.checksum = [keys], checksum(index)
+        segment.checksum = checksum(index)
         trailer = _TRAILER.pack(
             _TRAILER_MAGIC,
             segment.number,
@@ -164,9 +164,10 @@ class SegmentWriter:
         )[:48]
         trailer += struct.pack("<QQ", checksum(trailer), 0)
         self._file.write(segment.bytes, index + trailer)
-        segment.bytes += len(index) + len(trailer)
+        at, segment.bytes = segment.bytes, segment.bytes + len(index) + len(trailer)
         self._file.truncate(segment.bytes)
         segment.map = self._file.map(segment.bytes)  # the old map reaches beyond the file now
+        segment.keys = [segment.map[at : at + keys.nbytes].view(np.int64)]
         return segment
 
     def _end(self, records: int, record_bytes: int) -> int:
@@ -207,26 +208,27 @@ def read_segment(
             raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
         found, _ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, path)
         records, runs, offset = _read_trailer(
-            file.read(length - 64, 64), path, number, index_checksum
+            file.read(length - _TRAILER.size, _TRAILER.size), path, number, index_checksum
         )
-        index = file.read(offset, length - 64 - offset)
+        mapped = file.map(length)
+        index = mapped[offset : length - _TRAILER.size]
         if (
             found != number
             or len(index) != 8 * records + _RUN_BYTES * runs
-            or checksum(index) != index_checksum
+            or checksum(index.data) != index_checksum
         ):
             raise CorruptTableError(f"{path}: the key index does not match its checksum")
-        run_table = np.frombuffer(index, np.int64, offset=8 * records).reshape(runs, 3)
+        run_table = index[8 * records :].view(np.int64).reshape(runs, 3)
         return Segment(
             number=number,
             place=place,
             file=None,
-            map=file.map(length),
+            map=mapped,
             bytes=length,
             records=records,
             commit=commit,
             checksum=index_checksum,
-            keys=[np.frombuffer(index, np.int64, count=records)],
+            keys=[index[: 8 * records].view(np.int64)],
             runs=[(int(a), int(b), int(c)) for a, b, c in run_table],
         )
     finally:
