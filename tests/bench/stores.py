@@ -11,7 +11,9 @@ from tests.bench.workload import Keys, Rows
 CHUNK_KEYS = 80_000
 
 
-def open_store(path: pathlib.Path, cache_bytes: int, checkpoints_keep: int = 3) -> Any:
+def open_store(
+    path: pathlib.Path, cache_bytes: int, checkpoints_keep: int = 3, *, read_only: bool = False
+) -> Any:
     """Open or create the store at `path` on the CPU."""
     return embstore.open(
         str(path),
@@ -19,6 +21,7 @@ def open_store(path: pathlib.Path, cache_bytes: int, checkpoints_keep: int = 3) 
         cache_bytes=cache_bytes,
         policy="lru",
         checkpoints_keep=checkpoints_keep,
+        read_only=read_only,
     )
 
 
