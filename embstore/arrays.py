@@ -30,9 +30,7 @@ Rows = NDArray[np.float32]
 
 
 def row_stride(elements: int) -> int:
-    """Return the fp32 that a row of so many takes: rows start on 16 bytes, so that they move in
-    16-byte pieces.
-    """
+    """Return the fp32 that a row of so many takes; rows move in 16-byte pieces."""
     return -(-elements // 4) * 4
 
 

@@ -1,5 +1,4 @@
-"""Configuration as data: optimizers, initializers, and what a table *is* apart from how it is
-tuned.
+"""Configuration as data: optimizers, initializers, what a table is apart from its tuning.
 
 A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its
 fixed parameters) decides its bits (contract.md, rule 11) and can never change; creating a table
@@ -151,15 +150,12 @@ INITIALIZERS: dict[str, type[Any]] = {c.kind: c for c in (Uniform, Normal, Const
 
 
 def default_seed(name: str) -> int:
-    """Return the seed of a table created without one: blake2b-256 of its name, first 8 bytes,
-    little-endian.
-    """
+    """Return the seed of a table created without one: 8 bytes of blake2b-256 of its name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is a table name: parts of [a-z0-9_.-] joined by '/', none of them '.' or
-    '..'.
+    """Return `name` if it is one: parts of [a-z0-9_.-] joined by '/', none '.' or '..'.
 
     Raises
     ------
@@ -200,15 +196,13 @@ class Limits:
     """Named bounds of a store. Exceeding one raises an error that names it.
 
     Storage works in the background by the last four: a segment of the log is sealed at
-    `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little memory); a
-    fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small segments at
-    `fold_segments`.
+    `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
+    memory); a fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small
+    segments at `fold_segments`. `base_segment_bytes` is fixed when a store is made.
     """
 
     call_bytes_max: int = 1 << 30
-    """Bytes of one call's arrays, results included: a bound on what one call can make the process
-    hold.
-    """
+    """Bytes of one call's arrays, results included: what one call can make the process hold."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index, at most about 46 bytes of memory each."""

@@ -60,9 +60,7 @@ class TableDigest:
             self._changed.add(keys, _BLOCK_SHIFT)
 
     def compute(self, pool: Pool, table_id: int, rows: int, identity: bytes, t: int) -> str:
-        """Return the digest as 64 hexadecimal digits, hashing the blocks that changed since the
-        last.
-        """
+        """Return the digest, 64 hexadecimal digits; hash what changed since the last."""
         first = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         if self._blocks is None:
             stored = pool.storage.stored_blocks(table_id, BLOCK_KEYS)

@@ -29,9 +29,7 @@ DEFAULT_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class AcknowledgedUpdate:
-    """What an update of several tables became: its place in the store's order, and each table's t
-    after it.
-    """
+    """What an update of several tables became: its command number, and each table's new t."""
 
     command: int
     t: dict[str, int]
@@ -231,8 +229,7 @@ class Store:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply one update from several ranks, each as in `update`, added in rank order
-        (contract.md, rule 6).
+        """Apply one update from several ranks, each as in `update`, added in rank order.
 
         t grows for every table that any rank names.
         """
@@ -296,9 +293,7 @@ class Store:
         self._engine.restore(label)
 
     def flush(self) -> int:
-        """Write the dirty rows of all tables to the log and return how many; durable is only a
-        checkpoint.
-        """
+        """Write all dirty rows to the log and return how many; durable is only a checkpoint."""
         with self._engine.reading():
             return self._engine.flush()
 

@@ -21,9 +21,7 @@ PoolingMode = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What a mutating call became: its place in the store's order, and the table's update count
-    after it.
-    """
+    """What a mutating call became: its command number, and the table's t after it."""
 
     command: int
     t: int
@@ -157,9 +155,7 @@ class Table:
             return out
 
     def read_rows(self, keys: ArrayLike) -> tuple[Rows, Rows]:
-        """Return weights (n, dim) and optimizer state (n, state_dim), leaving no trace in the
-        cache.
-        """
+        """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache."""
         with self._engine.reading():
             table = self._table
             share = Share(table, as_keys(keys, self.name))

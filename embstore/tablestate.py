@@ -1,6 +1,4 @@
-"""One table at run time, and a command's share of it: what reads, writes and handles have in
-common.
-"""
+"""One table at run time, and a command's share of it: what reads and writes have in common."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,9 +45,7 @@ class TableState:
 
 @dataclass(frozen=True)
 class Share:
-    """What one command names of one table: keys, and for an update the gradients of their
-    occurrences.
-    """
+    """What a command names of one table: keys, and in an update their gradients."""
 
     table: TableState
     keys: Keys  # (n,)

@@ -115,9 +115,7 @@ def update_ranks(
 
 
 def assign(share: Share, weights: Rows) -> None:
-    """Set the weights of each key, the last of repeated keys winning; its state starts anew (rule
-    7).
-    """
+    """Set the weights of each key, the last of repeats winning; its state starts anew (rule 7)."""
     table = share.table
     initial = table.pool.parameters.initial_state[table.table_id]
     state = np.full((len(weights), table.config.state_dim), initial, np.float32)

@@ -48,9 +48,7 @@ class Arena:
 
     @property
     def slab_bytes(self) -> int:
-        """The size that a pool's slabs aim at: small enough to share fairly, large enough to be
-        few.
-        """
+        """The size that slabs aim at: small enough to share fairly, large enough to be few."""
         return min(max(self.budget_bytes // _SLABS, _SLAB_BYTES_MIN), _SLAB_BYTES_MAX)
 
     @property
@@ -79,9 +77,7 @@ class Arena:
         self.pools.remove(pool)
 
     def grant(self, pool: Holder) -> bool:
-        """Say whether the pool may add one slab now; take slabs from others if it is below its
-        floor.
-        """
+        """Say whether the pool may add a slab; below its floor, take slabs from others for it."""
         needed = pool.grown_bytes - pool.memory_bytes
         while self.memory_bytes + needed > self.budget_bytes:
             floor = self.budget_bytes // (2 * len(self.pools))

@@ -178,9 +178,7 @@ class Pool:
         self.device.release_rows(self.rows, low, high)
 
     def part_keys(self, count: int) -> int:
-        """Return how many of `count` unique keys one part may hold, adding slabs where the arena
-        has them.
-        """
+        """Return how many of `count` unique keys a part may hold; add the slabs that there are."""
         while self.slot_count < count and self._grow():
             pass
         return min(count, self.slot_count)
@@ -194,8 +192,7 @@ class Pool:
     # Residency
 
     def hold(self, keys: Keys, inverse: NDArray[np.int32] | None = None) -> Slots:
-        """Make unique row keys resident, touch them, and return their slots (valid until the next
-        call).
+        """Make unique row keys resident and touch them; return their slots, until the next call.
 
         len(keys) <= slot_count. Contents do not change. A lookup gives its `inverse`, by which hits
         are counted; a write, whose rows were as a rule just looked up, would only flatter the
@@ -357,8 +354,7 @@ class Pool:
     def write(
         self, keys: Keys, held: Held | None, change: Callable[[Slots, int, int], None]
     ) -> None:
-        """Have `change(slots, low, high)` change and mark dirty the rows of keys[low:high], part by
-        part.
+        """Have `change(slots, low, high)` change the rows of keys[low:high], part by part.
 
         `held` is what `prepare_write` returned. A failure from here on leaves the store half
         written.
@@ -389,9 +385,7 @@ class Pool:
         return rows
 
     def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return a copy of those of some unique rows that were ever written, and which of `keys`
-        they are.
-        """
+        """Return a copy of those of `keys` that were ever written, and which they are."""
         slots = np.empty(len(keys), np.int64)
         self.index.probe(keys, slots)
         resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)

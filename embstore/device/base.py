@@ -1,5 +1,4 @@
-"""The Device protocol: memory and a set of batched kernels. A device never knows what a table or a
-policy is.
+"""The Device protocol: memory and a set of batched kernels. It knows no tables, no policies.
 
 The cache is written against this protocol alone, so that it reads the same on every device, and
 every device gives the same bits (contract.md). A call works on a **batch**: the row keys of all
@@ -35,8 +34,7 @@ Flags = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Batch:
-    """Unique row keys of a call and the way back. `bounds` cut positions, `id_bounds` ids, by
-    segment."""
+    """Unique row keys of a call and the way back; `bounds` cut positions, `id_bounds` ids."""
 
     unique_keys: Keys  # (u,)
     inverse: NDArray[np.int32]  # (n,)
@@ -71,8 +69,7 @@ class Gradients:
 
 @dataclass
 class TableParameters:
-    """Small arrays indexed by table id (row key >> 40), shared by all tables of one pool; grown by
-    the pool.
+    """Small arrays indexed by table id (row key >> 40), for all tables of one pool.
 
     scalars : (tables, 8) float32, `embstore.arithmetic.update_scalars` of this command
     initializer_kinds : (tables,) int8, 0 constant, 1 uniform, 2 normal

@@ -1,5 +1,4 @@
-"""Rows that are on the disk and not in memory: find that out, and ask for them all before touching
-one.
+"""Rows on the disk and not in memory: find out, and ask for all before touching one.
 
 Touching cold pages of a map one by one costs a disk latency each; asking for each with
 MADV_WILLNEED first, in page order, lets the disk work on them together (20,000 random rows of a
@@ -63,9 +62,7 @@ _SAMPLE = 64
 
 
 def ask_for_cold_pages(addresses: NDArray[np.uint64], size: int) -> bool:
-    """Ask for the pages of all records if a sample shows that some are on the disk; say whether it
-    did.
-    """
+    """Ask for the pages of all records if, by a sample, some are on the disk; say whether."""
     flag = np.zeros(1, np.uint8)
     step = max(1, len(addresses) // _SAMPLE)
     if not count_absent(addresses, step, flag, address(flag)):

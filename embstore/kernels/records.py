@@ -1,5 +1,4 @@
-"""Records of the log and the base (storage/format.py): rows out of the cache into checked records,
-and back.
+"""Records of log and base (storage/format.py): rows into checked records, and back.
 
 The checksum is CRC-32C, because processors compute it eight bytes at a time; where this one does
 not, a table of 256 entries does, with the same result. A record is checked every time it is read: a

@@ -1,5 +1,4 @@
-"""The loops of the log index (storage/row_index.py): find, put, repoint over an open-addressing
-table.
+"""The loops of the log index (storage/row_index.py): find, put, repoint, in open addressing.
 
     index_keys[at] = key or -1, index_positions[at] = place << 40 | byte offset
 

@@ -1,12 +1,11 @@
-"""Storage: every row of every table, in an immutable base and a write-back log (design.md, section
-4).
+"""Storage: every row of every table, in an immutable base and a write-back log.
 
 Where a row's newest stored content is, in this order: the log, by the log index; else the base,
 where the table's written bitmap has the row; else nowhere, and the row is its initializer's. The
 modules:
 
     storage.py       the verbs that the cache needs: read, reserve, append, commit, restore
-    merges.py        folds and compactions in the background: when, what, and how they become current
+    merges.py        folds and compactions in the background: when, what, and how they end
     merge.py         one of them: the newest records of some segments, written elsewhere
     contents.py      the open directory: catalogue, log, bases; and what happens when the disk fails
     opening.py       whose directory it is, and what it last committed

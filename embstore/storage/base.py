@@ -206,8 +206,7 @@ class Base:
                 )
 
     def save_written(self, keys: Keys, path: str) -> tuple[Written, str]:
-        """Save the bitmap that also has `keys` (ascending) and return it as read back, with its
-        path.
+        """Save the bitmap that also has `keys` (ascending); return it, read back, and its path.
 
         Read back, because the map costs no memory of the process, whatever the size of the table.
         """

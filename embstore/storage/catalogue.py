@@ -89,9 +89,7 @@ class Catalogue:
 
     @property
     def fold_horizon(self) -> int:
-        """The newest commit whose segments may be folded: the oldest kept checkpoint's, else the
-        head's.
-        """
+        """The newest commit that may be folded: the oldest kept checkpoint's, else the head's."""
         return self.checkpoints[0].state.commit if self.checkpoints else self.head.commit
 
     def checkpoint(self, label: str) -> Checkpoint | None:
@@ -99,9 +97,7 @@ class Catalogue:
         return next((c for c in self.checkpoints if c.label == label), None)
 
     def interval(self, commit: int) -> int:
-        """Return which stretch between kept checkpoints a commit lies in: how many are older than
-        it.
-        """
+        """Return which stretch between checkpoints a commit is in: how many are older."""
         return sum(c.state.commit < commit for c in self.checkpoints)
 
     def table_ids(self) -> set[int]:
@@ -110,9 +106,7 @@ class Catalogue:
         return {t.table_id for state in states for t in state.tables}
 
     def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
-        """Return the catalogue whose head is a kept checkpoint: what is newer is gone, but not
-        `command`.
-        """
+        """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
         commit = checkpoint.state.commit
         return replace(
             self,

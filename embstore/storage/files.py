@@ -68,9 +68,7 @@ class File:
             self._owner._write(self, offset, memoryview(data).cast("B"))
 
     def allocate(self, offset: int, length: int) -> None:
-        """Have the disk set `length` bytes aside at `offset`, so that writing them cannot run out
-        of room.
-        """
+        """Have the disk set bytes aside, so that writing them cannot run out of room."""
         with _named(self.path):
             self._owner._allocate(self, offset, length)
 
@@ -151,9 +149,7 @@ class Files:
             return File(self, path, self._create(path))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Make `path` hold `content`, all of it or the old one, durably: write beside, sync,
-        rename, sync.
-        """
+        """Make `path` hold `content`, whole or not at all: write beside, sync, rename, sync."""
         beside = f"{path}.new"
         file = self.create(beside)
         try:

@@ -80,9 +80,7 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
 
 @dataclass(frozen=True)
 class BaseGeometry:
-    """Where the base keeps key k of a table: no record straddles a page unless it is larger than
-    one.
-    """
+    """Where the base keeps key k: no record straddles a page unless it is larger than one."""
 
     record_bytes: int
     segment_bytes: int

@@ -1,5 +1,4 @@
-"""The write-back log: the segments that have not been folded, and the index of their newest
-records.
+"""The write-back log: segments that are not folded, and the index of their newest records.
 
 A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is
 found through the index. Segments are ordered; the later record of a key wins. Each has a **place**,
@@ -89,9 +88,7 @@ class Log:
             self._frozen[segment.place] = 1
 
     def mark_committed(self, commit: int) -> None:
-        """Note that a commit made the sealed segments durable; they are read through their maps
-        now.
-        """
+        """Note that a commit made the sealed segments durable; only their maps stay open."""
         for segment in self.uncommitted:
             segment.commit = commit
             segment.close()
@@ -155,9 +152,7 @@ class Log:
     def locate(
         self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
     ) -> int:
-        """Write the address of each key's newest record, 0 where the log has none; return how many
-        it has.
-        """
+        """Write each key's record address, 0 where the log has none; return how many it has."""
         self.index.find(keys, positions)
         found = positions >= 0
         offsets = (positions & OFFSET_MASK).astype(np.uint64)

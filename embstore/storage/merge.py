@@ -1,5 +1,4 @@
-"""Merges: the newest records of some sealed segments, written to the base (fold) or to a segment
-(compaction).
+"""Merges: the newest records of some segments, written to the base or to one segment.
 
 A **fold** takes the oldest committed segments, none newer than the oldest kept checkpoint, and
 writes the newest record of each key into the base. A **compaction** takes segments of which less
@@ -131,9 +130,7 @@ class Merge:
 
 
 def newest(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
-    """Return the keys of some segments, ascending, each with the position of its newest record
-    there.
-    """
+    """Return the keys of some segments, ascending, and where the newest record of each is."""
     parts = [segment.keys_and_positions() for segment in segments]
     keys = np.concatenate([k for k, _ in parts])
     positions = np.concatenate([p for _, p in parts])

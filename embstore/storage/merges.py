@@ -197,9 +197,7 @@ class Merges:
         self.compactions += 1
 
     def _compacted(self, segments: list[Segment], result: Segment | None) -> Catalogue:
-        """Return the catalogue in which `result`, if any, stands where the newest of `segments`
-        stood.
-        """
+        """Return the catalogue with `result`, if any, where the newest of `segments` stood."""
         catalogue = self._contents.catalogue
         merged = {s.number for s in segments}
         entries = list(catalogue.segments)

@@ -128,7 +128,7 @@ class SegmentWriter:
         return positions
 
     def place(self, keys: Keys, size: int) -> tuple[int, NDArray[np.int64]]:
-        """Give the next len(keys) records of `size` bytes their place; return offset and positions."""
+        """Give the next records, of `size` bytes each, their place; return offset and positions."""
         segment = self.segment
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:
@@ -145,9 +145,7 @@ class SegmentWriter:
         self._file.write(offset, records.data)
 
     def seal(self) -> Segment:
-        """Write index and trailer, give back what was set aside too much, and return the finished
-        segment.
-        """
+        """Write index and trailer, give unused room back, and return the finished segment."""
         segment = self.segment
         keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
         index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()

@@ -81,7 +81,7 @@ class Storage:
         return self._contents.next_table_id
 
     def check_usable(self, *, write: bool = False) -> None:
-        """Raise StoreClosedError after a failure, PermissionDeniedError for a write if read-only."""
+        """Raise StoreClosedError after a failure, PermissionDeniedError for a forbidden write."""
         self._contents.check_usable(write=write)
 
     def no_way_back(self) -> AbstractContextManager[None]:
@@ -185,9 +185,7 @@ class Storage:
             self._contents.bases[table_id].locate(keys, missing[tables == table_id], addresses)
 
     def stored_blocks(self, table_id: int, block_keys: int) -> Keys:
-        """Return the blocks (of `block_keys` keys, a divisor of 32,768) of a table with a stored
-        row.
-        """
+        """Return a table's blocks (of `block_keys` keys, dividing 32,768) with a stored row."""
         first = table_id << KEY_BITS
         logged = self.log.index.keys_between(first, first + KEY_MASK + 1) - first
         return np.union1d(
@@ -205,9 +203,7 @@ class Storage:
             self.log.reserve(records, record_bytes(stride))
 
     def expect(self, records: int) -> None:
-        """Prepare the log index for so many more rows: growing once is cheaper than again and
-        again.
-        """
+        """Grow the log index once for so many more rows, rather than again and again."""
         self.log.index.make_room(records)
 
     def append(self, keys: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
