@@ -85,6 +85,7 @@ def open(
         engine = Engine(storage, made, cache_bytes=cache_bytes, policy=policy, limits=limits)
     except BaseException:
         storage.close()
+        made.close()
         raise
     return Store(engine)
 

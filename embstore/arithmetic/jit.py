@@ -23,12 +23,18 @@ from functools import cache, update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
-import numba
 import numpy as np
-from llvmlite import binding, ir  # type: ignore[import-untyped]
-from numba import njit, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+try:
+    import numba
+    from llvmlite import binding, ir  # type: ignore[import-untyped]
+    from numba import njit, types
+    from numba.extending import intrinsic
+except ImportError as exc:
+    raise ImportError(
+        "embstore's compiled kernels need Numba: pip install 'embstore[fast]'"
+    ) from exc
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
