@@ -303,15 +303,12 @@ class Engine:
         with self.writing():
             head = self.storage.restore(label, self.command_number + 1)
             with self.storage.no_way_back():
-                for pool in self.pools.values():
-                    pool.purge()
+                for pool in list(self.pools.values()):
                     pool.tables.clear()
-                before = list(self.pools.values())
+                    self._leave_if_empty(pool)
                 self.tables.clear()
                 self._names.clear()
                 self._open_tables(head.tables)
-                for pool in before:
-                    self._leave_if_empty(pool)
 
     def _open_tables(self, entries: tuple[TableEntry, ...]) -> None:
         for entry in entries:

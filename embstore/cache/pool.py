@@ -115,6 +115,7 @@ class Pool:
         self.recent = RecentBatch(self.device)
         self._held_keys: Keys | None = None
         self._held_moves = 0
+        self._dirty_max = 0  # at least the number of dirty slots: a row written twice counts twice
         self._moves = 0  # grows whenever a row leaves its slot
         self._sums: Rows = np.empty((0, self.layout.dim), np.float32)
         staging_bytes = min(_STAGING_BYTES, self.arena.budget_bytes // _STAGING_SHARE)
@@ -255,8 +256,8 @@ class Pool:
             pass
         needed = count - self._free_count
         if needed > 0:
-            # At most every victim is dirty; the reservation stands before the first is logged.
-            self.storage.reserve(0 if self.storage.read_only else needed, self.layout.stride)
+            # At worst every victim is dirty; the reservation stands before the first is logged.
+            self.storage.reserve(min(needed, self._dirty_max), self.layout.stride)
             self._evict(self.policy.victims(needed, self.slot_keys))
         self._free_count -= count
         return self._free[self._free_count : self._free_count + count].copy()
@@ -268,6 +269,7 @@ class Pool:
         count = int(np.count_nonzero(dirty))
         if count:
             self.storage.append(keys[dirty], self.rows, slots[dirty])
+            self._dirty_max -= count
         self.counters.evictions_dirty += count
         self.counters.evictions_clean += len(slots) - count
         self._free_slots(slots, keys)
@@ -359,6 +361,7 @@ class Pool:
         `held` is what `prepare_write` returned. A failure from here on leaves the store half
         written.
         """
+        self._dirty_max += len(keys)
         with self.storage.no_way_back():
             if held is not None and held.moves == self._moves:
                 change(held.slots, 0, len(keys))
@@ -444,6 +447,7 @@ class Pool:
             self.storage.reserve(len(part), self.layout.stride)
             self.storage.append(self._slot_keys[part], self.rows, part)
             self.dirty[part] = 0
+        self._dirty_max = int(np.count_nonzero(self.dirty[: self.slot_count]))
         return len(slots)
 
     def purge(self, table_id: int | None = None) -> None:
@@ -506,6 +510,9 @@ class Pool:
                 free, np.flatnonzero(keys == EMPTY_KEY)
             ),
             "a free slot is dirty": self.dirty[free].any(),
+            "more rows are dirty than are accounted for": (
+                np.count_nonzero(self.dirty[: self.slot_count]) > self._dirty_max
+            ),
             "a resident row's table is not of this pool": not (
                 set(np.unique(keys[resident] >> KEY_BITS).tolist()) <= self.tables
             ),

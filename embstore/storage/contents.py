@@ -153,9 +153,13 @@ class Contents:
             self.files.remove_directory(f"base/{table_id}")
 
     def close(self) -> None:
-        """Give the directory free."""
+        """Remove what was never committed, and give the directory free."""
         self.log.close()
-        self._lock.close()
+        try:
+            if self.failure is None and not self.read_only:
+                self._remove_unnamed()
+        finally:
+            self._lock.close()
 
     # Failure
 

@@ -40,6 +40,7 @@ class Log:
         self.index = RowIndex()
         self.segments: list[Segment] = []  # sealed, oldest first
         self.next_number = 1
+        self.changes = 0  # grows whenever the segments or their commits change
         self.forgetful = False  # entries were dropped that the last commit still has
         self.live = np.zeros(64, np.int64)
         self._frozen = np.zeros(64, np.uint8)
@@ -93,6 +94,7 @@ class Log:
             segment.commit = commit
             segment.close()
         self.forgetful = False
+        self.changes += 1
 
     def is_frozen(self, segment: Segment) -> bool:
         """Say whether a kept checkpoint froze the segment's count."""
@@ -148,6 +150,7 @@ class Log:
             segment, self._writer = self._writer.seal(), None
             self._addresses[segment.place] = segment.map.ctypes.data
             self.segments.append(segment)
+            self.changes += 1
 
     def locate(
         self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
@@ -185,6 +188,7 @@ class Log:
         for segment in old:
             self.segments.remove(segment)
             self._retire(segment)
+        self.changes += 1
 
     def forget_table(self, low: int, high: int) -> None:
         """Drop the index entries of row keys in [low, high); their records die where they are."""

@@ -23,6 +23,7 @@ from embstore.errors import CapacityError, EmbstoreError
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
 from embstore.storage.format import record_bytes
+from embstore.storage.log import Log
 from embstore.storage.merge import Merge, newest
 from embstore.storage.segment import Segment, capacity_for
 
@@ -46,6 +47,7 @@ class Merges:
         self._thread: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._stop = threading.Event()
+        self._looked_at: tuple[Log, int] | None = None  # when a merge was last looked for
         self._not_before = 0  # the commit number from which merging may go on after a failure
 
     @property
@@ -61,6 +63,10 @@ class Merges:
             if self._thread.is_alive():
                 return
             self._finish()
+        seen = (self._contents.log, self._contents.log.changes)
+        if seen == self._looked_at:
+            return  # nothing is due that was not before
+        self._looked_at = seen
         if self._contents.catalogue.head.commit < self._not_before:
             return
         try:
