@@ -145,10 +145,13 @@ class Contents:
             raise
         self.catalogue = new
 
+    def dropped(self) -> set[int]:
+        """Return the ids of tables that have a base and that no kept state names any more."""
+        return self.bases.keys() - self.catalogue.table_ids()
+
     def remove_dropped(self) -> None:
         """Remove the bases that no kept state names any more."""
-        named = self.catalogue.table_ids()
-        for table_id in [i for i in self.bases if i not in named]:
+        for table_id in self.dropped():
             del self.bases[table_id]
             self.files.remove_directory(f"base/{table_id}")
 

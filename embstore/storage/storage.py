@@ -264,7 +264,9 @@ class Storage:
         self._contents.replace_catalogue(new)
         self._files.reached("commit:renamed")
         self.log.mark_committed(new.head.commit)
-        self._contents.remove_dropped()
+        if self._contents.dropped():
+            self.merges.stop()  # it may be writing to a base that is about to go
+            self._contents.remove_dropped()
         self.tend()  # Before the freeze: now, and only now, the index tells what this commit needs.
         if label is not None:
             self.log.freeze()
@@ -290,10 +292,11 @@ class Storage:
         if label is not None:
             checkpoints = (*checkpoints, Checkpoint(label, metadata, head))[-self._keep :]
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
+        new = replace(old, head=head, checkpoints=checkpoints)
+        alive = {str(table_id) for table_id in new.table_ids()}
         return replace(
-            old,
-            head=head,
-            checkpoints=checkpoints,
+            new,
+            written={i: path for i, path in old.written.items() if i in alive},
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
             segments=(*old.segments, *entries),
