@@ -87,5 +87,7 @@ class Policy:
         scores = self.scores[: len(slot_keys)]
         found = self.device.select_victims(scores, slot_keys, self.clock, wanted, queue)
         assert found > 0, "a call was given more rows than there are slots"
-        self._queue, self._next = queue[:found], 0
-        self._queued_scores = self.scores[self._queue]
+        scores = self.scores[queue[:found]]
+        order = np.argsort(scores, kind="stable")
+        self._queue, self._next = queue[:found][order], 0
+        self._queued_scores = scores[order]

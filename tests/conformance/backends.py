@@ -52,9 +52,12 @@ class Embedded:
         """Open a store by name; options as of `embstore.open`."""
         options.setdefault("cache_bytes", 1 << 20)
         path = self.path(name)
-        store = embstore.open(path, files=UnsyncedFiles(path), **options)
+        store = embstore.open(path, files=self._files(path), **options)
         self._opened.append(store)
         return store
+
+    def _files(self, path: Path) -> Files:
+        return UnsyncedFiles(path)
 
     def copy(self, name: str) -> str:
         """Copy a store's files as they are now, as a killed process leaves them; return the name.

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.conformance.backends import Embedded
 from tests.conformance.twin import Twin
+
+settings.register_profile("long", max_examples=5000)
+"""For `--hypothesis-profile=long --timeout=0`: minutes, not seconds."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

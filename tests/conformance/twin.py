@@ -93,8 +93,14 @@ class Twin:
         self._open_again(**options)
 
     def crash(self, **options: Any) -> None:
-        """Kill: go on with a copy of the files as they are, at the last commit."""
+        """Do all merges that are due, then kill."""
         self.settle()
+        self.kill(**options)
+
+    def kill(self, **options: Any) -> None:
+        """Go on with a copy of the files as they are, at the last commit. No merge may be going on,
+        but one may be held.
+        """
         before, self._name = self.store, self._backend.copy(self._name)
         before.close()
         snapshot, command = self._committed

@@ -20,9 +20,9 @@ from embstore.storage.files import Files
 from tests.reference import ReferenceStore
 
 LIMITS = Limits(
-    segment_bytes=8 * 4096, base_segment_bytes=12 * 4096, fold_bytes=6 * 4096, fold_segments=3
+    segment_bytes=8 * 4096, fold_bytes=6 * 4096, fold_segments=3
 )
-CACHE_BYTES = 60_000
+CACHE_BYTES = 90_000
 LABELS_KEPT = 2
 COMMANDS_PER_LABEL = 5
 

@@ -53,7 +53,7 @@ def storage_of(store):
 def settle(store):
     """Do every fold and compaction that is due, and check that none failed."""
     storage_of(store).settle()
-    assert storage_of(store).stats()["failures"] == 0, storage_of(store).merge_error
+    assert storage_of(store).merges.failures == 0, storage_of(store).merges.error
 
 
 def resident_keys(table):

@@ -10,8 +10,15 @@ its unique keys at one time; then the rows of lowest score make room for those t
 import numpy as np
 import pytest
 
-from tests.unit.small_stores import generator, make_table, opened, pool_figures, pool_of
-from tests.unit.small_stores import resident_keys, show
+from tests.unit.small_stores import (
+    generator,
+    make_table,
+    opened,
+    pool_figures,
+    pool_of,
+    resident_keys,
+    show,
+)
 
 SEED = 53
 ROWS = 30_000
@@ -99,24 +106,24 @@ def test_hit_rates_are_those_of_the_exact_policy(tmp_path, trace, policy):
         table = make_table(store, rows=ROWS)
         for keys in calls:
             table.lookup(keys)
-        store.check_integrity()
         pool = pool_figures(store)
-    exact = ExactCache(policy, pool["slots"])
-    for keys in calls:
-        exact.call(keys)
-    assert pool["unique_keys"] == exact.keys["unique"]
-    assert pool["accesses"] == exact.keys["access"]
-    assert pool["evictions_clean"] > 10 * pool["slots"], "the trace must press on the cache"
-    found = {
-        "unique": pool["unique_hits"] / pool["unique_keys"],
-        "access": pool["access_hits"] / pool["accesses"],
-    }
-    for kind, rate in exact.rates().items():
-        show(
-            f"{trace.__name__} {policy} {pool['slots']} slots, by {kind}: "
-            f"embstore {found[kind]:.4f}, exact {rate:.4f}"
-        )
-    assert found == pytest.approx(exact.rates(), abs=TOLERANCE)
+        exact = ExactCache(policy, pool["slots"])
+        for keys in calls:
+            exact.call(keys)
+        assert pool["unique_keys"] == exact.keys["unique"]
+        assert pool["accesses"] == exact.keys["access"]
+        assert pool["evictions_clean"] > 10 * pool["slots"], "the trace must press on the cache"
+        found = {
+            "unique": pool["unique_hits"] / pool["unique_keys"],
+            "access": pool["access_hits"] / pool["accesses"],
+        }
+        for kind, rate in exact.rates().items():
+            show(
+                f"{trace.__name__} {policy} {pool['slots']} slots, by {kind}: "
+                f"embstore {found[kind]:.4f}, exact {rate:.4f}"
+            )
+        assert found == pytest.approx(exact.rates(), abs=TOLERANCE)
+        store.check_integrity()
 
 
 def test_lru_evicts_no_row_that_is_younger_than_one_that_stays(tmp_path):
