@@ -64,12 +64,19 @@ class Arena:
         CapacityError : the budget cannot give it one slab.
         """
         self.pools.append(pool)
-        if not self.grant(pool):
-            self.pools.remove(pool)
+        granted = False
+        try:
+            granted = self.grant(pool)
+        finally:
+            if not granted:
+                self.pools.remove(pool)
+        if not granted:
+            # A larger budget means larger staging too, by a thirty-second; hence the margin.
+            needed = pool.grown_bytes + self.memory_bytes
             raise CapacityError(
                 f"cache_bytes is {self.budget_bytes}, of which {self.memory_bytes} are in use: "
-                "a pool of this row "
-                f"size needs {pool.grown_bytes}; open the store with a larger cache_bytes"
+                f"with a pool of this row size it must be {needed + needed // 8} or more; open the store "
+                "with a larger cache_bytes"
             )
 
     def leave(self, pool: Holder) -> None:

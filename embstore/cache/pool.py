@@ -40,7 +40,7 @@ _STAGING_BYTES = 4 << 20
 _STAGING_SHARE = 32
 """Of the budget, one part in so many at most is a pool's staging."""
 _SLAB_SLOTS_MIN = 4
-_METADATA_BYTES = 8 + 8 + 1  # slot_keys, scores, dirty
+_METADATA_BYTES = 8 + 8 + 4 + 1  # slot_keys, scores, free list, dirty
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,18 @@ class Pool:
         self.slot_bytes = 4 * stride + _METADATA_BYTES
         self.slab_slots = max(_SLAB_SLOTS_MIN, self.arena.slab_bytes // self.slot_bytes)
         self.slab_bytes = self.slab_slots * self.slot_bytes
-        slabs_max = max(1, self.arena.budget_bytes // self.slab_bytes)
-        slots_max = slabs_max * self.slab_slots
         self.slab_count = 0
         self.index = SlotIndex(self.device)
+        slot_and_index_bytes = self.slot_bytes + self.device.index_bytes(1 << 20) / (1 << 20)
+        slabs_max = int(self.arena.budget_bytes / (self.slab_slots * slot_and_index_bytes)) + 1
+        slots_max = slabs_max * self.slab_slots
         self.rows: Rows = self.device.allocate_rows(slots_max, stride)
         self.dirty = np.zeros(slots_max, np.uint8)
         self.policy = Policy(self.device, self.lfu, np.zeros(slots_max, np.int64))
         self.parameters = _no_parameters()
         self.tables: set[int] = set()
         self._slot_keys: Keys = np.empty(slots_max, np.int64)
-        self._free = np.empty(slots_max, np.int64)
+        self._free = np.empty(slots_max, np.uint32)
         self._free_count = 0
         self._slots = np.empty(0, np.int64)
         self.recent = RecentBatch(self.device)
@@ -151,18 +152,26 @@ class Pool:
         """Bytes with one slab more."""
         slots = self.slot_count + self.slab_slots
         slabs = (self.slab_count + 1) * self.slab_bytes
-        return slabs + self.index.bytes_for(slots) + self._staging.nbytes
+        return slabs + self.index.bytes_for(self._index_slots(slots)) + self._staging.nbytes
+
+    def _index_slots(self, slots: int) -> int:
+        """Return what the index is made for when it must serve `slots`: twice that, so that it is
+        rebuilt a few times only, but never more than there can be.
+        """
+        if slots <= self.index.capacity:
+            return self.index.capacity
+        return min(2 * slots, len(self._slot_keys)) if self.slab_count else slots
 
     def _add_slab(self) -> None:
-        low = self.slot_count
+        low, high = self.slot_count, self.slot_count + self.slab_slots
+        index_slots = self._index_slots(high)
         self.slab_count += 1
-        high = self.slot_count
         self._slot_keys[low:high] = EMPTY_KEY
         self.dirty[low:high] = 0
         added = np.arange(high - 1, low - 1, -1)
         self._free[self._free_count : self._free_count + len(added)] = added
         self._free_count += len(added)
-        self.index.grow(min(2 * high, len(self._slot_keys)) if low else high, self.slot_keys)
+        self.index.grow(index_slots, self.slot_keys)
 
     def release_slab(self) -> None:
         """Evict the rows of the last slab and give it back to the arena."""
@@ -260,7 +269,7 @@ class Pool:
             self.storage.reserve(min(needed, self._dirty_max), self.layout.stride)
             self._evict(self.policy.victims(needed, self.slot_keys))
         self._free_count -= count
-        return self._free[self._free_count : self._free_count + count].copy()
+        return self._free[self._free_count : self._free_count + count].astype(np.int64)
 
     def _evict(self, slots: Slots) -> None:
         """Free resident slots; dirty ones are logged first (room has been reserved)."""
