@@ -75,8 +75,8 @@ class Arena:
             needed = pool.grown_bytes + self.memory_bytes
             raise CapacityError(
                 f"cache_bytes is {self.budget_bytes}, of which {self.memory_bytes} are in use: "
-                f"with a pool of this row size it must be {needed + needed // 8} or more; open the store "
-                "with a larger cache_bytes"
+                f"with a pool of this row size it must be {needed + needed // 8} or more; open "
+                "the store with a larger cache_bytes"
             )
 
     def leave(self, pool: Holder) -> None:

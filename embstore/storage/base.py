@@ -38,6 +38,7 @@ from embstore.storage.format import (
     unpack_header,
 )
 
+_BLOCK_KEYS = 256
 _WRITE_PAGES_MAX = 256
 """Pages that a fold writes with one system call, and the size of its buffer."""
 
@@ -230,15 +231,14 @@ class Base:
     def _last_rows(self, written: Written) -> list[tuple[int, int]]:
         """Return (segment, rows it must hold) for every segment with a written row."""
         per_segment = self.geometry.rows_per_segment
-        starts = written.pages * BITMAP_PAGE_KEYS
-        firsts, lasts = starts // per_segment, (starts + BITMAP_PAGE_KEYS - 1) // per_segment
-        spans = lasts - firsts + 1  # above 1 where a bitmap page reaches into other segments
+        starts = written.blocks(_BLOCK_KEYS) * _BLOCK_KEYS
+        firsts, lasts = starts // per_segment, (starts + _BLOCK_KEYS - 1) // per_segment
+        spans = lasts - firsts + 1  # above 1 where a block reaches into other segments
         numbers = np.repeat(firsts - np.cumsum(spans) + spans, spans) + np.arange(spans.sum())
         result = []
         for number in np.unique(numbers).tolist():
             end = (number + 1) * per_segment
-            # The last page before the end may have only keys beyond it; the one before has none
-            # beyond.
+            # The last block before the end may have only keys beyond it; the one before has none.
             last_two = starts[max(int(np.searchsorted(starts, end)) - 2, 0)]
             keys = written.keys_between(max(int(last_two), number * per_segment), end)
             if len(keys):
@@ -286,13 +286,13 @@ class Base:
             file.close()
 
     def _map(self, number: int, length: int) -> None:
+        if number in self._maps and len(self._maps[number]) >= length:
+            return
         path = self._path(number)
         if not self._files.exists(path):
             raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
         file = self._files.open(path)
         try:
-            if number in self._maps and len(self._maps[number]) >= length:
-                return
             if file.size < length:
                 raise CorruptTableError(
                     f"{path}: expected {length} bytes of rows, found {file.size}"
