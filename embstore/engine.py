@@ -147,7 +147,7 @@ class Engine:
                 self.storage.next_table_id,
                 config.identity(),
                 config.rows,
-                config.optimizer.learning_rate,
+                float(config.optimizer.learning_rate),
                 0,
             )
             pool = self._pool(config)

@@ -206,14 +206,14 @@ def _write(
     tables: Sequence[TableState],
     stages: Stages,
 ) -> None:
+    held = [pool.prepare_write(keys) for pool, keys, _ in writes]
     if len(writes) > 1:
-        # Making room for one pool may evict rows of another that were made resident before.
+        # Making room for one pool may have evicted rows of another that were resident before.
         storage = writes[0][0].storage
         storage.reserve(
             sum(len(keys) for _, keys, _ in writes),
             max(pool.layout.stride for pool, _, _ in writes),
         )
-    held = [pool.prepare_write(keys) for pool, keys, _ in writes]
     stages.lap("hold")
     for (pool, keys, change), slots in zip(writes, held, strict=True):
         pool.write(keys, slots, change)

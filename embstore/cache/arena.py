@@ -9,6 +9,8 @@ A pool that comes late must not starve: each pool has a **floor**, an equal part
 its own; that pool evicts the rows of its last slab first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from embstore.errors import CapacityError
@@ -32,6 +34,10 @@ class Holder(Protocol):
         """Bytes it would hold with one slab more."""
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes it would hold with one slab."""
+
+    @property
     def slab_count(self) -> int:
         """Slabs it holds."""
 
@@ -45,6 +51,7 @@ class Arena:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.pools: list[Holder] = []
+        self._fixed = False
 
     @property
     def slab_bytes(self) -> int:
@@ -55,6 +62,15 @@ class Arena:
     def memory_bytes(self) -> int:
         """Bytes that all pools hold."""
         return sum(pool.memory_bytes for pool in self.pools)
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Let no slab change hands: a command is writing, and has reserved for what it found."""
+        self._fixed = True
+        try:
+            yield
+        finally:
+            self._fixed = False
 
     def join(self, pool: Holder) -> None:
         """Add a pool; its first slab is granted, if need be at the cost of another pool's.
@@ -86,11 +102,15 @@ class Arena:
     def grant(self, pool: Holder) -> bool:
         """Say whether the pool may add a slab; below its floor, take slabs from others for it."""
         needed = pool.grown_bytes - pool.memory_bytes
+        others = [p for p in self.pools if p is not pool]
+        spare = sum(p.memory_bytes - p.least_bytes for p in others)
+        if self._fixed or self.memory_bytes - spare + needed > self.budget_bytes:
+            return False
         while self.memory_bytes + needed > self.budget_bytes:
             floor = self.budget_bytes // (2 * len(self.pools))
             if pool.slab_count and pool.grown_bytes > floor:
                 return False
-            donors = [p for p in self.pools if p is not pool and p.slab_count > 1]
+            donors = [p for p in others if p.slab_count > 1]
             donor = max(donors, key=lambda p: p.memory_bytes, default=None)
             if donor is None or (pool.slab_count and donor.memory_bytes - donor.slab_bytes < floor):
                 return False

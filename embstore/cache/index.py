@@ -33,6 +33,11 @@ class SlotIndex:
         if slot_count > self.capacity:
             self._rebuild(slot_count, slot_keys)
 
+    def shrink(self, slot_count: int, slot_keys: Keys) -> None:
+        """Give memory back once far fewer slots are served."""
+        if slot_count < self.capacity:
+            self._rebuild(slot_count, slot_keys)
+
     def probe(self, keys: Keys, slots: Slots) -> int:
         """Write each key's slot, or -1, into `slots`; return how many are absent.
 

@@ -148,6 +148,11 @@ class Pool:
         return self.slab_count * self.slab_bytes + self.index.memory_bytes + self._staging.nbytes
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes with one slab."""
+        return self.slab_bytes + self.device.index_bytes(self.slab_slots) + self._staging.nbytes
+
+    @property
     def grown_bytes(self) -> int:
         """Bytes with one slab more."""
         slots = self.slot_count + self.slab_slots
@@ -184,6 +189,8 @@ class Pool:
         self._free[: len(free)] = free
         self._free_count = len(free)
         self.slab_count -= 1
+        if self.slab_count == 1 or 2 * self.slot_count < self.index.capacity:
+            self.index.shrink(self.slot_count, self.slot_keys)
         self.policy.forget()
         self.device.release_rows(self.rows, low, high)
 
@@ -371,7 +378,7 @@ class Pool:
         written.
         """
         self._dirty_max += len(keys)
-        with self.storage.no_way_back():
+        with self.storage.no_way_back(), self.arena.fixed():
             if held is not None and held.moves == self._moves:
                 change(held.slots, 0, len(keys))
                 return
@@ -453,7 +460,7 @@ class Pool:
         step = max(1, self.storage.segment_bytes // (8 * self.layout.stride))
         for low in range(0, len(slots), step):
             part = slots[low : low + step]
-            self.storage.reserve(len(part), self.layout.stride)
+            self.storage.reserve(len(part), self.layout.stride, bounded=False)
             self.storage.append(self._slot_keys[part], self.rows, part)
             self.dirty[part] = 0
         self._dirty_max = int(np.count_nonzero(self.dirty[: self.slot_count]))

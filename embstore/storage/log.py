@@ -100,14 +100,14 @@ class Log:
         """Say whether a kept checkpoint froze the segment's count."""
         return bool(self._frozen[segment.place])
 
-    def reserve(self, records: int, record_bytes: int) -> None:
+    def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
         """Make sure that `append` has room for so many records of at most so many bytes.
 
         Raises
         ------
         CapacityError : the disk is full, or the index would pass its limit. Nothing has changed.
         """
-        if self.index.size + records > self._rows_max:
+        if bounded and self.index.size + records > self._rows_max:
             raise CapacityError(
                 f"the log index holds {self.index.size} rows and may hold {self._rows_max}: "
                 "make a checkpoint, "

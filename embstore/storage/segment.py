@@ -97,9 +97,13 @@ class SegmentWriter:
         self, files: Files, store_id: bytes, number: int, place: int, capacity: int
     ) -> None:
         file = files.create(segment_path(number))
-        file.write(0, pack_header(LOG_MAGIC, store_id, number))
-        file.truncate(capacity)  # sparse; a map must not reach beyond the file
-        self.segment = Segment(number, place, file, file.map(capacity), PAGE_BYTES)
+        try:
+            file.write(0, pack_header(LOG_MAGIC, store_id, number))
+            file.truncate(capacity)  # sparse; a map must not reach beyond the file
+            self.segment = Segment(number, place, file, file.map(capacity), PAGE_BYTES)
+        except BaseException:
+            file.close()
+            raise
         self._file = file
         self._capacity = capacity
         self._allocated = PAGE_BYTES

@@ -192,15 +192,17 @@ class Storage:
             self._contents.bases[table_id].written.blocks(block_keys), logged // block_keys
         )
 
-    def reserve(self, records: int, stride: int) -> None:
+    def reserve(self, records: int, stride: int, *, bounded: bool = True) -> None:
         """Make room in the log for so many rows of at most `stride` fp32.
+
+        A checkpoint is not `bounded` by the limit on the log's rows: it makes room for more.
 
         Raises
         ------
         CapacityError : the disk or the log index is full. Nothing has changed.
         """
         if records:
-            self.log.reserve(records, record_bytes(stride))
+            self.log.reserve(records, record_bytes(stride), bounded=bounded)
 
     def expect(self, records: int) -> None:
         """Grow the log index once for so many more rows, rather than again and again."""

@@ -8,6 +8,7 @@ import embstore
 from embstore import Constant, Sgd
 from embstore.arrays import KEY_MASK
 from embstore.config import Limits
+from embstore.storage.files import Files
 
 
 def show(text):
@@ -26,9 +27,20 @@ def small_limits(**given):
     return Limits(**usual | given)
 
 
+class UnsyncedFiles(Files):
+    """Waits for no disk: what is tested here is what is written, not when it is durable."""
+
+    def _sync(self, file):
+        pass
+
+    def _sync_directory(self, path):
+        pass
+
+
 def opened(path, **options):
-    """Open a store on one thread, so that a test's time is its own."""
-    return embstore.open(path, **{"device": "cpu", "threads": 1} | options)
+    """Open a store on one thread and without waiting, so that a test's time is its own."""
+    usual = {"device": "cpu", "threads": 1, "files": UnsyncedFiles(path)}
+    return embstore.open(path, **usual | options)
 
 
 def make_table(store, name="t", **given):

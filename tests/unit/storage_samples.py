@@ -1,0 +1,99 @@
+"""What the storage tests share: records, and a storage without the cache above it."""
+
+import numpy as np
+
+from embstore import Constant, Sgd
+from embstore.arrays import KEY_BITS, row_stride
+from embstore.config import TableConfig
+from embstore.kernels.records import pack, unpack
+from embstore.storage.catalogue import TableEntry
+from embstore.storage.format import record_bytes
+from embstore.storage.storage import Storage
+from tests.unit.small_stores import UnsyncedFiles, small_limits
+
+STORE_ID = bytes(range(16))
+STRIDE = 4
+
+
+def rows_for(keys, version=0, stride=STRIDE):
+    """Return rows, (n, stride) float32, that tell row key and version."""
+    keys = np.asarray(keys, np.int64)
+    rows = np.zeros((len(keys), stride), np.float32)
+    words = rows.view(np.uint64)
+    words[:, 0] = keys.view(np.uint64)
+    words[:, 1:] = version
+    return rows
+
+
+def packed(keys, rows):
+    """Return the records of rows, (n, words) uint64."""
+    keys = np.asarray(keys, np.int64)
+    records = np.empty((len(keys), record_bytes(rows.shape[1]) // 8), np.uint64)
+    pack(rows.view(np.uint64), np.arange(len(keys)), keys, records, 0, len(keys))
+    return records
+
+
+def records_for(keys, version=0, stride=STRIDE):
+    return packed(keys, rows_for(keys, version, stride))
+
+
+def unpacked(addresses, keys, stride=STRIDE):
+    """Return the rows at the addresses, each checked; zeros where there is no address."""
+    rows = np.zeros((len(keys), stride), np.float32)
+    assert unpack(addresses, np.asarray(keys), rows.view(np.uint64), 0, len(keys)) == -1
+    return rows
+
+
+def same_rows(found, expected):
+    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def table_entry(table_id=0, dim=4, rows=1 << 40, t=0):
+    """Return a table whose rows are `row_stride(dim)` long."""
+    config = TableConfig.checked(
+        f"t{table_id}", dim=dim, rows=rows, optimizer=Sgd(1.0), initializer=Constant(0.5)
+    )
+    return TableEntry(table_id, config.identity(), rows, 1.0, t)
+
+
+def open_storage(path, *, keep=2, files=None, **limits):
+    limits = small_limits(**{"base_segment_bytes": 2 << 20} | limits)
+    return Storage(
+        files or UnsyncedFiles(path), read_only=False, checkpoints_keep=keep, limits=limits
+    )
+
+
+def append(storage, keys, version=0, table_id=0, dim=4):
+    """Log rows of one table."""
+    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
+    stride = row_stride(dim)
+    storage.reserve(len(row_keys), stride)
+    storage.append(row_keys, rows_for(row_keys, version, stride), np.arange(len(row_keys)))
+
+
+def versions(storage, keys, table_id=0, dim=4):
+    """Return the stored version of each key of a table, -1 where none is stored."""
+    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
+    rows = np.zeros((len(row_keys), row_stride(dim)), np.float32)
+    found = np.empty(len(row_keys), np.uint8)
+    storage.read(row_keys, rows, found)
+    assert np.array_equal(storage.has(row_keys), found != 0)
+    words = rows.view(np.uint64)
+    assert np.array_equal(words[found != 0, 0], row_keys[found != 0].view(np.uint64))
+    return np.where(found != 0, words[:, 1].astype(np.int64), -1).tolist()
+
+
+def origins(storage, keys, table_id=0, dim=4):
+    """Return where each key is stored: "log", "base" or "none"."""
+    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
+    rows = np.zeros((len(row_keys), row_stride(dim)), np.float32)
+    found = np.empty(len(row_keys), np.uint8)
+    storage.read(row_keys, rows, found)
+    return [("none", "log", "base")[place] for place in found]
+
+
+def settle(storage):
+    """Do every merge that is due; none may fail."""
+    storage.settle()
+    assert storage.merges.failures == 0, storage.merges.error
+    storage.check_integrity()

@@ -1,0 +1,371 @@
+"""Folds and compactions through Storage: what moves where, and that nothing kept is lost."""
+
+import threading
+
+import pytest
+
+from embstore.storage.merge import newest
+from tests.unit.small_stores import UnsyncedFiles, generator
+from tests.unit.storage_samples import (
+    append,
+    open_storage,
+    origins,
+    settle,
+    table_entry,
+    versions,
+)
+
+SEED = 71
+NEVER = {"fold_bytes": 1 << 40, "fold_segments": 1 << 20}
+
+
+def opened(path, tables=1, **limits):
+    storage = open_storage(path, **limits)
+    entries = [table_entry(table_id) for table_id in range(tables)]
+    for entry in entries:
+        storage.create_table(entry)
+    return storage, entries
+
+
+def seal(storage):
+    storage.log.seal()
+
+
+def reopen(storage, path, **limits):
+    storage.close()
+    return open_storage(path, **limits)
+
+
+# What merges choose
+
+
+def test_newest_is_the_last_record_of_each_key(tmp_path):
+    rng = generator(SEED)
+    storage, _ = opened(tmp_path, **NEVER)
+    for version in range(12):
+        append(storage, rng.choice(300, 50, replace=False), version)
+        seal(storage) if version % 3 == 2 else None
+    segments = storage.log.segments[1:]
+    expected = {}
+    for segment in segments:
+        keys, positions = segment.keys_and_positions()
+        expected |= dict(zip(keys.tolist(), positions.tolist(), strict=True))
+    keys, positions = newest(segments)
+    assert keys.tolist() == sorted(expected)
+    assert positions.tolist() == [expected[key] for key in sorted(expected)]
+    storage.close()
+
+
+def test_newest_of_segments_without_records_is_nothing(tmp_path):
+    storage, _ = opened(tmp_path, **NEVER)
+    storage.reserve(5, 4)
+    seal(storage)
+    assert [len(part) for part in newest(storage.log.segments)] == [0, 0]
+    storage.close()
+
+
+# Fold
+
+
+def test_a_fold_moves_committed_rows_to_the_base(tmp_path):
+    storage, entries = opened(tmp_path, fold_bytes=1, segment_bytes=1 << 20)
+    append(storage, range(0, 500), version=1)
+    append(storage, range(100, 200), version=2)
+    settle(storage)
+    assert storage.merges.folds == 0, "what is not committed stays in the log"
+    storage.commit(entries, 1)
+    settle(storage)
+    assert storage.merges.folds == 1
+    assert set(origins(storage, range(500))) == {"base"}
+    assert storage.log.index.size == 0 and storage.log.segments == []
+    expected = [2 if 100 <= key < 200 else 1 for key in range(500)] + [-1]
+    assert versions(storage, range(501)) == expected
+    storage = reopen(storage, tmp_path)
+    assert versions(storage, range(501)) == expected
+    storage.close()
+
+
+def test_nothing_newer_than_the_oldest_kept_checkpoint_is_folded(tmp_path):
+    storage, entries = opened(tmp_path, fold_bytes=1)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1, label="a")
+    append(storage, range(100), version=2)
+    storage.commit(entries, 2)
+    settle(storage)
+    assert [s.commit for s in storage.log.segments] == [2]
+    assert versions(storage, range(100)) == [2] * 100
+    storage.restore("a", 3)
+    assert versions(storage, range(100)) == [1] * 100
+    storage.close()
+
+
+def test_several_tables_are_folded_each_to_its_base(tmp_path):
+    storage, entries = opened(tmp_path, tables=3, fold_bytes=1)
+    for table_id in range(3):
+        append(storage, range(table_id, 600, 3), version=table_id, table_id=table_id)
+    storage.commit(entries, 1)
+    settle(storage)
+    for table_id in range(3):
+        found = versions(storage, range(600), table_id)
+        assert found == [table_id if key % 3 == table_id else -1 for key in range(600)]
+    storage.close()
+
+
+def test_rows_of_different_sizes_are_folded_together(tmp_path):
+    storage = open_storage(tmp_path, fold_bytes=1)
+    entries = [table_entry(i, dim=dim) for i, dim in enumerate((4, 12, 1024, 3000))]
+    for entry in entries:
+        storage.create_table(entry)
+    for table_id, dim in enumerate((4, 12, 1024, 3000)):
+        append(storage, range(20), version=dim, table_id=table_id, dim=dim)
+    storage.commit(entries, 1)
+    settle(storage)
+    for table_id, dim in enumerate((4, 12, 1024, 3000)):
+        assert versions(storage, range(21), table_id, dim) == [dim] * 20 + [-1]
+        assert set(origins(storage, range(20), table_id, dim)) == {"base"}
+    storage.close()
+
+
+def test_folds_one_after_the_other_replace_the_bitmap_and_its_file(tmp_path):
+    storage, entries = opened(tmp_path, fold_bytes=1)
+    for version in range(6):
+        append(storage, range(version * 50, version * 50 + 200), version)
+        storage.commit(entries, version)
+        settle(storage)
+    expected = [min(key // 50, 5) for key in range(450)]
+    assert versions(storage, range(450)) == expected
+    assert len(list((tmp_path / "base" / "0").glob("*.written"))) == 1
+    assert list((tmp_path / "log").glob("*.log")) == []
+    storage.close()
+
+
+# Compaction
+
+
+def test_a_compaction_keeps_the_live_records_of_uncommitted_segments(tmp_path):
+    """A cache that thrashes between two commits must not fill the disk."""
+    storage, entries = opened(tmp_path, **NEVER)
+    append(storage, range(400, 500), version=9)
+    for version in range(20):
+        append(storage, range(300), version)
+        seal(storage)
+        settle(storage)
+    assert storage.merges.compactions > 3
+    assert storage.log.bytes < 6 * 300 * 48
+    assert versions(storage, range(500)) == [19] * 300 + [-1] * 100 + [9] * 100
+    storage.commit(entries, 1)
+    storage = reopen(storage, tmp_path)
+    assert versions(storage, range(500)) == [19] * 300 + [-1] * 100 + [9] * 100
+    storage.close()
+
+
+def test_a_segment_without_a_live_record_disappears(tmp_path):
+    storage, entries = opened(tmp_path, **NEVER)
+    append(storage, range(200), version=1)
+    seal(storage)
+    append(storage, range(200), version=2)
+    storage.commit(entries, 1)
+    settle(storage)
+    assert versions(storage, range(200)) == [2] * 200
+    storage = reopen(storage, tmp_path)
+    assert versions(storage, range(200)) == [2] * 200
+    storage.close()
+
+
+def test_a_segment_in_which_nothing_was_written_opens_again(tmp_path):
+    """Room was reserved for victims, and all of them were clean."""
+    storage, entries = opened(tmp_path)
+    storage.reserve(100, 4)
+    storage.commit(entries, 1)
+    storage = reopen(storage, tmp_path)
+    append(storage, range(10), version=1)
+    assert versions(storage, range(11)) == [1] * 10 + [-1]
+    storage.close()
+
+
+def test_a_drop_that_no_commit_has_made_durable_loses_nothing(tmp_path):
+    """Directly after a commit committed segments are compacted; the dropped rows are in one."""
+    storage, entries = opened(tmp_path, tables=2, **NEVER)
+    append(storage, range(100), version=1)
+    seal(storage)
+    append(storage, range(80), version=2)
+    append(storage, range(200), version=2, table_id=1)
+    storage.commit(entries, 1)  # begins to compact the first segment
+    storage.merges._thread.join()
+    storage.drop_table(1)  # installs that, after which the second segment seems dead
+    settle(storage)
+    assert storage.merges.compactions == 1
+    storage = reopen(storage, tmp_path)
+    assert versions(storage, range(101)) == [2] * 80 + [1] * 20 + [-1]
+    assert versions(storage, range(201), table_id=1) == [2] * 200 + [-1]
+    storage.close()
+
+
+def test_many_small_segments_become_one(tmp_path):
+    storage, entries = opened(tmp_path, segment_bytes=1 << 20, fold_segments=8, fold_bytes=1 << 40)
+    append(storage, range(1_000, 1_010), version=99)
+    storage.commit(entries, 0, label="kept")
+    for version in range(1, 30):
+        append(storage, range(version, version + 20), version)
+        storage.commit(entries, version)
+        settle(storage)
+    assert storage.merges.compactions >= 3
+    assert len(storage.log.segments) < 10
+    assert versions(storage, range(1, 49)) == [min(key, 29) for key in range(1, 49)]
+    storage.restore("kept", 50)
+    assert versions(storage, range(1, 49)) == [-1] * 48
+    assert versions(storage, range(1_000, 1_010)) == [99] * 10
+    storage.close()
+
+
+def test_merged_segments_leave_the_disk_and_only_named_files_stay(tmp_path):
+    rng = generator(SEED)
+    storage, entries = opened(tmp_path)
+    for command in range(25):
+        append(storage, rng.choice(300, 150, replace=False), command)
+        storage.commit(entries, command, label=f"c{command}" if command % 8 == 0 else None)
+        settle(storage)
+        on_disk = {p.name for p in (tmp_path / "log").iterdir()}
+        assert on_disk == {f"{s.number:012d}.log" for s in storage.catalogue.segments}
+    assert storage.merges.folds > 0 and storage.merges.compactions > 0
+    storage.close()
+
+
+# Merges beside work
+
+
+class PausedFiles(UnsyncedFiles):
+    """Stops the merge's thread at a named point until it is let go."""
+
+    def __init__(self, root, point):
+        super().__init__(root)
+        self.point = point
+        self.there, self.go_on = threading.Event(), threading.Event()
+
+    def reached(self, point):
+        if point == self.point and not self.go_on.is_set():
+            self.there.set()
+            assert self.go_on.wait(60)
+
+    def wait(self):
+        assert self.there.wait(60), f"no merge reached {self.point}"
+
+
+FOLD_POINTS = ["fold:rows", "fold:synced", "fold:written"]
+
+
+@pytest.mark.parametrize("point", FOLD_POINTS)
+def test_rows_written_while_a_fold_runs_stay_newer(tmp_path, point):
+    files = PausedFiles(tmp_path, point)
+    storage, entries = opened(tmp_path, files=files, fold_bytes=1)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1)  # starts the fold
+    files.wait()
+    append(storage, range(50), version=2)
+    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
+    storage.commit(entries, 2)
+    files.go_on.set()
+    settle(storage)
+    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
+    storage = reopen(storage, tmp_path)
+    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
+    storage.close()
+
+
+@pytest.mark.parametrize("point", ["compaction:records", "compaction:synced"])
+def test_a_commit_while_a_compaction_runs_keeps_both(tmp_path, point):
+    files = PausedFiles(tmp_path, point)
+    storage, entries = opened(tmp_path, files=files, **NEVER)
+    append(storage, range(100), version=1)
+    seal(storage)
+    append(storage, range(80), version=2)
+    storage.tend()
+    files.wait()
+    append(storage, range(90, 120), version=3)
+    storage.commit(entries, 1, label="a")
+    expected = [2] * 80 + [1] * 10 + [3] * 30
+    append(storage, range(120), version=4)
+    files.go_on.set()
+    settle(storage)
+    assert storage.merges.compactions >= 1
+    assert versions(storage, range(120)) == [4] * 120
+    storage.restore("a", 9)
+    assert versions(storage, range(120)) == expected
+    storage.close()
+
+
+def go_on_once_it_waits(files, storage, work):
+    """Run `work` while the merge is paused, which goes on when `work` is done or waits for it."""
+    errors = []
+
+    def run():
+        try:
+            work()
+        except BaseException as exc:  # raised again below, on the test's thread
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive() and not storage.merges._stop.is_set():
+        thread.join(0.001)
+    files.go_on.set()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize("point", FOLD_POINTS)
+def test_a_restore_while_a_fold_runs_sees_the_checkpoint(tmp_path, point):
+    files = PausedFiles(tmp_path, point)
+    storage, entries = opened(tmp_path, files=files, fold_bytes=1)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1, label="a")
+    append(storage, range(100), version=2)
+    files.wait()
+    go_on_once_it_waits(files, storage, lambda: storage.restore("a", 2))
+    assert versions(storage, range(100)) == [1] * 100
+    settle(storage)
+    assert versions(storage, range(100)) == [1] * 100
+    storage.close()
+
+
+@pytest.mark.parametrize("point", FOLD_POINTS)
+def test_a_table_may_go_for_good_while_a_fold_writes_its_rows(tmp_path, point):
+    """The last checkpoint that names it is superseded by a commit, which removes its base."""
+    storage, entries = opened(tmp_path, tables=2, keep=1, **NEVER)
+    append(storage, range(100), version=1, table_id=0)
+    append(storage, range(100), version=1, table_id=1)
+    storage.commit(entries, 1, label="with both")
+    storage.drop_table(1)
+    storage.close()
+    files = PausedFiles(tmp_path, point)
+    storage = open_storage(tmp_path, files=files, keep=1, fold_bytes=1)
+    storage.drop_table(1)
+    storage.tend()
+    files.wait()
+    go_on_once_it_waits(files, storage, lambda: storage.commit(entries[:1], 2, label="with one"))
+    settle(storage)
+    assert storage.failure is None
+    assert not (tmp_path / "base" / "1").exists()
+    assert versions(storage, range(101)) == [1] * 100 + [-1]
+    storage = reopen(storage, tmp_path)
+    assert versions(storage, range(101)) == [1] * 100 + [-1]
+    storage.close()
+
+
+def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
+    files = PausedFiles(tmp_path, "compaction:records")
+    storage, entries = opened(tmp_path, files=files, **NEVER)
+    append(storage, range(100), version=1)
+    seal(storage)
+    append(storage, range(80), version=2)
+    storage.tend()
+    files.wait()
+    go_on_once_it_waits(files, storage, storage.merges.stop)
+    storage.check_integrity()
+    assert storage.merges.compactions == 0 and storage.merges.failures == 0
+    storage.commit(entries, 1)
+    settle(storage)
+    assert storage.merges.compactions == 1
+    assert versions(storage, range(100)) == [2] * 80 + [1] * 20
+    storage.close()

@@ -1,0 +1,65 @@
+"""The log index as a whole: growth, removal, counts, against a dictionary."""
+
+import numpy as np
+
+from embstore.kernels.row_index import PLACE_BITS
+from embstore.storage.row_index import RowIndex
+from tests.unit.small_stores import generator
+
+SEED = 61
+PLACES = 9
+
+
+def test_index_grows_and_shrinks_as_a_dictionary_does():
+    rng, index, model = generator(SEED), RowIndex(), {}
+    live, frozen = np.zeros(PLACES, np.int64), np.zeros(PLACES, np.uint8)
+    sizes = set()
+    for round_number in range(60):
+        count = int(rng.integers(1, 2_000))
+        keys = rng.integers(0, 30_000, count) | rng.integers(0, 3, count) << 40
+        positions = rng.integers(0, PLACES, count) << PLACE_BITS | rng.integers(0, 1 << 39, count)
+        index.put(keys, positions, live, frozen)
+        model |= dict(zip(keys.tolist(), positions.tolist(), strict=True))
+        if round_number % 3 == 2:
+            gone = rng.permutation(np.array([*model]))[: len(model) // 2]
+            olds = np.array([model.pop(int(key)) for key in gone])
+            np.subtract.at(live, olds >> PLACE_BITS, 1)
+            index.repoint(gone, olds, np.full(len(gone), -1), live)
+        sizes.add(index.memory_bytes)
+        assert index.size == len(model)
+        expected = np.array([*model.values()])
+        assert np.array_equal(np.sort(index.positions()), np.sort(expected))
+        counted = np.bincount(expected >> PLACE_BITS, minlength=PLACES)
+        assert live.tolist() == counted.tolist()
+    keys = np.array([*model])
+    assert index.positions_of(keys).tolist() == [*model.values()]
+    assert (index.positions_of(np.arange(30_000, 30_500)) == -1).all()
+    assert len(sizes) == 3, "the index must have grown twice"
+
+
+def test_growth_counts_nothing_twice():
+    index, live = RowIndex(), np.zeros(2, np.int64)
+    for start in range(0, 40_000, 1_000):
+        keys = np.arange(start, start + 1_000)
+        index.put(keys, keys | 1 << PLACE_BITS, live, np.zeros(2, np.uint8))
+    assert live.tolist() == [0, 40_000]
+    assert index.size == 40_000
+
+
+def test_keys_of_a_table_are_those_in_its_range():
+    index = RowIndex()
+    keys = np.array([0, 5, (1 << 40) - 1, 1 << 40, 1 << 40 | 7, 3 << 40])
+    index.put(keys, np.zeros(6, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8))
+    assert sorted(index.keys_between(0, 1 << 40).tolist()) == [0, 5, (1 << 40) - 1]
+    assert sorted(index.keys_between(1 << 40, 2 << 40).tolist()) == [1 << 40, 1 << 40 | 7]
+    assert index.keys_between(2 << 40, 3 << 40).tolist() == []
+
+
+def test_memory_is_bounded_by_rows():
+    """Limits.log_rows_max promises at most about 46 bytes a row once there are many."""
+    index, live = RowIndex(), np.zeros(1, np.int64)
+    for start in range(0, 60_000, 500):
+        keys = np.arange(start, start + 500)
+        index.put(keys, np.zeros(500, np.int64), live, np.zeros(1, np.uint8))
+        if index.size > 5_000:
+            assert index.memory_bytes <= 47 * index.size

@@ -1,0 +1,191 @@
+"""A log segment: what is appended is read back, and a file that was touched is refused."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
+from embstore.kernels.row_index import PLACE_BITS
+from embstore.storage.format import PAGE_BYTES
+from embstore.storage.segment import SegmentWriter, capacity_for, read_segment, record_sizes
+from tests.unit.small_stores import UnsyncedFiles
+from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
+
+NUMBER, PLACE, COMMIT = 7, 3, 11
+PIECES = [([5, 1 << 41, 9], 4), ([8], 4), ([1, 2], 12), ([5, 3], 4)]
+
+
+def write_segment(path, pieces=PIECES, capacity=1 << 16):
+    """Append pieces, (keys, stride) each, and seal; return the segment and where each piece is."""
+    files = UnsyncedFiles(path)
+    files.make_directory("log")
+    writer = SegmentWriter(files, STORE_ID, NUMBER, PLACE, capacity)
+    places = []
+    for version, (keys, stride) in enumerate(pieces):
+        records = records_for(keys, version, stride)
+        writer.reserve(len(keys), records.strides[0])
+        places.append(writer.append(np.array(keys), records))
+    sealed = writer.seal()
+    sealed.file.close()
+    return sealed, places
+
+
+def read(path, sealed, store_id=STORE_ID, number=NUMBER, **other):
+    what = {"length": sealed.bytes, "index_checksum": sealed.checksum} | other
+    return read_segment(UnsyncedFiles(path), store_id, number, PLACE, commit=COMMIT, **what)
+
+
+def file_of(path):
+    return path / "log" / f"{NUMBER:012d}.log"
+
+
+def addresses_in(segment, positions):
+    offsets = (positions & ((1 << PLACE_BITS) - 1)).astype(np.uint64)
+    return np.uint64(segment.map.ctypes.data) + offsets
+
+
+def test_a_sealed_segment_is_read_back(tmp_path):
+    sealed, places = write_segment(tmp_path)
+    segment = read(tmp_path, sealed)
+    assert (segment.number, segment.place, segment.commit) == (NUMBER, PLACE, COMMIT)
+    assert segment.records == sum(len(keys) for keys, _ in PIECES)
+    assert segment.bytes == file_of(tmp_path).stat().st_size == sealed.bytes
+    keys, positions = segment.keys_and_positions()
+    assert keys.tolist() == [key for keys, _ in PIECES for key in keys]
+    assert np.array_equal(positions, np.concatenate(places))
+    assert (positions >> PLACE_BITS == PLACE).all()
+    for version, ((keys, stride), where) in enumerate(zip(PIECES, places, strict=True)):
+        found = unpacked(addresses_in(segment, where), np.array(keys), stride)
+        assert same_rows(found, rows_for(keys, version, stride))
+
+
+def test_the_sealed_segment_in_memory_tells_the_same(tmp_path):
+    sealed, _ = write_segment(tmp_path)
+    segment = read(tmp_path, sealed)
+    for ours, theirs in zip(sealed.keys_and_positions(), segment.keys_and_positions(), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_record_sizes_follow_the_runs(tmp_path):
+    sealed, places = write_segment(tmp_path)
+    segment = read(tmp_path, sealed)
+    for (_, stride), where in zip(PIECES, places, strict=True):
+        assert (record_sizes(segment, where) == 16 + 4 * stride).all()
+
+
+def test_a_segment_without_records_is_read_back(tmp_path):
+    """Room was reserved, and then every victim was clean."""
+    sealed, _ = write_segment(tmp_path, pieces=[])
+    segment = read(tmp_path, sealed)
+    keys, positions = segment.keys_and_positions()
+    assert (segment.records, len(keys), len(positions)) == (0, 0, 0)
+
+
+def test_a_segment_that_a_command_needs_may_be_larger_than_usual(tmp_path):
+    """And what was reserved is enough, index and trailer included."""
+    keys = np.arange(1_000)
+    capacity = capacity_for(len(keys), 32, 4096)
+    assert capacity > 40_000
+    sealed, _ = write_segment(tmp_path, pieces=[(keys, 4)], capacity=capacity)
+    assert sealed.bytes <= capacity
+    assert read(tmp_path, sealed).records == 1_000
+
+
+def test_usual_segments_have_the_configured_size():
+    assert capacity_for(10, 32, 1 << 16) == 1 << 16
+
+
+def test_what_fits_after_reserving_fits_with_its_index(tmp_path):
+    """`fits` is exact: one record less than refused can be written, indexed and sealed."""
+    files = UnsyncedFiles(tmp_path)
+    files.make_directory("log")
+    writer = SegmentWriter(files, STORE_ID, NUMBER, PLACE, 1 << 16)
+    count = next(n for n in range(1, 10_000) if not writer.fits(n, 32)) - 1
+    keys = np.arange(count)
+    writer.reserve(count, 32)
+    writer.append(keys, records_for(keys))
+    sealed = writer.seal()
+    sealed.file.close()
+    assert sealed.bytes <= 1 << 16
+    assert read(tmp_path, sealed).records == count
+
+
+class FullDisk(UnsyncedFiles):
+    """Creates files, and has no room for anything in them."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.descriptors = []
+
+    def _create(self, path):
+        self.descriptors.append(super()._create(path))
+        return self.descriptors[-1]
+
+    def _truncate(self, file, length):
+        raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_segment_that_cannot_be_begun_leaves_no_file_open(tmp_path):
+    """A trainer on a full disk tries again and again: descriptors must not run out."""
+    files = FullDisk(tmp_path)
+    files.make_directory("log")
+    with pytest.raises(CapacityError, match="no room for log/"):
+        SegmentWriter(files, STORE_ID, NUMBER, PLACE, 1 << 16)
+    for descriptor in files.descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_every_flipped_byte_but_a_records_is_refused(tmp_path):
+    """Header page (its zeros by sample), key index, runs, trailer. Rows are checked when read."""
+    sealed, _ = write_segment(tmp_path)
+    file, content = file_of(tmp_path), bytearray(file_of(tmp_path).read_bytes())
+    records = sum(len(keys) * (16 + 4 * stride) for keys, stride in PIECES)
+    header = [*range(64), *range(64, PAGE_BYTES, 97), PAGE_BYTES - 1]
+    guarded = [*header, *range(PAGE_BYTES + records, len(content) - 8)]
+    for at in guarded:
+        content[at] ^= 1 << at % 8
+        file.write_bytes(content)
+        with pytest.raises(EmbstoreError):
+            read(tmp_path, sealed)
+        content[at] ^= 1 << at % 8
+    file.write_bytes(content)
+    assert read(tmp_path, sealed).records == 8
+
+
+@pytest.mark.parametrize("change", [-1, -64, -5_000, 1, 4096])
+def test_a_file_of_another_length_is_refused(tmp_path, change):
+    sealed, _ = write_segment(tmp_path)
+    content = file_of(tmp_path).read_bytes()
+    file_of(tmp_path).write_bytes((content + bytes(4096))[: max(len(content) + change, 0)])
+    with pytest.raises(CorruptTableError, match=f"expected {sealed.bytes} bytes"):
+        read(tmp_path, sealed)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    sealed, _ = write_segment(tmp_path)
+    file_of(tmp_path).unlink()
+    with pytest.raises(CorruptTableError, match="found none"):
+        read(tmp_path, sealed)
+
+
+def test_a_segment_of_another_store_is_refused(tmp_path):
+    sealed, _ = write_segment(tmp_path)
+    with pytest.raises(CorruptTableError, match="belongs to store"):
+        read(tmp_path, sealed, store_id=bytes(16))
+
+
+def test_a_segment_under_another_number_is_refused(tmp_path):
+    sealed, _ = write_segment(tmp_path)
+    file_of(tmp_path).rename(tmp_path / "log" / f"{8:012d}.log")
+    with pytest.raises(CorruptTableError):
+        read(tmp_path, sealed, number=8)
+
+
+def test_another_segment_of_the_same_length_is_refused(tmp_path):
+    """As after a restore from a backup of some other day."""
+    sealed, _ = write_segment(tmp_path)
+    with pytest.raises(CorruptTableError):
+        read(tmp_path, sealed, index_checksum=sealed.checksum ^ 1)
