@@ -131,6 +131,35 @@ def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:
     return array
 
 
+def as_pair(pair: Any, table: str) -> tuple[Any, Any]:
+    """Return the two parts of (keys, gradients).
+
+    Raises
+    ------
+    InvalidArgumentError : not a tuple or list of two.
+    """
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise InvalidArgumentError(
+            f"table {table!r}: expected a pair (keys, gradients), found {type(pair).__name__}"
+        )
+    return pair[0], pair[1]
+
+
+def as_ranks(ranks: Any, table: str | None = None) -> list[Any]:
+    """Return the shares of an update's ranks as a list; of one table, or of several.
+
+    Raises
+    ------
+    InvalidArgumentError : not a list or tuple.
+    """
+    if not isinstance(ranks, list | tuple):
+        where = "" if table is None else f"table {table!r}: "
+        raise InvalidArgumentError(
+            f"{where}expected ranks to be a list, one entry a rank, found {type(ranks).__name__}"
+        )
+    return list(ranks)
+
+
 def fp32_scalar(value: Any, name: str, *, minimum: float | None = 0.0) -> float:
     """Return `value` as a float that is finite in fp32 and at least `minimum`.
 
@@ -139,6 +168,8 @@ def fp32_scalar(value: Any, name: str, *, minimum: float | None = 0.0) -> float:
     InvalidArgumentError : not a number, not finite once rounded to fp32, or below `minimum`.
     """
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("text")
         number = float(value)
     except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidArgumentError(f"expected {name} to be a number, found {value!r}") from exc

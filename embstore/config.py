@@ -186,9 +186,9 @@ def _check_int(value: Any, name: str, low: int, high: int) -> int:
     return int(value)
 
 
-def check_rows(rows: Any) -> int:
-    """Return `rows` if a table can have so many (0 to 2**40)."""
-    return _check_int(rows, "rows", 0, ROWS_MAX)
+def check_rows(rows: Any, name: str) -> int:
+    """Return `rows` if table `name` can have so many (0 to 2**40)."""
+    return _check_int(rows, f"table {name!r}: rows", 0, ROWS_MAX)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,9 @@ class Limits:
     Storage works in the background by the last four: a segment of the log is sealed at
     `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
     memory); a fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small
-    segments at `fold_segments`. `base_segment_bytes` is fixed when a store is made.
+    segments at `fold_segments`. `base_segment_bytes` is fixed when a store is made: a
+    segment is mapped whole once it has a row, so rows scattered over a key space of 2**40 need
+    small ones (at 64 GiB they would need more addresses than there are).
     """
 
     call_bytes_max: int = 1 << 30
@@ -209,7 +211,7 @@ class Limits:
     metadata_bytes_max: int = 64 << 10
     """JSON of one checkpoint's metadata: it is part of the catalogue, which is rewritten whole."""
     segment_bytes: int = 128 << 20
-    base_segment_bytes: int = 64 << 30
+    base_segment_bytes: int = 1 << 30
     fold_bytes: int = 64 << 20
     fold_segments: int = 16
 
@@ -261,10 +263,12 @@ class TableConfig:
         return cls(
             name=name,
             dim=_check_int(dim, f"table {name!r}: dim", 1, DIM_MAX),
-            rows=check_rows(rows),
+            rows=check_rows(rows, name),
             optimizer=optimizer,
             initializer=initializer,
-            seed=default_seed(name) if seed is None else _check_int(seed, "seed", 0, 2**64 - 1),
+            seed=default_seed(name)
+            if seed is None
+            else _check_int(seed, f"table {name!r}: seed", 0, 2**64 - 1),
         )
 
     @property

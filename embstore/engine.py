@@ -21,7 +21,7 @@ import numpy as np
 
 from embstore.arrays import TABLE_IDS_MAX, fp32_scalar
 from embstore.cache.arena import Arena
-from embstore.cache.pool import Layout, Pool
+from embstore.cache.pool import Layout, Pool, Sizes
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform, check_rows
 from embstore.device.base import Device, TableParameters
 from embstore.errors import (
@@ -102,11 +102,12 @@ class Engine:
         ------
         TableNotFoundError : it has been dropped, or the restored checkpoint did not have it.
         """
-        self._check_open()
-        table = self.tables.get(table_id)
-        if table is None:
-            raise TableNotFoundError(f"table {name!r} no longer exists")
-        return table
+        with self._lock:
+            self._check_open()
+            table = self.tables.get(table_id)
+            if table is None:
+                raise TableNotFoundError(f"table {name!r} no longer exists")
+            return table
 
     def find(self, name: str) -> TableState:
         """Return a table by name.
@@ -185,7 +186,7 @@ class Engine:
             )
 
     def _pool(self, config: TableConfig) -> Pool:
-        layout = Layout(config.dim, config.state_dim, config.optimizer.kind)
+        layout = _layout(config)
         if layout not in self.pools:
             try:
                 self.pools[layout] = Pool(
@@ -229,7 +230,7 @@ class Engine:
         ------
         InvalidArgumentError : fewer rows than now.
         """
-        if check_rows(rows) < table.rows:
+        if check_rows(rows, table.name) < table.rows:
             raise InvalidArgumentError(
                 f"table {table.name!r}: expected at least the present {table.rows} rows, found "
                 f"{rows}"
@@ -301,6 +302,7 @@ class Engine:
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
         """
         with self.writing():
+            self._check_room_for(label)
             head = self.storage.restore(label, self.command_number + 1)
             with self.storage.no_way_back():
                 for pool in list(self.pools.values()):
@@ -309,6 +311,22 @@ class Engine:
                 self.tables.clear()
                 self._names.clear()
                 self._open_tables(head.tables)
+
+    def _check_room_for(self, label: Any) -> None:
+        checkpoint = self.storage.catalogue.checkpoint(label)
+        needed, layouts = 0, set()
+        for entry in checkpoint.state.tables if checkpoint else ():
+            layout = _layout(entry.config())
+            if layout in layouts:
+                continue
+            layouts.add(layout)
+            needed += Sizes.of(layout, self.arena, self.device).least_bytes
+            if needed > self.arena.budget_bytes:
+                raise CapacityError(
+                    f"table {entry.identity['name']!r} of checkpoint {label!r}: cache_bytes is "
+                    f"{self.arena.budget_bytes}, the tables up to this one need {needed}; open "
+                    "the store with a larger cache_bytes"
+                )
 
     def _open_tables(self, entries: tuple[TableEntry, ...]) -> None:
         for entry in entries:
@@ -398,6 +416,10 @@ def pool_stats(pool: Pool) -> dict[str, Any]:
         "dirty_rows": int(np.count_nonzero(pool.dirty[: pool.slot_count])),
         "memory_bytes": pool.memory_bytes,
     } | asdict(pool.counters)
+
+
+def _layout(config: TableConfig) -> Layout:
+    return Layout(config.dim, config.state_dim, config.optimizer.kind)
 
 
 def _check_label(label: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from embstore import reads, writes
-from embstore.arrays import Rows, as_keys, as_out
+from embstore.arrays import Rows, as_keys, as_out, as_pair, as_ranks
 from embstore.cache.policy import POLICIES
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.device.base import Device
@@ -76,8 +76,12 @@ def open(
     _check_positive(checkpoints_keep, "checkpoints_keep")
     if threads is not None:
         _check_positive(threads, "threads")
+    limits = Limits() if limits is None else limits
+    if not isinstance(limits, Limits):
+        raise InvalidArgumentError(f"expected limits to be Limits, found {limits!r}")
+    if "\0" in os.fsdecode(path):
+        raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
     made = _device(device, threads)
-    limits = limits or Limits()
     storage = Storage(
         files or Files(path), read_only=read_only, checkpoints_keep=checkpoints_keep, limits=limits
     )
@@ -190,7 +194,7 @@ class Store:
         with self._engine.reading():
             shares = [self._share(name, k) for name, k in _mapping(keys, "keys").items()]
             check_call_bytes(self._engine, shares)
-            given = _mapping(out or {}, "out")
+            given = _mapping({} if out is None else out, "out")
             outs = {
                 s.table.name: as_out(
                     given.get(s.table.name), (len(s.keys), s.table.dim), s.table.name
@@ -235,7 +239,7 @@ class Store:
         t grows for every table that any rank names.
         """
         with self._engine.writing():
-            shares = [self._gradient_shares(rank) for rank in ranks]
+            shares = [self._gradient_shares(rank) for rank in as_ranks(ranks)]
             check_call_bytes(self._engine, [share for rank in shares for share in rank])
             applied = writes.update_ranks(
                 shares,
@@ -251,14 +255,7 @@ class Store:
         shares = []
         for name, pair in _mapping(gradients, "gradients").items():
             table = self._engine.find(name)
-            try:
-                keys, rows = pair
-            except (TypeError, ValueError) as exc:
-                raise InvalidArgumentError(
-                    f"table {name!r}: expected a pair (keys, gradients), found "
-                    f"{type(pair).__name__}"
-                ) from exc
-            shares.append(gradient_share(table, keys, rows))
+            shares.append(gradient_share(table, *as_pair(pair, name)))
         return shares
 
     def _acknowledged(self, shares: Sequence[Share], applied: bool) -> AcknowledgedUpdate:

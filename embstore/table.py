@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore import reads, writes
-from embstore.arrays import Rows, as_keys, as_offsets, as_out, as_rows, fp32_scalar
+from embstore.arrays import (
+    Rows,
+    as_keys,
+    as_offsets,
+    as_out,
+    as_pair,
+    as_ranks,
+    as_rows,
+    fp32_scalar,
+)
 from embstore.config import Initializer, Optimizer
 from embstore.device.base import Gradients
 from embstore.engine import Engine
@@ -248,7 +257,8 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            shares = [[gradient_share(table, k, g)] for k, g in ranks]
+            pairs = [as_pair(rank, self.name) for rank in as_ranks(ranks, self.name)]
+            shares = [[gradient_share(table, *pair)] for pair in pairs]
             check_call_bytes(self._engine, [share for rank in shares for share in rank])
             applied = writes.update_ranks(
                 shares,

@@ -57,6 +57,33 @@ class Layout:
         return row_stride(self.dim + self.state_dim)
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a pool of some layout takes of an arena."""
+
+    slot_bytes: int
+    slab_slots: int
+    staging_rows: int
+    least_bytes: int  # with one slab
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of a slab's rows and metadata."""
+        return self.slab_slots * self.slot_bytes
+
+    @classmethod
+    def of(cls, layout: Layout, arena: Arena, device: Device) -> "Sizes":
+        """Return the sizes of a pool that need not exist."""
+        row_bytes = 4 * layout.stride
+        slot_bytes = row_bytes + _METADATA_BYTES
+        slab_slots = max(_SLAB_SLOTS_MIN, arena.slab_bytes // slot_bytes)
+        staging_rows = max(
+            1, min(_STAGING_BYTES, arena.budget_bytes // _STAGING_SHARE) // row_bytes
+        )
+        least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_rows * row_bytes
+        return cls(slot_bytes, slab_slots, staging_rows, least)
+
+
 @dataclass
 class Counters:
     """What a pool did, since it was made. Both hit definitions: by unique key and by access."""
@@ -96,9 +123,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         stride = self.layout.stride
-        self.slot_bytes = 4 * stride + _METADATA_BYTES
-        self.slab_slots = max(_SLAB_SLOTS_MIN, self.arena.slab_bytes // self.slot_bytes)
-        self.slab_bytes = self.slab_slots * self.slot_bytes
+        sizes = Sizes.of(self.layout, self.arena, self.device)
+        self.slot_bytes, self.slab_slots = sizes.slot_bytes, sizes.slab_slots
+        self.slab_bytes = sizes.slab_bytes
         self.slab_count = 0
         self.index = SlotIndex(self.device)
         slot_and_index_bytes = self.slot_bytes + self.device.index_bytes(1 << 20) / (1 << 20)
@@ -119,8 +146,7 @@ class Pool:
         self._dirty_max = 0  # at least the number of dirty slots: a row written twice counts twice
         self._moves = 0  # grows whenever a row leaves its slot
         self._sums: Rows = np.empty((0, self.layout.dim), np.float32)
-        staging_bytes = min(_STAGING_BYTES, self.arena.budget_bytes // _STAGING_SHARE)
-        self._staging: Rows = np.empty((max(1, staging_bytes // (4 * stride)), stride), np.float32)
+        self._staging: Rows = np.empty((sizes.staging_rows, stride), np.float32)
         self._found = np.empty(len(self._staging), np.uint8)
         self.arena.join(self)
         self._add_slab()
@@ -150,7 +176,7 @@ class Pool:
     @property
     def least_bytes(self) -> int:
         """Bytes with one slab."""
-        return self.slab_bytes + self.device.index_bytes(self.slab_slots) + self._staging.nbytes
+        return Sizes.of(self.layout, self.arena, self.device).least_bytes
 
     @property
     def grown_bytes(self) -> int:

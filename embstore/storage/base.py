@@ -159,15 +159,23 @@ class Base:
         ------
         CorruptTableError : the bitmap or a segment is not what was written.
         """
-        self.use(
-            Written.load(self._files, written_path, self._store_id, self._table_id),
-            written_path,
-        )
+        written = Written.load(self._files, written_path, self._store_id, self._table_id)
+        self.map_rows(written)
+        self.use(written, written_path)
 
-    def use(self, written: Written, path: str) -> None:
-        """Make `written` the current bitmap, after its fold was committed."""
+    def map_rows(self, written: Written) -> None:
+        """Map the segments that a bitmap needs; nothing else changes.
+
+        Raises
+        ------
+        CapacityError : no room in the address space.
+        CorruptTableError : a segment is missing or too short.
+        """
         for number, rows in self._last_rows(written):
             self._map(number, self.geometry.file_bytes(rows))
+
+    def use(self, written: Written, path: str) -> None:
+        """Make `written`, whose rows are mapped, the current bitmap."""
         self.written, self.written_path = written, path
 
     def locate(self, keys: Keys, wanted: NDArray[np.int64], addresses: NDArray[np.uint64]) -> int:

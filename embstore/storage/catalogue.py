@@ -154,7 +154,7 @@ def decode(content: bytes) -> Catalogue:
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
             }
         )
-    except (KeyError, TypeError, ValueError, EmbstoreError) as exc:
+    except (KeyError, TypeError, ValueError, RecursionError, EmbstoreError) as exc:
         raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
 
 
@@ -176,8 +176,7 @@ def _hash(body: bytes) -> str:
 
 
 def _state(fields: dict[str, Any]) -> State:
-    return State(
-        commit=fields["commit"],
-        command=fields["command"],
-        tables=tuple(TableEntry(**t) for t in fields["tables"]),
-    )
+    tables = tuple(TableEntry(**t) for t in fields["tables"])
+    for table in tables:
+        table.config()  # raises where it makes no sense
+    return State(commit=fields["commit"], command=fields["command"], tables=tables)

@@ -42,6 +42,7 @@ class Contents:
         self.read_only = read_only
         self.limits = limits
         self.bases: dict[int, Base] = {}
+        self.names: dict[int, str] = {}  # for messages: of every table opened so far
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
         self._lock = lock_directory(files, read_only=read_only)
@@ -96,6 +97,7 @@ class Contents:
     def open_base(self, table: TableEntry) -> Base:
         """Return a table's base with the bitmap that the catalogue names, if it names one."""
         config = table.config()
+        self.names[table.table_id] = config.name
         geometry = BaseGeometry(
             record_bytes(row_stride(config.dim + config.state_dim)),
             self.catalogue.base_segment_bytes,

@@ -10,10 +10,12 @@ size) and StorageError otherwise, both naming the file. Paths are relative to th
 between parts.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,14 @@ from numpy.typing import NDArray
 
 from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 
 
 @contextmanager
@@ -36,9 +45,29 @@ def _named(path: str) -> Iterator[None]:
     except OSError as exc:
         if exc.errno in _NO_ROOM:
             raise CapacityError(
-                f"no room for {path}: {exc.strerror}; free disk space or quota"
+                f"no room for {path}: {exc.strerror}; free disk space, quota or memory"
             ) from exc
         raise StorageError(exc.errno, f"{exc.strerror}: {path}") from exc
+
+
+class _Mapping:
+    """A shared, read-only map of a file as memory for NumPy; unmapped with its last array.
+
+    Not mmap.mmap, which keeps a descriptor for every map: a store has a map for every segment.
+    """
+
+    def __init__(self, descriptor: int, length: int) -> None:
+        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        weakref.finalize(self, _libc.munmap, address, length).atexit = False
+        _libc.madvise(address, length, mmap.MADV_RANDOM)
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (length,),
+            "typestr": "|u1",
+            "data": (address, True),
+        }
 
 
 class File:
@@ -91,15 +120,23 @@ class File:
         Advice: random access.
         """
         with _named(self.path):
-            mapping = mmap.mmap(self.descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
-            mapping.madvise(mmap.MADV_RANDOM)
-        return np.frombuffer(mapping, np.uint8)
+            return np.asarray(_Mapping(self.descriptor, length))
 
     def close(self) -> None:
         """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+class LockFile(File):
+    """A file whose lock ends when it is closed, though a forked child still has it open."""
+
+    def close(self) -> None:
+        """Give the lock up and close the descriptor."""
+        if self.descriptor >= 0:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        super().close()
 
 
 class Files:
@@ -110,7 +147,7 @@ class Files:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = Path(root).absolute()
 
     def path(self, path: str) -> str:
         """Return the absolute path of a relative one."""
@@ -223,7 +260,7 @@ class Files:
                     f"({'a writer' if shared else 'a reader or writer'}); "
                     "close it first"
                 ) from exc
-        return File(self, path, descriptor)
+        return LockFile(self, path, descriptor)
 
     def _write(self, file: File, offset: int, data: memoryview) -> None:
         while len(data):

@@ -17,6 +17,7 @@ any other failure is reported in the stats, and stops merging until the store is
 """
 
 import threading
+import weakref
 from dataclasses import replace
 
 from embstore.errors import CapacityError, EmbstoreError
@@ -48,6 +49,9 @@ class Merges:
         self._outcome: BaseException | None = None
         self._stop = threading.Event()
         self._looked_at: tuple[Log, int] | None = None  # when a merge was last looked for
+        self._threads: list[threading.Thread] = []  # the one above; shared with the finalizer
+        # A thread that the interpreter's end cuts off inside a kernel takes the process with it.
+        weakref.finalize(self, _end, self._stop, self._threads)
         self._not_before = 0  # the commit number from which merging may go on after a failure
 
     @property
@@ -128,6 +132,7 @@ class Merges:
         self._stop.clear()
         self._merge, self._outcome = merge, None
         self._thread = threading.Thread(target=self._run, args=(merge,), daemon=True)
+        self._threads[:] = [self._thread]
         self._thread.start()
 
     def _run(self, merge: Merge) -> None:
@@ -147,6 +152,7 @@ class Merges:
         self._merge = self._thread = None
         if outcome is not None:
             self._discard(merge)
+            self._looked_at = None  # what was due still is
             if not isinstance(outcome, _StoppedError):
                 self._failed(outcome)
             return
@@ -170,7 +176,13 @@ class Merges:
     # Making the result current
 
     def _install_fold(self, merge: Merge) -> None:
-        catalogue = self._contents.catalogue
+        catalogue, bases = self._contents.catalogue, self._contents.bases
+        try:
+            for table_id, (bitmap, _) in merge.written.items():
+                bases[table_id].map_rows(bitmap)
+        except CapacityError as exc:
+            self._failed(exc)
+            return
         folded = {s.number for s in merge.segments}
         written = {str(table_id): path for table_id, (_, path) in merge.written.items()}
         new = replace(
@@ -181,7 +193,7 @@ class Merges:
         if not self._committed(new):
             return
         for table_id, (bitmap, path) in merge.written.items():
-            self._contents.bases[table_id].use(bitmap, path)
+            bases[table_id].use(bitmap, path)
         self._contents.log.replace(merge.segments, None, merge.keys, merge.positions)
         self._remove(merge.segments, *(catalogue.written.get(i, "") for i in written))
         self.folds += 1
@@ -232,6 +244,12 @@ class Merges:
         for path in [*(s.path for s in segments), *paths]:
             if path:
                 self._contents.files.remove(path)
+
+
+def _end(stop: threading.Event, threads: list[threading.Thread]) -> None:
+    stop.set()
+    for thread in threads:
+        thread.join()
 
 
 def _first(segments: list[Segment], size: int) -> list[Segment]:

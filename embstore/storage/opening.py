@@ -78,7 +78,7 @@ def _read_store_id(files: Files) -> str:
         identity = json.loads(files.read_all(_IDENTITY))
         found = (identity["format"], identity["endianness"])
         store_id = bytes.fromhex(identity["store_id"]).hex()
-    except (ValueError, TypeError, KeyError) as exc:
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptTableError(f"{_IDENTITY}: unreadable") from exc
     if found != (FORMAT, "little"):
         raise TableMismatchError(

@@ -148,8 +148,8 @@ class Storage:
             key = int(keys[wrong])
             where = "log" if found[wrong] == 1 else "base"
             raise CorruptTableError(
-                f"the {where}'s record of table {key >> KEY_BITS}, key {key & KEY_MASK} fails "
-                "its checksum"
+                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where}'s record of key "
+                f"{key & KEY_MASK} fails its checksum"
             )
         self.bytes_read += int(np.count_nonzero(found)) * size
 

@@ -53,6 +53,7 @@ class Embedded:
         options.setdefault("cache_bytes", 1 << 20)
         path = self.path(name)
         store = embstore.open(path, files=self._files(path), **options)
+        store._engine.device._split_bytes = 0  # small calls too are shared out to all threads
         self._opened.append(store)
         return store
 

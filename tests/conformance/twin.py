@@ -25,7 +25,7 @@ class Twin:
     def __init__(self, backend: Any, name: str = "store", **options: Any) -> None:
         self.reference = ReferenceStore()
         self._backend = backend
-        self._name = name
+        self.name = name  # of the directory, another one after a crash
         self._options = options
         self.store = backend.open_store(name, **options)
         self._kept: dict[str, tuple[dict[str, Any], int]] = {}
@@ -77,6 +77,15 @@ class Twin:
         assert made.state.command == self.reference.command_number
         return made
 
+    @property
+    def commits(self) -> Any:
+        """What is committed and kept, to be set back where a commit was cut short."""
+        return self._committed, dict(self._kept)
+
+    @commits.setter
+    def commits(self, before: Any) -> None:
+        self._committed, self._kept = before
+
     def restore(self, label: str) -> None:
         self.store.restore(label)
         self.reference.restore(self._kept[label][0])
@@ -97,11 +106,12 @@ class Twin:
         self.settle()
         self.kill(**options)
 
-    def kill(self, **options: Any) -> None:
-        """Go on with a copy of the files as they are, at the last commit. No merge may be going on,
-        but one may be held.
+    def kill(self, copy: str | None = None, **options: Any) -> None:
+        """Go on with a copy of the files as they are, or one made before, at the last commit.
+
+        No merge may be going on, but one may be held.
         """
-        before, self._name = self.store, self._backend.copy(self._name)
+        before, self.name = self.store, copy or self._backend.copy(self.name)
         before.close()
         snapshot, command = self._committed
         self.reference.restore(snapshot)
@@ -114,7 +124,7 @@ class Twin:
 
     def _open_again(self, **options: Any) -> None:
         self._options |= options
-        self.store = self._backend.open_store(self._name, **self._options)
+        self.store = self._backend.open_store(self.name, **self._options)
         self._match_kept()
 
     def _match_kept(self) -> None:

@@ -43,6 +43,17 @@ def check_content(store: Any, *promises: Promise) -> Promise:
     return found
 
 
+def commands_promised(reports: list[tuple[str, int]], before: int) -> set[int]:
+    """Return at which commands a killed store may be: of its last commit, or of one begun since.
+
+    reports : ("begins" | "done", command) as `training.train` announces them, all of one process
+    before : the command of the last commit before it
+    """
+    done = [before] + [n for word, n in reports if word == "done"]
+    begun = [n for word, n in reports[-1:] if word == "begins"]
+    return {done[-1], *begun}
+
+
 def saved(dense: DenseStore) -> bytes:
     """Return a reference as it is now, to go on from later with `resumed`."""
     return pickle.dumps(dense)

@@ -19,12 +19,10 @@ from embstore.config import Limits
 from embstore.storage.files import Files
 from tests.reference import ReferenceStore
 
-LIMITS = Limits(
-    segment_bytes=8 * 4096, fold_bytes=6 * 4096, fold_segments=3
-)
+LIMITS = Limits(segment_bytes=4 * 4096, fold_bytes=6 * 4096, fold_segments=3)
 CACHE_BYTES = 90_000
 LABELS_KEPT = 2
-COMMANDS_PER_LABEL = 5
+COMMANDS_PER_LABEL = 8
 
 TABLES: dict[str, dict[str, Any]] = {
     "ads": {
@@ -114,17 +112,22 @@ def labels_of(store: Any) -> list[str]:
 def train(store: Any, seed: int, commands: int, announce: Announce = lambda word, n: None) -> None:
     """Give the store its next commands. Announces ("begins" | "done", n) around every commit."""
     for n in range(store.command + 1, store.command + 1 + commands):
-        kind = _kind(store, seed, n)
-        commits = kind == "restore" or n % COMMANDS_PER_LABEL == 0
-        if kind == "restore":
+        restores = is_restore(store, seed)
+        labels = n % COMMANDS_PER_LABEL == 0 and not restores
+        if restores:
             announce("begins", n)
         run_command(store, seed)
         assert store.command == n
-        if kind != "restore" and commits:
+        if labels:
             announce("begins", n)
             store.checkpoint(f"command-{n}")
-        if commits:
+        if restores or labels:
             announce("done", n)
+
+
+def is_restore(store: Any, seed: int) -> bool:
+    """Say whether the next command is a restore: a commit, after which no label is due."""
+    return _kind(store, seed, store.command + 1) == "restore"
 
 
 def run_command(store: Any, seed: int) -> None:
@@ -149,10 +152,11 @@ def run_command(store: Any, seed: int) -> None:
         _change_one(store.table(str(rng.choice(store.tables()))), kind, rng)
 
 
-def look_up(store: Any, seed: int) -> dict[str, Any]:
-    """Look rows of every table up: it changes what is cached, and nothing else."""
+def stir(store: Any, seed: int) -> None:
+    """Look rows up and flush: it changes where rows are, and nothing else."""
     rng = np.random.default_rng([seed, store.command, 1])
-    return store.lookup({n: _keys(rng, store.table(n).rows, 40) for n in store.tables()})
+    store.lookup({n: _keys(rng, store.table(n).rows, 40) for n in store.tables()})
+    store.flush()
 
 
 def _kind(store: Any, seed: int, n: int) -> str:
@@ -163,14 +167,18 @@ def _kind(store: Any, seed: int, n: int) -> str:
 
 
 def _keys(rng: np.random.Generator, rows: int, count: int) -> Any:
-    """Return keys of which the low ones come often; fewer where there are few rows."""
-    return (rows * rng.random(min(count, rows // 4 + 1)) ** 2).astype(np.int64)
+    """Return keys: often the few hot ones, whose older records are soon dead; else any."""
+    hot = rng.random() < 0.7
+    return rng.integers(0, 12 if hot else rows, min(count, rows // 4 + 1))
 
 
 def _shares(store: Any, rng: np.random.Generator, count: int) -> dict[str, Any]:
-    """Return keys and gradients of some of the tables."""
-    names = [n for n in store.tables() if rng.random() < 0.7] or store.tables()[:1]
-    return {n: _share(store.table(n), rng, count) for n in names}
+    """Return keys and gradients of one wide table, or of some others.
+
+    Apart, because room is reserved for the widest record: a segment takes all that is reserved.
+    """
+    narrow = [n for n in store.tables() if n != "wide" and rng.random() < 0.7]
+    return {n: _share(store.table(n), rng, count) for n in narrow or ["wide"]}
 
 
 def _share(table: Any, rng: np.random.Generator, count: int) -> tuple[Any, Any]:

@@ -28,7 +28,9 @@ def fold(base, keys, version=0, stride=4, path=BITMAP):
     keys = np.unique(np.asarray(keys, np.int64))
     base.write(keys, records_for(keys, version, stride))
     base.sync(int(keys[0]), int(keys[-1]))
-    base.use(*base.save_written(keys, path))
+    written, path = base.save_written(keys, path)
+    base.map_rows(written)
+    base.use(written, path)
     return keys
 
 

@@ -1,0 +1,95 @@
+"""Merges that go on only when they are told to, so that a test decides what happens meanwhile.
+
+A merge runs on a thread of its own and says where it is (`Files.reached`). Here it waits at every
+such point until it may pass. A command and a merge never run at the same time, then: what a random
+test does depends on its seed alone, and each interleaving that the points allow can be had.
+
+A merge that the store tells to stop is let through, and finds that it was told.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.backends import Embedded, UnsyncedFiles
+
+_LOOK_S = 0.0005
+"""How long to wait for a thread before looking whether it stands at a point."""
+_ALL = 1 << 62
+
+
+class GatedFiles(UnsyncedFiles):
+    """Holds the thread of a merge at each point."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._turn = threading.Condition()
+        self._passes = 0
+        self.held_at = ""
+        self.at_commit: Callable[[str], None] | None = None
+
+    def reached(self, point: str) -> None:
+        if point.startswith("commit:") and self.at_commit:
+            self.at_commit(point)
+        if not point.startswith(("fold:", "compaction:")):
+            return  # the engine's own thread
+        with self._turn:
+            self.held_at = point
+            self._turn.wait_for(lambda: self._passes)
+            self._passes -= 1
+            self.held_at = ""
+
+    def let_pass(self, points: int) -> None:
+        """Let the merge pass so many points from here on."""
+        with self._turn:
+            self._passes = points
+            self._turn.notify_all()
+
+    @property
+    def holding(self) -> bool:
+        """Say whether a merge stands still."""
+        with self._turn:
+            return bool(self.held_at) and not self._passes
+
+
+class Gated(Embedded):
+    """An embedded store whose merges are held. One open store at a time."""
+
+    def _files(self, path: Path) -> GatedFiles:
+        self._gate = GatedFiles(path)
+        return self._gate
+
+    def open_store(self, name: str = "store", **options: Any) -> Any:
+        store = super().open_store(name, **options)
+        gate, stop = self._gate, store._engine.storage.merges._stop
+        tell = stop.set
+
+        def tell_and_open() -> None:
+            tell()
+            gate.let_pass(_ALL)
+
+        stop.set = tell_and_open
+        return store
+
+    def copy_during(self, name: str, point: str, commit: Callable[[], Any]) -> str:
+        """Do what commits; return a copy of the files as they were at a point of it."""
+        copies: list[str] = []
+        self._gate.at_commit = lambda at: copies.append(self.copy(name)) if at == point else None
+        commit()
+        self._gate.at_commit = None
+        return copies[0]
+
+    def settle(self, store: Any) -> None:
+        self._gate.let_pass(_ALL)
+        super().settle(store)
+        self._gate.let_pass(0)
+
+    def advance(self, store: Any, points: int = 0) -> str:
+        """Let a merge pass so many points; return where it stands then, "" if there is none."""
+        merge = store._engine.storage.merges._thread
+        self._gate.let_pass(points)
+        while merge is not None and merge.is_alive() and not self._gate.holding:
+            merge.join(_LOOK_S)
+        self._gate.let_pass(0)
+        return self._gate.held_at

@@ -1,0 +1,342 @@
+"""A random life of a store, command by command beside the reference, merges held between them.
+
+Where a merge stands is part of the state: it moves when a rule says so, and is let through where
+the store waits for it. So a failure is found again, and shrinks.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from embstore.config import Limits
+from embstore.errors import CheckpointExistsError, TableExistsError
+from tests.conformance.backends import TINY
+from tests.conformance.gate import Gated
+from tests.conformance.traces import (
+    TABLES,
+    any_values,
+    cut_into_bags,
+    near_keys,
+    values,
+    zipf_keys,
+)
+from tests.conformance.twin import Twin, bits
+
+LIMITS = (
+    TINY,
+    replace(TINY, fold_bytes=1 << 30),
+    replace(TINY, fold_bytes=1 << 30, fold_segments=9),
+)
+"""Merges as soon as may be; less folding, more compaction; compaction of worn segments mostly."""
+SPANS = (1, 8, 64, 1 << 40)
+OTHER_LAYOUT = {**TABLES["c"], "rows": 90, "dim": 9}
+"""What "c" may be after it was dropped."""
+
+
+class Draw(NamedTuple):
+    """Keys and what goes with them, drawn from a seed."""
+
+    seed: int
+    count: int
+    span: int
+
+    def keys(self, rows: int) -> tuple[Any, np.random.Generator]:
+        """Return keys in [0, rows), and the generator to draw the rest from."""
+        rng = np.random.default_rng(self.seed)
+        if not self.span:
+            return zipf_keys(rng, rows, self.count), rng
+        return near_keys(rng, rows, self.count, self.span), rng
+
+
+DRAWS = st.builds(Draw, st.integers(0, 1 << 32), st.integers(0, 150), st.sampled_from((*SPANS, 0)))
+PLACES = st.integers(0, 9)
+"""Which of the tables there are, by place, counted around."""
+RATES = st.sampled_from((None, None, 0.0, 1e-3, 0.25))
+SCALES = st.sampled_from((1.0, 1.0, 0.0, 1 / 3))
+OPTIONS = st.fixed_dictionaries({"learning_rate": RATES, "gradient_scale": SCALES})
+
+
+def with_tables(made: Any) -> Any:
+    """Have a rule run only when there is a table."""
+    return precondition(lambda self: self.names)(made)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Commands on a store and its reference, with invariants after each."""
+
+    def __init__(self, backend: Gated, caches: tuple[int, ...]) -> None:
+        super().__init__()
+        self._backend = backend
+        self._caches = caches
+        self._labels = 0
+
+    @initialize(
+        cache=PLACES,
+        keep=st.integers(1, 3),
+        limits=st.sampled_from(LIMITS),
+        names=st.sets(st.sampled_from(sorted(TABLES)), min_size=1),
+    )
+    def open(self, cache: int, keep: int, limits: Limits, names: set[str]) -> None:
+        self.twin = Twin(
+            self._backend,
+            limits=limits,
+            threads=1,
+            cache_bytes=self._cache(cache),
+            checkpoints_keep=keep,
+        )
+        for name in sorted(names):
+            self.create(name)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "twin"):
+                self.twin.check()
+                self.twin.settle()
+                self.twin.check()
+                assert self.twin.store.stats()["storage"]["merge_error"] is None
+        finally:
+            self._backend.close()
+            shutil.rmtree(self._backend.path(""))
+
+    @property
+    def names(self) -> list[str]:
+        """The tables there are."""
+        return self.twin.reference.tables() if hasattr(self, "twin") else []
+
+    def _cache(self, place: int) -> int:
+        return self._caches[place % len(self._caches)]
+
+    def _name(self, place: int) -> str:
+        return self.names[place % len(self.names)]
+
+    def _draw(self, place: int, draw: Draw) -> tuple[str, Any, int, np.random.Generator]:
+        """Return a table's name, keys of it, its dim, and the generator."""
+        name = self._name(place)
+        table = self.twin.reference.table(name)
+        keys, rng = draw.keys(table.rows)
+        return name, keys, table.config.dim, rng
+
+    # Tables
+
+    @rule(name=st.sampled_from(sorted(TABLES)))
+    def create(self, name: str) -> None:
+        self._create(name, TABLES[name])
+
+    @rule()
+    def create_otherwise(self) -> None:
+        self._create("c", OTHER_LAYOUT)
+
+    def _create(self, name: str, config: dict[str, Any]) -> None:
+        if name in self.names:
+            here = self.twin.reference.table(name)
+            if (here.rows, here.config.dim) != (config["rows"], config["dim"]):
+                refused(TableExistsError, lambda: self.twin.store.create_table(name, **config))
+                return
+        self.twin.create_table(name, **config)
+
+    @with_tables
+    @rule(place=PLACES)
+    def drop(self, place: int) -> None:
+        self.twin.drop_table(self._name(place))
+
+    @with_tables
+    @rule(place=PLACES, more=st.integers(0, 200))
+    def grow(self, place: int, more: int) -> None:
+        name = self._name(place)
+        self.twin.on(name, "grow", self.twin.reference.table(name).rows + more)
+
+    @with_tables
+    @rule(place=PLACES, rate=st.floats(0, 1, width=32))
+    def learning_rate(self, place: int, rate: float) -> None:
+        for store in (self.twin.store, self.twin.reference):
+            store.table(self._name(place)).learning_rate = rate
+
+    # Reading
+
+    @with_tables
+    @rule(place=PLACES, draw=DRAWS, admit=st.booleans())
+    def lookup(self, place: int, draw: Draw, admit: bool) -> None:
+        name, keys, _, _ = self._draw(place, draw)
+        found = self.twin.store.table(name).lookup(keys, admit=admit)
+        assert bits(found) == bits(self.twin.reference.table(name).lookup(keys))
+
+    @with_tables
+    @rule(draws=st.lists(DRAWS, max_size=6), admit=st.booleans())
+    def lookup_several(self, draws: list[Draw], admit: bool) -> None:
+        keys = {self._name(i): self._draw(i, draw)[1] for i, draw in enumerate(draws)}
+        found = self.twin.store.lookup(keys, admit=admit)
+        wanted = self.twin.reference.lookup(keys)
+        assert {n: bits(r) for n, r in found.items()} == {n: bits(r) for n, r in wanted.items()}
+
+    @with_tables
+    @rule(
+        place=PLACES,
+        draw=DRAWS,
+        mode=st.sampled_from(("sum", "mean", "weighted")),
+        admit=st.booleans(),
+    )
+    def pooled(self, place: int, draw: Draw, mode: str, admit: bool) -> None:
+        name, keys, _, rng = self._draw(place, draw)
+        bags = (keys, cut_into_bags(rng, len(keys)), *pooling(rng, mode, len(keys)))
+        found = self.twin.store.table(name).lookup_pooled(*bags, admit=admit)
+        assert bits(found) == bits(self.twin.reference.table(name).lookup_pooled(*bags))
+
+    # Writing
+
+    @with_tables
+    @rule(place=PLACES, draw=DRAWS, options=OPTIONS, special=st.booleans())
+    def update(self, place: int, draw: Draw, options: dict[str, Any], special: bool) -> None:
+        name, keys, dim, rng = self._draw(place, draw)
+        grads = values(rng, len(keys), dim, special=special)
+        self.twin.on(name, "update", keys, grads, **options, on_nonfinite="skip")
+
+    @with_tables
+    @rule(draws=st.lists(DRAWS, max_size=6), options=OPTIONS)
+    def update_several(self, draws: list[Draw], options: dict[str, Any]) -> None:
+        self.twin.update(self._shares(draws), **options)
+
+    @with_tables
+    @rule(ranks=st.lists(st.lists(DRAWS, max_size=3), max_size=4), options=OPTIONS)
+    def update_ranks(self, ranks: list[list[Draw]], options: dict[str, Any]) -> None:
+        self.twin.update_ranks([self._shares(draws) for draws in ranks], **options)
+
+    def _shares(self, draws: list[Draw]) -> dict[str, tuple[Any, Any]]:
+        shares = {}
+        for place, draw in enumerate(draws):
+            name, keys, dim, rng = self._draw(place, draw)
+            shares[name] = (keys, values(rng, len(keys), dim))
+        return shares
+
+    @with_tables
+    @rule(place=PLACES, draw=DRAWS, mode=st.sampled_from(("sum", "mean", "weighted")))
+    def update_pooled(self, place: int, draw: Draw, mode: str) -> None:
+        name, keys, dim, rng = self._draw(place, draw)
+        offsets = cut_into_bags(rng, len(keys))
+        grads = values(rng, len(offsets) - 1, dim)
+        how = pooling(rng, mode, len(keys))
+        self.twin.on(name, "update_pooled", keys, offsets, grads, *how)
+
+    @with_tables
+    @rule(place=PLACES, draw=DRAWS)
+    def assign(self, place: int, draw: Draw) -> None:
+        name, keys, dim, rng = self._draw(place, draw)
+        self.twin.on(name, "assign", keys, any_values(rng, len(keys), dim))
+
+    @with_tables
+    @rule(place=PLACES, draw=DRAWS, add_t=st.integers(0, 3))
+    def put_rows(self, place: int, draw: Draw, add_t: int) -> None:
+        name, keys, dim, rng = self._draw(place, draw)
+        state = abs(values(rng, len(keys), self.twin.reference.table(name).config.state_dim))
+        self.twin.on(name, "put_rows", keys, values(rng, len(keys), dim), state, add_t)
+
+    @with_tables
+    @rule(place=PLACES, rounds=st.integers(1, 6), draw=DRAWS)
+    def wear(self, place: int, rounds: int, draw: Draw) -> None:
+        """Write much the same rows again and again, each time to the log."""
+        name, keys, dim, rng = self._draw(place, draw)
+        for _ in range(rounds):
+            self.twin.on(name, "assign", keys, values(rng, len(keys), dim))
+            self.twin.store.flush()
+            keys = keys[rng.random(len(keys)) < 0.8]
+
+    # Durability
+
+    @rule(label_taken=st.booleans())
+    def checkpoint(self, label_taken: bool) -> None:
+        kept = self.twin.store.checkpoints()
+        if label_taken and kept:
+            label = kept[-1].label
+            refused(CheckpointExistsError, lambda: self.twin.store.checkpoint(label))
+            return
+        self._labels += 1
+        self.twin.checkpoint(f"label {self._labels}", {"step": self._labels})
+
+    @precondition(lambda self: self.twin.store.checkpoints())
+    @rule(place=PLACES)
+    def restore(self, place: int) -> None:
+        kept = self.twin.store.checkpoints()
+        self.twin.restore(kept[place % len(kept)].label)
+        self.twin.check()
+
+    @with_tables
+    @rule(place=PLACES, all_tables=st.booleans())
+    def flush(self, place: int, all_tables: bool) -> None:
+        (self.twin.store if all_tables else self.twin.store.table(self._name(place))).flush()
+
+    @rule(
+        cache=PLACES,
+        policy=st.sampled_from(("lru", "lfu")),
+        threads=st.integers(1, 2),
+        limits=st.sampled_from(LIMITS),
+    )
+    def reopen(self, cache: int, policy: str, threads: int, limits: Limits) -> None:
+        cache_bytes = self._cache(cache)
+        self.twin.reopen(cache_bytes=cache_bytes, policy=policy, threads=threads, limits=limits)
+        self.twin.check()
+
+    @rule(cache=PLACES)
+    def kill(self, cache: int) -> None:
+        self.twin.kill(cache_bytes=self._cache(cache))
+        self.twin.check()
+
+    @rule(cache=PLACES, point=st.sampled_from(("commit:synced", "commit:renamed")))
+    def kill_in_a_checkpoint(self, cache: int, point: str) -> None:
+        twin, before = self.twin, self.twin.commits
+        copy = self._backend.copy_during(twin.name, point, lambda: self.checkpoint(False))
+        if point == "commit:synced":
+            twin.commits = before
+        twin.kill(copy, cache_bytes=self._cache(cache))
+        twin.check()
+
+    # Merges
+
+    @rule(points=st.integers(1, 9))
+    def advance(self, points: int) -> None:
+        self._backend.advance(self.twin.store, points)
+
+    @rule()
+    def settle(self) -> None:
+        self.twin.settle()
+
+    # Comparing
+
+    @with_tables
+    @rule(place=PLACES)
+    def compare(self, place: int) -> None:
+        self.twin.check_table(self._name(place))
+
+    @invariant()
+    def merge_stands(self) -> None:
+        if hasattr(self, "twin"):
+            self._backend.advance(self.twin.store)
+
+    @invariant()
+    def integrity(self) -> None:
+        if hasattr(self, "twin"):
+            self.twin.store.check_integrity()
+            assert self.twin.store.command == self.twin.reference.command_number
+
+
+def pooling(rng: np.random.Generator, mode: str, count: int) -> tuple[str, Any]:
+    """Return mode and weights."""
+    return ("sum", values(rng, count)) if mode == "weighted" else (mode, None)
+
+
+def refused(error: type[Exception], call: Callable[[], Any]) -> None:
+    """Do what must raise."""
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"expected {error.__name__}")

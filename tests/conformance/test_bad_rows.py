@@ -1,0 +1,163 @@
+"""Gradients, rows, states, weights of bags and `out` of wrong shape, dtype or dim."""
+
+import numpy as np
+import pytest
+
+from embstore.config import Adam
+from embstore.errors import InvalidArgumentError
+from tests.conformance.cases import config, float32, ones, refused
+
+BAD = {
+    "another dim": (ones(2, 3), "(2, 3)"),
+    "one row too few": (ones(1), "(1, 4)"),
+    "one row too many": (ones(3), "(3, 4)"),
+    "transposed": (ones(4, 2), "(4, 2)"),
+    "flat": (ones(1, 8)[0], "(8,)"),
+    "three dimensions": (ones(2)[None], "(1, 2, 4)"),
+    "none": (None, "object"),
+    "a number": (1.0, "float64"),
+    "float64": (ones(2).astype(np.float64), "float64"),
+    "a list": ([[1.0] * 4] * 2, "float64"),
+    "int": (np.ones((2, 4), np.int32), "int32"),
+    "bool": (np.ones((2, 4), bool), "bool"),
+    "complex": (ones(2) * 1j, "complex64"),
+    "another byte order": (ones(2).astype(">f4"), ">f4"),
+    "text": (np.full((2, 4), "1"), "<U1"),
+    "empty": (np.empty((0, 4), np.float32), "(0, 4)"),
+}
+
+
+@pytest.fixture
+def twin(open_twin):
+    twin = open_twin()
+    for name in "ab":
+        twin.create_table(name, **config(optimizer=Adam(0.1)))
+        twin.on(name, "update", [1, 2], ones(2))
+    return twin
+
+
+def assert_refused(twin, call, *parts):
+    with refused(twin.store, InvalidArgumentError, "table 'a'", "expected", "found", *parts):
+        call()
+
+
+@pytest.mark.parametrize(("rows", "found"), BAD.values(), ids=BAD)
+def test_gradients_and_rows(twin, rows, found):
+    store, table, keys = twin.store, twin.store.table("a"), [1, 2]
+    assert_refused(twin, lambda: table.update(keys, rows), "gradients", found)
+    assert_refused(twin, lambda: table.update_pooled(keys, [0, 1, 2], rows), "gradients", found)
+    assert_refused(twin, lambda: table.update_ranks([(keys, rows)]), "gradients", found)
+    shares = {"b": (keys, ones(2)), "a": (keys, rows)}
+    assert_refused(twin, lambda: store.update(shares), "gradients", found)
+    assert_refused(twin, lambda: store.update_ranks([shares]), "gradients", found)
+    assert_refused(twin, lambda: table.assign(keys, rows), "rows", found)
+    assert_refused(twin, lambda: table.put_rows(keys, rows, ones(2, 8), 1), "weights", found)
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        (ones(2, 4), "(2, 4)"),
+        (ones(2, 0), "(2, 0)"),
+        (ones(1, 8), "(1, 8)"),
+        (np.ones((2, 8)), "float64"),
+        (None, "object"),
+    ],
+)
+def test_state(twin, state, found):
+    table = twin.store.table("a")
+    assert_refused(twin, lambda: table.put_rows([1, 2], ones(2), state, 1), "state", found)
+
+
+@pytest.mark.parametrize("add_t", [-1, 1.0, True, None, "1", 2**64, np.int64(-1), 2**64 - 1])
+def test_add_t(twin, add_t):
+    table = twin.store.table("a")
+    assert_refused(twin, lambda: table.put_rows([1], ones(1), ones(1, 8), add_t), "add_t")
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts"),
+    [
+        (ones(1, 3)[0], ["(3,)"]),
+        (ones(2, 1), ["(2, 1)"]),
+        ([1.0, 2.0], ["float64"]),
+        (np.array([1, 2]), ["int64"]),
+        (2.0, ["float64"]),
+        ("ab", ["<U2"]),
+        (np.array([1.0, np.nan], np.float32), ["finite"]),
+        (np.array([np.inf, 1.0], np.float32), ["finite"]),
+        (np.array([1.0, -np.inf], np.float16), ["finite"]),
+        (float32(0x3F800000, 0x7FC00001), ["finite"]),
+    ],
+)
+def test_weights_of_bags(twin, weights, parts):
+    table = twin.store.table("a")
+    expected = (InvalidArgumentError, "table 'a'", "weights", *parts)
+    with refused(twin.store, *expected):
+        table.lookup_pooled([1, 2], [0, 2], "sum", weights)
+    with refused(twin.store, *expected):
+        table.lookup_pooled([1, 2], [0, 2], weights=weights, admit=False)
+    with refused(twin.store, *expected):
+        table.update_pooled([1, 2], [0, 2], ones(1), "sum", weights)
+
+
+def test_weights_go_with_the_sum_only(twin):
+    table, weights = twin.store.table("a"), ones(1, 2)[0]
+    with refused(twin.store, InvalidArgumentError, "table 'a'", "weights", '"sum"'):
+        table.lookup_pooled([1, 2], [0, 2], "mean", weights)
+    with refused(twin.store, InvalidArgumentError, "table 'a'", "weights", '"sum"'):
+        table.update_pooled([1, 2], [0, 2], ones(1), "mean", weights)
+
+
+@pytest.mark.parametrize("mode", ["max", "SUM", "", None, 1, b"sum", True])
+def test_mode(twin, mode):
+    table = twin.store.table("a")
+    wanted = '"sum" or "mean"'
+    assert_refused(twin, lambda: table.lookup_pooled([1], [0, 1], mode), wanted, repr(mode))
+    assert_refused(twin, lambda: table.update_pooled([1], [0, 1], ones(1), mode), wanted)
+
+
+def not_writeable():
+    array = ones(2)
+    array.flags.writeable = False
+    return array
+
+
+OUTS = {
+    "another shape": ones(3),
+    "another dim": ones(2, 5),
+    "float64": np.ones((2, 4)),
+    "another byte order": ones(2).astype(">f4"),
+    "by columns": np.asfortranarray(ones(2)),
+    "every other row": ones(4)[::2],
+    "not writeable": not_writeable(),
+    "a list": [[0.0] * 4] * 2,
+    "a number": 1,
+}
+
+
+@pytest.mark.parametrize("out", OUTS.values(), ids=OUTS)
+def test_out(twin, out):
+    store, table, keys = twin.store, twin.store.table("a"), [1, 2]
+    assert_refused(twin, lambda: table.lookup(keys, out=out), "out")
+    assert_refused(twin, lambda: table.lookup(keys, admit=False, out=out), "out")
+    assert_refused(twin, lambda: table.lookup_pooled(keys, [0, 1, 2], out=out), "out")
+    both = {"b": keys, "a": keys}
+    assert_refused(twin, lambda: store.lookup(both, out={"b": ones(2), "a": out}), "out")
+
+
+@pytest.mark.parametrize("out", [ones(2), [ones(2)], 5], ids=["array", "list", "number"])
+def test_out_of_several_tables_is_a_mapping(twin, out):
+    with refused(twin.store, InvalidArgumentError, "expected out", "mapping"):
+        twin.store.lookup({"a": [1, 2]}, out=out)
+
+
+@pytest.mark.parametrize("pair", [None, 5, [1], ([1],), ([1], ones(1), 3), {"a": 1}])
+def test_shares_that_are_no_pairs(twin, pair):
+    assert_refused(twin, lambda: twin.store.update({"a": pair}))
+
+
+@pytest.mark.parametrize("shares", [None, 5, [1], ([1], ones(1)), "a"])
+def test_shares_that_are_no_mapping(twin, shares):
+    with refused(twin.store, InvalidArgumentError, "mapping", "found"):
+        twin.store.update(shares)

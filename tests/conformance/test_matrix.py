@@ -1,0 +1,138 @@
+"""Optimizers, dims, caches, policies and threads against each other: the bits are always the same.
+
+Every dim meets every optimizer, and every set of tables every cache, both policies and one and two
+threads; not all at once.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from embstore.config import Adagrad, Adam, Normal, RowWiseAdagrad, Sgd, Uniform
+from tests.conformance.backends import TINY
+from tests.conformance.cases import generator
+from tests.conformance.replay import (
+    creations,
+    digests,
+    expect,
+    random_commands,
+    read_bits,
+)
+from tests.conformance.traces import smallest_cache
+
+pytestmark = pytest.mark.needs("merges", "limits", "integrity")
+
+OPTIMIZERS = (Sgd(0.1), Adagrad(0.1), RowWiseAdagrad(0.1, initial_accumulator=0.5), Adam(0.01))
+ROWS = {1: 1200, 7: 800, 13: 600, 64: 160}
+"""By dim: several times the slots that the smallest cache has."""
+LARGE = 1 << 24
+LIMITS = replace(TINY, base_segment_bytes=1 << 22)
+"""In 64 KiB the widest rows would each be a segment, and a page of the bitmap thousands of them."""
+
+
+def layouts(turn):
+    """Return a table of every dim and every optimizer, paired differently at each turn, and one
+    more that shares a pool.
+    """
+    tables = {
+        f"dim{dim}": {
+            "dim": dim,
+            "rows": rows,
+            "optimizer": OPTIMIZERS[(place + turn) % 4],
+            "initializer": Uniform(-0.5, 0.5),
+        }
+        for place, (dim, rows) in enumerate(ROWS.items())
+    }
+    shared = {"rows": 300, "initializer": Normal(0.0, 0.1)}
+    return tables | {"shared": tables["dim13"] | shared}
+
+
+def wide(turn):
+    """Return tables of the largest dim, two optimizers, and a narrow one."""
+    tables = {
+        f"wide{i}": {
+            "dim": 4096,
+            "rows": 14,
+            "optimizer": OPTIMIZERS[(i + turn) % 4],
+            "initializer": Normal(0.0, 1.0),
+        }
+        for i in (0, 1)
+    }
+    return tables | {"narrow": layouts(turn)["dim1"] | {"rows": 500}}
+
+
+TRACES = {f"layouts{i}": (layouts(i), 5) for i in range(4)} | {
+    f"wide{i}": (wide(i), 4) for i in (0, 2)
+}
+STORES = {
+    "smallest-lru-1": ("smallest", "lru", 1),
+    "smallest-lfu-2": ("smallest", "lfu", 2),
+    "small-lru-2": ("small", "lru", 2),
+    "small-lfu-1": ("small", "lfu", 1),
+    "large-lru-2": ("large", "lru", 2),
+    "large-lfu-1": ("large", "lfu", 1),
+}
+
+
+@cache
+def expected(trace):
+    """Return a trace's commands, what the reference answers, and its digests."""
+    tables, rounds = TRACES[trace]
+    rng = generator(sum(trace.encode()))
+    commands = creations(tables) + random_commands(rng, tables, rounds)
+    return commands, *expect(commands)
+
+
+@pytest.fixture
+def cache_bytes(backend):
+    """Return the bytes of a cache, by its name."""
+    found = {}
+
+    def of(trace, name):
+        if trace not in found:
+            found[trace] = smallest_cache(backend, TRACES[trace][0])
+        return {"smallest": found[trace], "small": found[trace] * 3 // 2, "large": LARGE}[name]
+
+    return of
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("trace", TRACES)
+def test_matrix(backend, cache_bytes, trace, store):
+    commands, answers, wanted = expected(trace)
+    size, policy, threads = STORES[store]
+    options = {"policy": policy, "threads": threads, "limits": LIMITS, "checkpoints_keep": 1}
+    options["cache_bytes"] = cache_bytes(trace, size)
+    done = Counter()
+    opened = backend.open_store(**options)
+    for place, (command, answer) in enumerate(zip(commands, answers, strict=True)):
+        assert read_bits(command(opened)) == answer, f"command {place} reads otherwise"
+        if place % 6 == 5:
+            opened.flush()
+            backend.settle(opened)
+        if place % 30 == 29:
+            opened.checkpoint(f"after {place}")
+        if place == len(commands) // 2:
+            done += work(opened)
+            opened.close()
+            opened = backend.open_store(**options)
+    backend.settle(opened)
+    opened.check_integrity()
+    assert digests(opened) == wanted
+    done += work(opened)
+    assert done["folds"] and done["compactions"] and not done["merge_failures"]
+    assert bool(done["evictions_dirty"] and done["evictions_clean"]) == (size != "large")
+    assert bool(done["calls_in_parts"]) == (size != "large")
+
+
+def work(store):
+    """Return what a store did since it was opened."""
+    stats = store.stats()
+    kinds = ("folds", "compactions", "merge_failures")
+    done = Counter({kind: stats["storage"][kind] for kind in kinds})
+    for pool in stats["cache"]["pools"]:
+        for kind in ("evictions_dirty", "evictions_clean", "calls_in_parts"):
+            done[kind] += pool[kind]
+    return done

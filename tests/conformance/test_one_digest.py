@@ -1,0 +1,125 @@
+"""One digest in every configuration: the same commands, in stores whose lives have nothing else in
+common.
+
+Only commands count (contract.md, first sentence). The stores differ in cache, policy, threads and
+limits, and change all of it whenever they are opened again; in when rows are looked up, flushed,
+committed, merged; and in when they are killed, which takes them back to an earlier command, from
+which they go on.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+
+from embstore.config import Limits
+from tests.conformance.backends import TINY
+from tests.conformance.cases import generator
+from tests.conformance.replay import (
+    across,
+    creations,
+    digests,
+    expect,
+    on,
+    random_reads,
+    random_writes,
+)
+from tests.conformance.traces import TABLES, smallest_cache
+
+pytestmark = pytest.mark.needs("merges", "directory", "limits", "integrity")
+
+LIMITS = (TINY, replace(TINY, fold_bytes=1 << 30), replace(TINY, segment_bytes=1 << 16), Limits())
+SEEDS = range(max(1, settings().max_examples // 100))
+STORES = 6
+
+
+def trace_of(rng):
+    """Return commands that each take one number: tables made, written, tuned, grown, dropped."""
+    commands = creations(TABLES)
+    for round_ in range(3):
+        commands += random_writes(rng, TABLES)
+        commands += [
+            on("a", "grow", 200 + 100 * round_),
+            lambda store: setattr(store.table("b"), "learning_rate", 0.3),
+            across("drop_table", "part/f"),
+            across("create_table", "part/f", **TABLES["part/f"]),
+        ]
+    return commands
+
+
+class Life:
+    """What happens to one store between commands."""
+
+    def __init__(self, backend, rng, name, smallest):
+        self.backend = backend
+        self.rng = rng
+        self.name = name
+        self.smallest = smallest
+        self.restarts = 0
+        self.labels = 0
+        self.store = self.opened()
+
+    def opened(self):
+        return self.backend.open_store(
+            self.name,
+            cache_bytes=int(self.smallest * self.rng.choice([1.0, 1.2, 2.0, 100.0])),
+            policy=str(self.rng.choice(["lru", "lfu"])),
+            threads=int(self.rng.integers(1, 3)),
+            limits=LIMITS[self.rng.integers(len(LIMITS))],
+            checkpoints_keep=int(self.rng.integers(1, 4)),
+        )
+
+    def do_something(self):
+        acts = (self.nothing, self.read, self.flush, self.settle, self.commit, self.digest)
+        acts[self.rng.integers(len(acts))]()
+        if self.rng.random() < 0.1:
+            self.restart()
+
+    def nothing(self):
+        pass
+
+    def read(self):
+        reads = random_reads(self.rng, {n: TABLES[n] for n in self.store.tables()})
+        reads[self.rng.integers(len(reads))](self.store)
+
+    def flush(self):
+        self.store.flush()
+
+    def settle(self):
+        self.backend.settle(self.store)
+
+    def commit(self):
+        self.labels += 1
+        self.store.checkpoint(f"{self.labels}")
+
+    def digest(self):
+        """Have the leaves kept from here on."""
+        digests(self.store)
+
+    def restart(self):
+        self.restarts += 1
+        if self.rng.random() < 0.5:
+            self.store.close()
+        else:
+            self.settle()
+            self.name = self.backend.copy(self.name)
+            self.store.close()
+        self.store = self.opened()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_digest_whatever_happens_between_commands(backend, seed):
+    rng = generator(seed)
+    commands = trace_of(rng)
+    _, wanted = expect(commands)
+    smallest = smallest_cache(backend, TABLES)
+    restarts = 0
+    for number in range(STORES):
+        life = Life(backend, rng, f"store-{number}", smallest)
+        while life.store.command < len(commands):
+            commands[life.store.command](life.store)
+            life.do_something()
+        life.store.check_integrity()
+        assert digests(life.store) == wanted
+        restarts += life.restarts
+    assert restarts

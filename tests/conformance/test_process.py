@@ -1,0 +1,149 @@
+"""What the process around a store does: changes its directory, forks, counts descriptors."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.errors import CapacityError, InvalidArgumentError
+from tests.conformance.backends import TINY
+from tests.conformance.cases import config, ones
+
+pytestmark = pytest.mark.needs("directory", "merges", "limits")
+
+
+def test_changing_the_directory_moves_no_store(tmp_path, monkeypatch):
+    """A store opened by a relative path stays where it was opened: Hydra and notebooks change the
+    working directory of a run. A checkpoint that went elsewhere would be acknowledged and lost.
+    """
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    store = embstore.open("store", cache_bytes=1 << 20)
+    table = store.create_table("a", **config())
+    store.checkpoint("first")
+    monkeypatch.chdir(tmp_path / "there")
+    table.update([1], ones(1))
+    store.checkpoint("second")
+    digest = table.digest()
+    store.close()
+    assert list((tmp_path / "there").iterdir()) == []
+    with embstore.open(tmp_path / "here" / "store", cache_bytes=1 << 20) as store:
+        assert [c.label for c in store.checkpoints()] == ["first", "second"]
+        assert store.table("a").digest() == digest
+
+
+FORK = """
+import os, sys, embstore
+store = embstore.open(sys.argv[1], cache_bytes=1 << 20)
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+store.close()
+try:
+    embstore.open(sys.argv[1], cache_bytes=1 << 20).close()
+finally:
+    os.close(writer)
+    os.waitpid(child, 0)
+"""
+
+
+def test_closing_frees_the_directory_though_a_forked_child_lives(backend):
+    """Data loaders fork. A lock lives as long as any copy of its descriptor, unless it is undone."""
+    command = [sys.executable, "-c", FORK, str(backend.path())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def fill(store, count=400):
+    table = store.create_table("a", **config(dim=64))
+    for value in range(3):
+        table.assign(np.arange(count), ones(count, 64, value))
+        store.checkpoint(str(value))
+    return table
+
+
+def test_closing_gives_descriptors_and_threads_back(backend):
+    """With handles still about: an object that nobody uses may live for long."""
+    before = descriptors(), threading.active_count()
+    store = backend.open_store(limits=TINY, threads=3)
+    table = fill(store)
+    backend.settle(store)
+    table.lookup(np.arange(1000))
+    store.close()
+    assert (descriptors(), threading.active_count()) == before
+
+
+def test_refused_openings_keep_no_descriptor(backend):
+    fill(backend.open_store())
+    backend.close()
+    (backend.path() / "store.json").write_text("{}")
+    before = descriptors()
+    for _ in range(5):
+        with pytest.raises(embstore.CorruptTableError):
+            backend.open_store()
+    assert descriptors() == before
+
+
+def test_opening_with_too_small_a_cache_keeps_no_lock(backend):
+    with backend.open_store() as store:
+        store.create_table("large", **config(dim=4096)).update([1], ones(1, 4096))
+    for _ in range(2):
+        with pytest.raises(CapacityError, match=r"table 'large'.*cache_bytes"):
+            backend.open_store(cache_bytes=10_000)
+    with backend.open_store() as store:
+        assert store.table("large").t == 1
+
+
+FEW = """
+import resource, sys, numpy as np, embstore
+from embstore import Constant, Sgd
+from embstore.config import Limits
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+options = {"cache_bytes": 1 << 20, "limits": Limits(fold_bytes=4096, fold_segments=1)}
+for turn in range(2):
+    with embstore.open(sys.argv[1], checkpoints_keep=1, **options) as store:
+        for i in range(100):
+            table = store.create_table(
+                f"t{i}", dim=4, rows=9, optimizer=Sgd(1.0), initializer=Constant(0.0)
+            )
+            table.update([1], np.full((1, 4), -1.0, np.float32))
+            assert (table.lookup([1]) == turn + 1).all()
+        store.checkpoint(f"c{turn}")
+        store._engine.storage.settle()
+        assert store.stats()["storage"]["merge_failures"] == 0
+"""
+
+
+def test_more_tables_than_descriptors(backend):
+    """limits.tables_max is 4,096 and the usual limit of open files 1,024: a table may hold none."""
+    command = [sys.executable, "-c", FEW, str(backend.path())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("target", ["file", "nothing"])
+def test_path_through_a_link(tmp_path, target):
+    """A link to a directory is the directory; a link to something else is refused."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with embstore.open(tmp_path / "link", cache_bytes=1 << 20) as store:
+        store.create_table("a", **config())
+    assert (tmp_path / "real" / "CATALOGUE").exists()
+    if target == "file":
+        (tmp_path / "target").write_text("x")
+        (tmp_path / "other").symlink_to(tmp_path / "target")
+        with pytest.raises(InvalidArgumentError, match="expected a directory"):
+            embstore.open(tmp_path / "other", cache_bytes=1 << 20)

@@ -1,0 +1,257 @@
+"""Files of a disk that refuses: when it is full, or broken, and a script that has to endure it."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embstore.errors import CapacityError, StorageError, StoreClosedError
+from embstore.storage.files import File, Files
+from tests.faults.promises import Promise, check_content, content_of
+from tests.faults.training import (
+    COMMANDS_PER_LABEL,
+    DenseStore,
+    is_restore,
+    open_store,
+    run_command,
+    stir,
+)
+
+
+class RefusingFiles(Files):
+    """Refuses the nth call of some verbs: that one alone, or all from there on until `relent`."""
+
+    def __init__(self, root: Any) -> None:
+        super().__init__(root)
+        self.refusals = 0
+        self._lock = threading.Lock()
+        self.relent()
+
+    def refuse(
+        self, verbs: Collection[str], nth: int, code: int, *, lasting: bool = False
+    ) -> "RefusingFiles":
+        """Refuse the nth call of `verbs` from now, with errno `code`; return self."""
+        self._verbs, self._left, self._code, self._lasting = verbs, nth, code, lasting
+        return self
+
+    def relent(self) -> None:
+        """Refuse nothing any more."""
+        self.refuse((), 0, 0)
+
+    def _ask(self, verb: str) -> None:
+        with self._lock:
+            if verb not in self._verbs:
+                return
+            self._left -= 1
+            refused = self._left <= 0 if self._lasting else self._left == 0
+            self.refusals += refused
+        if refused:
+            raise OSError(self._code, os.strerror(self._code))
+
+    def _write(self, file: File, offset: int, data: memoryview) -> None:
+        self._ask("write")
+        super()._write(file, offset, data)
+
+    def _allocate(self, file: File, offset: int, length: int) -> None:
+        self._ask("allocate")
+        super()._allocate(file, offset, length)
+
+    def _truncate(self, file: File, length: int) -> None:
+        self._ask("truncate")
+        super()._truncate(file, length)
+
+    def _sync(self, file: File) -> None:
+        self._ask("sync")
+        super()._sync(file)
+
+    def _create(self, path: str) -> int:
+        self._ask("create")
+        return super()._create(path)
+
+    def _make_directory(self, path: str) -> None:
+        self._ask("make_directory")
+        super()._make_directory(path)
+
+    def _rename(self, source: str, target: str) -> None:
+        self._ask("rename")
+        super()._rename(source, target)
+
+    def _remove(self, path: str) -> None:
+        self._ask("remove")
+        super()._remove(path)
+
+    def _remove_directory(self, path: str) -> None:
+        self._ask("remove_directory")
+        super()._remove_directory(path)
+
+    def _sync_directory(self, path: str) -> None:
+        self._ask("sync_directory")
+        super()._sync_directory(path)
+
+
+class FullDisk(RefusingFiles):
+    """Has no room from some call on. Room that was set aside before can be written."""
+
+    def __init__(self, root: Any) -> None:
+        super().__init__(root)
+        self._ends: dict[str, int] = {}  # path -> up to where it has room, without holes
+
+    def fill(self, nth: int, code: int = errno.ENOSPC) -> "FullDisk":
+        """Have no room from the nth call on that takes some; return self."""
+        self.refuse(_TAKE_ROOM, nth, code, lasting=True)
+        return self
+
+    def _allocate(self, file: File, offset: int, length: int) -> None:
+        super()._allocate(file, offset, length)
+        self._extend(file.path, offset, length)
+
+    def _write(self, file: File, offset: int, data: memoryview) -> None:
+        if offset + len(data) > self._ends.get(file.path, 0):
+            super()._write(file, offset, data)
+            self._extend(file.path, offset, len(data))
+        else:
+            Files._write(self, file, offset, data)
+
+    def _truncate(self, file: File, length: int) -> None:
+        super()._truncate(file, length)
+        self._ends[file.path] = min(self._ends.get(file.path, 0), length)
+
+    def _create(self, path: str) -> int:
+        descriptor = super()._create(path)
+        self._ends[path] = 0
+        return descriptor
+
+    def _extend(self, path: str, offset: int, length: int) -> None:
+        if offset <= self._ends.get(path, 0):
+            self._ends[path] = max(self._ends.get(path, 0), offset + length)
+
+
+_TAKE_ROOM = ("create", "write", "allocate", "make_directory", "rename")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of the script, and what the store is before and after it."""
+
+    kind: str  # command, label, stir
+    before: Promise
+    after: Promise
+    commits: bool = False
+
+    def take(self, store: Any, seed: int) -> None:
+        """Give the store this call."""
+        if self.kind == "command":
+            run_command(store, seed)
+        elif self.kind == "label":
+            store.checkpoint(f"command-{store.command}")
+        else:
+            stir(store, seed)
+
+
+@cache
+def script(seed: int, commands: int) -> list[Step]:
+    """Return the calls of some commands, as the dense reference takes them."""
+    dense = DenseStore()
+    steps = []
+    now = content_of(dense)
+    for n in range(1, commands + 1):
+        commits = is_restore(dense, seed)
+        run_command(dense, seed)
+        steps.append(Step("command", now, now := content_of(dense), commits))
+        if n % COMMANDS_PER_LABEL == 0 and not commits:
+            dense.checkpoint(f"command-{n}")
+            steps.append(Step("label", now, now := content_of(dense), True))
+        steps.append(Step("stir", now, now))
+    return steps
+
+
+def endure(path: Path, files: RefusingFiles, seed: int, steps: list[Step], patience: int) -> str:
+    """Take all steps on a disk that refuses, and check what each refusal has to mean.
+
+    CapacityError, StorageError of a store that did not fail : nothing has changed; tried again
+    StorageError of a store that failed : all is refused, and opening finds the last commit, or the
+        one that was in flight
+
+    patience : refusals after which the disk relents
+    Returns "went on" or "failed".
+    """
+    try:
+        store = open_store(path, files=files)
+    except (CapacityError, StorageError):
+        assert files.refusals
+        files.relent()
+        store = open_store(path, files=files)
+    committed = steps[0].before
+    for step in steps:
+        if not _taken(store, files, seed, step, patience, committed):
+            _check_failed(store, step)
+            with open_store(path) as reopened:
+                check_content(reopened, committed, *([step.after] if step.commits else []))
+            return "failed"
+        committed = step.after if step.commits else committed
+    files.relent()
+    store._engine.storage.settle()
+    check_content(store, steps[-1].after)
+    store.close()
+    with open_store(path) as reopened:
+        check_content(reopened, steps[-1].after)
+    return "went on"
+
+
+def _taken(
+    store: Any, files: RefusingFiles, seed: int, step: Step, patience: int, committed: Promise
+) -> bool:
+    """Take a step, again and again where it is refused; return False if the store has failed."""
+    while True:
+        try:
+            step.take(store, seed)
+            return True
+        except (CapacityError, StorageError) as exc:
+            assert files.refusals, f"refused for nothing: {exc!r}"
+            if store._engine.storage.failure is not None:
+                assert not isinstance(exc, CapacityError), "a failure is no lack of room"
+                return False
+            check_content(store, step.before)
+            _check_on_disk(files.root, committed)
+            if files.refusals >= patience:
+                files.relent()
+
+
+def _check_on_disk(path: Path, committed: Promise) -> None:
+    """Check that a kill at this moment would leave the last commit."""
+    copy = path.with_name(f"{path.name}-copy")
+    shutil.copytree(path, copy)
+    with open_store(copy) as store:
+        check_content(store, committed)
+    shutil.rmtree(copy)
+
+
+def _check_failed(store: Any, step: Step) -> None:
+    """Check that every call but close is refused, and that close gives the directory free."""
+    table = store.table(next(iter(step.before.tables))) if step.before.tables else None
+    calls = [
+        store.check_integrity,
+        store.stats,
+        store.flush,
+        store.checkpoints,
+        lambda: store.checkpoint("after the failure"),
+        lambda: store.restore("command-8"),
+        lambda: store.lookup({}),
+        lambda: store.update({}),
+    ]
+    if table is not None:
+        calls += [table.digest, lambda: table.lookup([0]), lambda: table.grow(1 << 20)]
+    for call in calls:
+        with pytest.raises(StoreClosedError):
+            call()
+    store.close()
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

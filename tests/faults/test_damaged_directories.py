@@ -1,0 +1,129 @@
+"""Files cut short, grown, lost, swapped or from elsewhere: an error, or exactly the right rows.
+
+Each damage is tried in a child process, because a map beyond the end of a file would end it.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from embstore.errors import InvalidArgumentError
+from tests.faults.damage import (
+    PAGE_BYTES,
+    SEED,
+    files_of,
+    make_store,
+    outcome,
+    results,
+    try_each,
+)
+from tests.faults.forks import Forks
+from tests.faults.promises import Promise, content_of
+from tests.faults.training import DenseStore, open_store, train
+
+PROPER = {"right", "CorruptTableError"}
+
+
+def cut_or_grown(store: Path) -> Iterator[tuple[str, int]]:
+    """Give each file each of some lengths."""
+    for name in files_of(store):
+        size = (store / name).stat().st_size
+        for length in {0, 1, 64, PAGE_BYTES, size // 2, size - 512, size - 64, size - 1, size + 1}:
+            if 0 <= length != size:
+                os.truncate(store / name, length)
+                yield name, length
+
+
+def lost(store: Path) -> Iterator[str]:
+    """Remove each file, and each directory."""
+    for name in [*files_of(store), "LOCK"]:
+        (store / name).unlink()
+        yield name
+    for name in ("log", "base", "base/0"):
+        shutil.rmtree(store / name)
+        yield name
+
+
+def swapped(store: Path) -> Iterator[tuple[str, str]]:
+    """Let two files of a kind change places."""
+    for first, second in combinations(files_of(store), 2):
+        if Path(first).suffix == Path(second).suffix != "":
+            (store / first).rename(store / "between")
+            (store / second).rename(store / first)
+            (store / "between").rename(store / second)
+            yield first, second
+
+
+def foreign(store: Path, other: str) -> Iterator[str]:
+    """Replace each file by one of its kind of another store with the same tables and history."""
+    for name in files_of(store):
+        kin = Path(other, name).parent.glob(f"*{Path(name).suffix or name}")
+        shutil.copyfile(min(kin, key=lambda path: path.name != Path(name).name), store / name)
+        yield name
+
+
+def test_cut_or_grown_file_is_an_error_or_harmless(
+    forks: Forks, made: tuple[Path, Promise]
+) -> None:
+    path, expected = made
+    came = results(forks, try_each, str(path), cut_or_grown, expected)
+    assert {damage: what for damage, what in came.items() if what not in PROPER} == {}
+
+
+def test_lost_file_is_an_error(forks: Forks, made: tuple[Path, Promise]) -> None:
+    path, expected = made
+    came = results(forks, try_each, str(path), lost, expected)
+    assert came.pop("LOCK") == "right"
+    assert came.pop("store.json") == "InvalidArgumentError"
+    assert {name: what for name, what in came.items() if what != "CorruptTableError"} == {}
+
+
+def test_swapped_files_are_an_error(forks: Forks, made: tuple[Path, Promise]) -> None:
+    path, expected = made
+    came = results(forks, try_each, str(path), swapped, expected)
+    assert {pair: what for pair, what in came.items() if what != "CorruptTableError"} == {}
+
+
+def test_foreign_file_is_an_error(
+    forks: Forks, made: tuple[Path, Promise], quick_path: Path
+) -> None:
+    path, expected = made
+    other = quick_path / "other"
+    assert make_store(other) == expected
+    came = results(forks, try_each, str(path), foreign, expected, str(other))
+    assert {name: what for name, what in came.items() if what != "CorruptTableError"} == {}
+
+
+def test_older_bitmap_under_a_newer_name_is_an_error(quick_path: Path) -> None:
+    """As a backup put back in part would leave it; the newer rows would be initial again."""
+    path = quick_path / "store"
+    older: dict[str, bytes] = {}
+    dense = DenseStore()
+    with open_store(path) as store:
+        while len(older) < 1 or store.command < 60:
+            train(store, SEED, 1)
+            store._engine.storage.settle()
+            for bitmap in path.glob("base/0/*.written"):
+                older.setdefault("first", bitmap.read_bytes())
+    train(dense, SEED, 60)
+    (bitmap,) = path.glob("base/0/*.written")
+    assert bitmap.read_bytes() != older["first"], "expected rows to have been folded since"
+    assert outcome(path, content_of(dense)) == "right"
+    bitmap.write_bytes(older["first"])
+    assert outcome(path, content_of(dense)) == "CorruptTableError"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "CATALOGUE", "log/000000000001.log"])
+def test_directory_of_something_else_is_left_alone(quick_path: Path, name: str) -> None:
+    file = quick_path / "somewhere" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("not a store")
+    before = sorted(str(p) for p in quick_path.rglob("*"))
+    with pytest.raises(InvalidArgumentError):
+        open_store(quick_path / "somewhere")
+    assert sorted(str(p) for p in quick_path.rglob("*")) == before
+    assert file.read_text() == "not a store"

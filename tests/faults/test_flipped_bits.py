@@ -1,0 +1,25 @@
+"""One flipped bit anywhere in the files of a store: an error, or exactly the right rows.
+
+Flips are tried in a child process, because a bad map could end it (SIGBUS).
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.damage import results, try_flips
+from tests.faults.forks import Forks
+from tests.faults.promises import Promise
+
+PROPER = {"right", "CorruptTableError", "TableMismatchError"}
+
+
+@pytest.mark.parametrize("kind", ["store.json", "CATALOGUE", ".log", ".rows", ".written"])
+def test_flipped_bit_is_an_error_or_harmless(
+    forks: Forks, made: tuple[Path, Promise], kind: str
+) -> None:
+    path, expected = made
+    came = results(forks, try_flips, str(path), kind, expected)
+    wrong = {flip: what for flip, what in came.items() if what not in PROPER}
+    assert not wrong
+    assert set(came.values()) - {"right"}, "no flip was noticed"

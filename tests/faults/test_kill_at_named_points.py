@@ -1,0 +1,79 @@
+"""kill -9 exactly at a named point of a commit, a fold or a compaction, then on with the work."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embstore.storage.files import Files
+from tests.faults.forks import Forks
+from tests.faults.promises import check_content, commands_promised, content_of
+from tests.faults.training import DenseStore, stir, open_store, train
+
+SEED = 20260304
+POINTS = (
+    "commit:synced",
+    "commit:renamed",
+    "fold:rows",
+    "fold:synced",
+    "fold:written",
+    "compaction:records",
+    "compaction:synced",
+    "merge:renamed",
+)
+
+
+class CrashingFiles(Files):
+    """Ends the process when a point is reached for the nth time, wherever its other threads are."""
+
+    def __init__(self, root: str, point: str, nth: int) -> None:
+        super().__init__(root)
+        self._last = (point, nth)
+        self._reached: Counter[str] = Counter()
+
+    def reached(self, point: str) -> None:
+        self._reached[point] += 1
+        if (point, self._reached[point]) == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_crash(reports: Any, path: str, point: str, nth: int) -> None:
+    """The child: train, and report commits, until the point is reached."""
+    store = open_store(path, files=CrashingFiles(path, point, nth))
+    for n in range(600):
+        train(store, SEED, 1, lambda word, n: reports.send((word, n)))
+        stir(store, SEED)
+        if n % 4 == 0:  # else merges run beside the training
+            store._engine.storage.settle()
+
+
+def expected_commands(point: str, reports: list[tuple[str, int]]) -> set[int]:
+    """Return where the store may be. The points of a commit say which side of the rename it was."""
+    either = commands_promised(reports, 0)
+    if point == "commit:synced":
+        return {min(either)}
+    return {max(either)} if point == "commit:renamed" else either
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize("point", POINTS)
+def test_store_opens_as_the_point_says_and_goes_on(
+    tmp_path: Path, forks: Forks, point: str, nth: int
+) -> None:
+    child = forks.start(train_until_crash, str(tmp_path), point, nth)
+    assert child.wait() == -signal.SIGKILL, f"{point} was not reached {nth} times"
+    reports = child.remaining()
+    dense = DenseStore()
+    with open_store(tmp_path) as store:
+        assert store.command in expected_commands(point, reports)
+        train(dense, SEED, store.command)
+        check_content(store, content_of(dense))
+        train(store, SEED, 20)
+        train(dense, SEED, 20)
+        store._engine.storage.settle()
+        check_content(store, content_of(dense))
+    with open_store(tmp_path) as store:
+        check_content(store, content_of(dense))

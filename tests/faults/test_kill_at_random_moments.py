@@ -1,0 +1,70 @@
+"""kill -9 at a random moment, then the next round goes on in the same directory: 100 rounds.
+
+A child trains and reports every commit before and after. The store must open at the last commit
+that was reported done, or at the one that had begun; nothing else.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore.config import Limits
+from tests.faults.forks import Child, Forks
+from tests.faults.promises import check_content, commands_promised, content_of
+from tests.faults.training import LIMITS, DenseStore, stir, open_store, train
+
+SEED = 20260301
+
+
+def train_for_ever(reports: Any, path: str, seed: int, options: dict[str, Any]) -> None:
+    """The child: train, with lookups between, and report commits; now and then close and open."""
+
+    def announce(word: str, n: int) -> None:
+        reports.send((word, n))
+
+    for stretch in range(1, 1000):
+        with open_store(path, **options) as store:
+            for _ in range(7 * stretch):
+                train(store, seed, 1, announce)
+                stir(store, seed)
+            announce("begins", store.command)
+        announce("done", store.command)
+
+
+def kill_at_a_random_moment(child: Child, rng: np.random.Generator) -> list[Any]:
+    """Let the child report a few times, then a moment more, and kill it; return its reports."""
+    reports = [child.reports.recv() for _ in range(rng.integers(1, 16))]
+    deadline = time.monotonic() + float(rng.exponential(0.01)) * rng.integers(2)
+    while (left := deadline - time.monotonic()) > 0:
+        if child.reports.poll(left):
+            reports.append(child.reports.recv())
+    assert child.kill() == -9
+    return reports + child.remaining()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "options"),
+    [
+        pytest.param(32, {}, id="lru"),
+        pytest.param(32, {"policy": "lfu", "cache_bytes": 150_000}, id="lfu"),
+        pytest.param(31, {"limits": Limits(segment_bytes=4096, fold_segments=2)}, id="tiny"),
+        pytest.param(5, {"limits": replace(LIMITS, base_segment_bytes=12 * 4096)}, id="many-bases"),
+    ],
+)
+def test_store_opens_at_its_last_commit_after_a_kill(
+    tmp_path: Path, forks: Forks, rounds: int, options: dict[str, Any]
+) -> None:
+    print(f"seed {SEED}")
+    rng = np.random.default_rng(SEED)
+    dense = DenseStore()
+    for _ in range(rounds):
+        child = forks.start(train_for_ever, str(tmp_path), SEED, options)
+        expected = commands_promised(kill_at_a_random_moment(child, rng), dense.command)
+        with open_store(tmp_path, **options) as store:
+            assert store.command in expected
+            train(dense, SEED, store.command - dense.command)
+            check_content(store, content_of(dense))
