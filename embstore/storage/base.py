@@ -86,7 +86,10 @@ class Written:
         """Write the bitmap to a new file, durably."""
         content = self.pages.tobytes() + self.bits.tobytes()
         head = pack_header(
-            WRITTEN_MAGIC, store_id, table_id, len(self.pages) << 32 | checksum(content)
+            WRITTEN_MAGIC,
+            store_id,
+            _own_number(path, table_id),
+            len(self.pages) << 32 | checksum(content),
         )
         file = files.create(path)
         try:
@@ -111,7 +114,7 @@ class Written:
             found, counts = unpack_header(file.read(0, PAGE_BYTES), WRITTEN_MAGIC, store_id, path)
             pages, crc = counts >> 32, counts & 0xFFFFFFFF
             length = PAGE_BYTES + pages * (8 + PAGE_BYTES)
-            if file.size != length or found != table_id:
+            if file.size != length or found != _own_number(path, table_id):
                 raise CorruptTableError(
                     f"{path}: expected {length} bytes of table {table_id}, found {file.size}"
                 )
@@ -124,6 +127,11 @@ class Written:
             content[: 8 * pages].view(np.int64),
             content[8 * pages :].reshape(pages, PAGE_BYTES),
         )
+
+
+def _own_number(path: str, table_id: int) -> int:
+    """Return what a bitmap's header carries: fold and table, so that no other can take its name."""
+    return int(path.rsplit("/", 1)[-1].split(".")[0]) << 24 | table_id
 
 
 class Base:

@@ -126,10 +126,10 @@ class Contents:
                 number = max(number, int(name[4:-4]))
         if not self.read_only:
             for name in catalogues.unnamed(self.catalogue, names):
-                files.remove(name)
+                files.discard(name)
             for directory in files.list("base"):
                 if not directory.isdigit() or int(directory) not in self.bases:
-                    files.remove_directory(f"base/{directory}")
+                    files.discard(f"base/{directory}", directory=True)
         return number, table_id
 
     def replace_catalogue(self, new: Catalogue) -> None:
@@ -155,7 +155,7 @@ class Contents:
         """Remove the bases that no kept state names any more."""
         for table_id in self.dropped():
             del self.bases[table_id]
-            self.files.remove_directory(f"base/{table_id}")
+            self.files.discard(f"base/{table_id}", directory=True)
 
     def close(self) -> None:
         """Remove what was never committed, and give the directory free."""
@@ -192,9 +192,14 @@ class Contents:
         """Hold the part of a command in which an error can no longer be refused whole."""
         try:
             yield
+        except CapacityError as exc:
+            # Too late to be refused: not a lack of room that making some would mend.
+            self.fail(StorageError(errno.ENOSPC, f"no room in the middle of a command: {exc}"))
+            assert self.failure is not None
+            raise self.failure from exc
+        except EmbstoreError as exc:
+            self.fail(exc)
+            raise
         except BaseException as exc:
-            if not isinstance(exc, EmbstoreError):
-                self.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
-            else:
-                self.fail(exc)
+            self.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
             raise

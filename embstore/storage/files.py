@@ -17,7 +17,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +36,17 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Turn an OSError into the embstore error that says which file and what to do."""
+def _named(path: str, *, final: bool = False) -> Iterator[None]:
+    """Turn an OSError into the embstore error that says which file and what to do.
+
+    `final` for a sync: what it failed to write may be lost, so it is no mere lack of room.
+    """
     try:
         yield
     except EmbstoreError:
         raise
     except OSError as exc:
-        if exc.errno in _NO_ROOM:
+        if exc.errno in _NO_ROOM and not final:
             raise CapacityError(
                 f"no room for {path}: {exc.strerror}; free disk space, quota or memory"
             ) from exc
@@ -111,7 +114,7 @@ class File:
 
         A failure is final: never taken for success later.
         """
-        with _named(self.path):
+        with _named(self.path, final=True):
             self._owner._sync(self)
 
     def map(self, length: int) -> NDArray[np.uint8]:
@@ -226,9 +229,14 @@ class Files:
             if self.exists(path):
                 self._remove_directory(path)
 
+    def discard(self, path: str, *, directory: bool = False) -> None:
+        """Remove what no commit names; what the disk refuses to remove now goes at an opening."""
+        with suppress(StorageError):
+            self.remove_directory(path) if directory else self.remove(path)
+
     def sync_directory(self, path: str) -> None:
         """Return once the names in a directory are on the disk."""
-        with _named(path):
+        with _named(path, final=True):
             self._sync_directory(path)
 
     def reached(self, point: str) -> None:

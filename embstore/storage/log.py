@@ -237,7 +237,7 @@ class Log:
     def abandon(self, writer: SegmentWriter) -> None:
         """Remove a merge's segment that no position names."""
         self._retire(writer.segment)
-        self._files.remove(writer.segment.path)
+        self._files.discard(writer.segment.path)
 
     def _retire(self, segment: Segment) -> None:
         segment.close()

@@ -243,7 +243,7 @@ class Merges:
     def _remove(self, segments: list[Segment], *paths: str) -> None:
         for path in [*(s.path for s in segments), *paths]:
             if path:
-                self._contents.files.remove(path)
+                self._contents.files.discard(path)
 
 
 def _end(stop: threading.Event, threads: list[threading.Thread]) -> None:

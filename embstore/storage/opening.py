@@ -44,9 +44,13 @@ def lock_directory(files: Files, *, read_only: bool) -> File:
             )
         files.make_directory("")
     lock = files.lock("LOCK", shared=read_only)
-    if not files.exists(_IDENTITY):
-        identity = {"format": FORMAT, "endianness": "little", "store_id": uuid.uuid4().hex}
-        files.replace(_IDENTITY, json.dumps(identity).encode() + b"\n")
+    try:
+        if not files.exists(_IDENTITY):
+            identity = {"format": FORMAT, "endianness": "little", "store_id": uuid.uuid4().hex}
+            files.replace(_IDENTITY, json.dumps(identity).encode() + b"\n")
+    except BaseException:
+        lock.close()
+        raise
     return lock
 
 

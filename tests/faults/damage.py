@@ -1,6 +1,7 @@
 """Damage to the files of a closed store, and what comes of opening it afterwards."""
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,7 +144,7 @@ def results(forks: Forks, function: Any, *args: Any) -> dict[Any, str]:
                 came[tried] = what
     except EOFError:
         assert child.wait() == 0, f"the process ended at {tried}"
-    print(Counter(came.values()))
+    sys.stdout.write(f"{Counter(came.values())}\n")
     return came
 
 

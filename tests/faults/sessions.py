@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embstore.errors import EmbstoreError
 from tests.faults.disk import Choose, Disk
 from tests.faults.promises import (
     NOTHING,
@@ -17,7 +18,7 @@ from tests.faults.promises import (
     saved,
 )
 from tests.faults.recording import Call, RecordingFiles, UnsyncedFiles
-from tests.faults.training import DenseStore, stir, open_store, train
+from tests.faults.training import DenseStore, open_store, stir, train
 
 
 @dataclass
@@ -97,11 +98,18 @@ def _note(session: Session, dense: DenseStore) -> Promise:
     return content_of(dense)
 
 
-def check_after_cut(session: Session, disk: Disk, calls: int, choose: Choose, path: Path) -> Promise:
+def check_after_cut(
+    session: Session, disk: Disk, calls: int, choose: Choose, path: Path
+) -> Promise:
     """Open what a power cut after so many calls leaves; check that it is what was promised."""
     disk.write_to(path, choose)
-    with open_store(path, files=UnsyncedFiles(path), **session.options) as store:
-        return check_content(store, *session.promised_after(calls))
+    try:
+        with open_store(path, files=UnsyncedFiles(path), **session.options) as store:
+            return check_content(store, *session.promised_after(calls))
+    except (AssertionError, EmbstoreError) as exc:
+        call = session.calls[calls - 1]
+        exc.add_note(f"seed {session.seed}, after call {calls}: {call.verb} {call.path}, {choose}")
+        raise
 
 
 def check_goes_on(session: Session, path: Path, start: Promise, commands: int = 12) -> None:

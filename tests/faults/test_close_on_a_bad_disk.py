@@ -12,7 +12,7 @@ import pytest
 from embstore.errors import CapacityError, StorageError
 from tests.faults.promises import check_content, content_of
 from tests.faults.refusing import RefusingFiles
-from tests.faults.training import DenseStore, open_store, stir, train
+from tests.faults.training import DenseStore, open_store, train
 
 SEED = 20260304
 COMMITTED, COMMANDS = 40, 45  # the last label, and where the close finds the store

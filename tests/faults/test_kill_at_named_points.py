@@ -11,7 +11,7 @@ import pytest
 from embstore.storage.files import Files
 from tests.faults.forks import Forks
 from tests.faults.promises import check_content, commands_promised, content_of
-from tests.faults.training import DenseStore, stir, open_store, train
+from tests.faults.training import DenseStore, open_store, stir, train
 
 SEED = 20260304
 POINTS = (

@@ -5,7 +5,6 @@ that was reported done, or at the one that had begun; nothing else.
 """
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import pytest
 from embstore.config import Limits
 from tests.faults.forks import Child, Forks
 from tests.faults.promises import check_content, commands_promised, content_of
-from tests.faults.training import LIMITS, DenseStore, stir, open_store, train
+from tests.faults.training import MANY_BASES, DenseStore, generator, open_store, stir, train
 
 SEED = 20260301
+ROUNDS = 25
 
 
 def train_for_ever(reports: Any, path: str, seed: int, options: dict[str, Any]) -> None:
@@ -47,21 +47,20 @@ def kill_at_a_random_moment(child: Child, rng: np.random.Generator) -> list[Any]
 
 
 @pytest.mark.parametrize(
-    ("rounds", "options"),
+    "options",
     [
-        pytest.param(32, {}, id="lru"),
-        pytest.param(32, {"policy": "lfu", "cache_bytes": 150_000}, id="lfu"),
-        pytest.param(31, {"limits": Limits(segment_bytes=4096, fold_segments=2)}, id="tiny"),
-        pytest.param(5, {"limits": replace(LIMITS, base_segment_bytes=12 * 4096)}, id="many-bases"),
+        pytest.param({}, id="lru"),
+        pytest.param({"policy": "lfu", "cache_bytes": 150_000}, id="lfu"),
+        pytest.param({"limits": Limits(segment_bytes=4096, fold_segments=2)}, id="tiny-segments"),
+        pytest.param({"limits": MANY_BASES}, id="many-bases"),
     ],
 )
 def test_store_opens_at_its_last_commit_after_a_kill(
-    tmp_path: Path, forks: Forks, rounds: int, options: dict[str, Any]
+    tmp_path: Path, forks: Forks, options: dict[str, Any]
 ) -> None:
-    print(f"seed {SEED}")
-    rng = np.random.default_rng(SEED)
+    rng = generator(SEED)
     dense = DenseStore()
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         child = forks.start(train_for_ever, str(tmp_path), SEED, options)
         expected = commands_promised(kill_at_a_random_moment(child, rng), dense.command)
         with open_store(tmp_path, **options) as store:

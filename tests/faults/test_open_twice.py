@@ -9,7 +9,7 @@ import pytest
 
 from embstore.errors import PermissionDeniedError, StorageError, StoreInUseError
 from tests.faults.forks import Forks
-from tests.faults.promises import check_content, content_of
+from tests.faults.promises import NOTHING, check_content, content_of
 from tests.faults.refusing import RefusingFiles
 from tests.faults.training import DenseStore, open_store, train
 
@@ -74,9 +74,25 @@ def test_second_process_is_refused_until_the_first_is_killed(
         check_content(store, content_of(trained))
 
 
-def test_other_name_of_the_directory_is_the_same_store(
-    tmp_path: Path, trained: DenseStore
-) -> None:
+def open_and_tell(reports: Any, path: str) -> None:
+    """A child: open and close at once, and tell what came of it."""
+    try:
+        with open_store(path) as store:
+            reports.send(content_of(store))
+    except StoreInUseError:
+        reports.send("in use")
+
+
+def test_two_processes_may_create_a_store_at_once(tmp_path: Path, forks: Forks) -> None:
+    for attempt in range(40):
+        path = str(tmp_path / str(attempt))
+        children = [forks.start(open_and_tell, path) for _ in range(3)]
+        came = [child.remaining() for child in children if child.wait() == 0]
+        assert len(came) == len(children), "a process met another error"
+        assert [NOTHING] in came and all(c in ([NOTHING], ["in use"]) for c in came)
+
+
+def test_other_name_of_the_directory_is_the_same_store(tmp_path: Path, trained: DenseStore) -> None:
     path = tmp_path / "store"
     (tmp_path / "link").symlink_to(path)
     with open_store(path), pytest.raises(StoreInUseError):

@@ -10,11 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.faults.disk import Choose, Disk, dropped, emptied, kept, torn
 from tests.faults.sessions import Session, check_after_cut, check_goes_on, record
+from tests.faults.training import MANY_BASES, generator
 
 SEED = 20260304
 EVERY_WRITE = 5  # one in so many is cut after, in the middle of a stretch of writes
@@ -31,7 +31,6 @@ def cut(session: Session, disk: Disk, calls: int, choices: list[Choose], path: P
 
 
 def test_every_call_may_be_the_last(quick_path: Path) -> None:
-    print(f"seed {SEED}")
     session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True)
     assert min(session.merges.values()) > 2, "expected folds and compactions in the session"
     disk = Disk()
@@ -46,17 +45,16 @@ def test_every_call_may_be_the_last(quick_path: Path) -> None:
     "options",
     [
         pytest.param({"policy": "lfu"}, id="lfu"),
-        pytest.param({"checkpoints_keep": 2, "cache_bytes": 150_000}, id="larger-cache"),
+        pytest.param({"limits": MANY_BASES, "cache_bytes": 150_000}, id="many-bases"),
     ],
 )
 def test_cuts_while_merges_run(quick_path: Path, options: dict[str, Any]) -> None:
-    print(f"seed {SEED}")
-    rng = np.random.default_rng(SEED)
+    rng = generator(SEED)
     session = record(
         quick_path / "recorded", SEED + 1, stretches=[20, 40, 20], settled=False, **options
     )
     disk = Disk()
     for calls, call in enumerate(session.calls, 1):
         disk.apply(call)
-        if rng.random() < 0.2:
+        if rng.random() < 0.15:
             cut(session, disk, calls, [torn([SEED, calls]), kept], quick_path / "found")

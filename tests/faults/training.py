@@ -8,7 +8,9 @@ LIMITS are so small that some commands fill a log segment and some commits start
 compaction; CACHE_BYTES so that every command evicts. One table has records larger than a page.
 """
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from embstore.storage.files import Files
 from tests.reference import ReferenceStore
 
 LIMITS = Limits(segment_bytes=4 * 4096, fold_bytes=6 * 4096, fold_segments=3)
+MANY_BASES = replace(LIMITS, base_segment_bytes=12 * 4096)
+"""Several segments in the base of every table."""
 CACHE_BYTES = 90_000
 LABELS_KEPT = 2
 COMMANDS_PER_LABEL = 8
@@ -62,6 +66,12 @@ KINDS = {
 }
 
 Announce = Callable[[str, int], None]
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Return the generator of a seed, which pytest shows beside a failure."""
+    sys.stdout.write(f"seed {seed}\n")
+    return np.random.default_rng(seed)
 
 
 def open_store(path: Any, *, files: Files | None = None, **options: Any) -> embstore.Store:

@@ -1,0 +1,72 @@
+"""The model of a disk loses what was not synced, and nothing else."""
+
+from pathlib import Path
+
+from tests.faults.disk import Choose, Disk, dropped, emptied, kept, torn
+from tests.faults.recording import Call
+
+
+def after(path: Path, calls: list[Call], choose: Choose) -> dict[str, bytes]:
+    """Return the files that a power cut after `calls` leaves."""
+    disk = Disk()
+    for call in calls:
+        disk.apply(call)
+    root = path / f"found-{len(list(path.iterdir()))}"
+    disk.write_to(root, choose)
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def created(path: str, data: bytes) -> list[Call]:
+    return [Call("create", path), Call("write", path, data=data)]
+
+
+def durable(path: str, data: bytes, folder: str = "") -> list[Call]:
+    return [*created(path, data), Call("sync", path), Call("sync_directory", folder)]
+
+
+def test_file_needs_its_own_sync_and_its_directorys(tmp_path: Path) -> None:
+    calls = created("a", b"data")
+    assert after(tmp_path, calls, kept) == {"a": b"data"}
+    assert after(tmp_path, calls, dropped) == {}
+    assert after(tmp_path, calls, emptied) == {"a": b"\0\0\0\0"}
+    assert after(tmp_path, [*calls, Call("sync", "a")], dropped) == {}
+    assert after(tmp_path, [*calls, Call("sync_directory", "")], dropped) == {"a": b""}
+    assert after(tmp_path, durable("a", b"data"), dropped) == {"a": b"data"}
+
+
+def test_directory_needs_the_sync_of_its_parent(tmp_path: Path) -> None:
+    calls = [Call("make_directory", "base/0"), *durable("base/0/a", b"data", "base/0")]
+    assert after(tmp_path, calls, dropped) == {}
+    calls += [Call("sync_directory", "base"), Call("sync_directory", "")]
+    assert after(tmp_path, calls, dropped) == {"base/0/a": b"data"}
+
+
+def test_rename_is_old_or_new_until_its_directory_is_synced(tmp_path: Path) -> None:
+    calls = [*durable("a", b"old"), *durable("a.new", b"new"), Call("rename", "a.new", target="a")]
+    assert after(tmp_path, calls, dropped) == {"a": b"old", "a.new": b"new"}
+    assert after(tmp_path, calls, kept) == {"a": b"new"}
+    assert after(tmp_path, [*calls, Call("sync_directory", "")], dropped) == {"a": b"new"}
+
+
+def test_removed_file_may_come_back(tmp_path: Path) -> None:
+    calls = [*durable("a", b"data"), Call("remove", "a")]
+    assert after(tmp_path, calls, dropped) == {"a": b"data"}
+    assert after(tmp_path, calls, kept) == {}
+
+
+def test_writes_tear_at_sectors_and_only_there(tmp_path: Path) -> None:
+    calls = durable("a", b"o" * 2048)
+    calls += [Call("write", "a", offset=256, data=b"n" * 1500)]
+    seen = {after(tmp_path, calls, torn([seed]))["a"] for seed in range(100)}
+    old, new = b"o" * 2048, b"o" * 256 + b"n" * 1500 + b"o" * 292
+    sectors = [{content[at : at + 512] for content in seen} for at in range(0, 2048, 512)]
+    assert sectors == [{old[at : at + 512], new[at : at + 512]} for at in range(0, 2048, 512)]
+    assert len(seen) == 2**4
+
+
+def test_what_a_failed_sync_lost_stays_lost(tmp_path: Path) -> None:
+    calls = durable("a", b"o" * 1024)
+    calls += [Call("write", "a", data=b"n" * 512), Call("failed_sync", "a")]
+    calls += [Call("write", "a", offset=512, data=b"n" * 512), Call("sync", "a")]
+    assert after(tmp_path, calls, dropped) == {"a": b"o" * 512 + b"n" * 512}
+    assert after(tmp_path, calls, kept) == {"a": b"o" * 512 + b"n" * 512}
