@@ -56,7 +56,7 @@ finally:
 
 
 def test_closing_frees_the_directory_though_a_forked_child_lives(backend):
-    """Data loaders fork. A lock lives as long as any copy of its descriptor, unless it is undone."""
+    """Data loaders fork. A lock lives as long as a copy of its descriptor, unless undone."""
     command = [sys.executable, "-c", FORK, str(backend.path())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
