@@ -38,7 +38,8 @@ def lock_directory(files: Files, *, read_only: bool) -> File:
     if not files.exists(_IDENTITY):
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
-        if set(files.list("")) - _UNFINISHED:
+        # In this order: another process may be making the store, store.json before the rest.
+        if set(files.list("")) - _UNFINISHED and not files.exists(_IDENTITY):
             raise InvalidArgumentError(
                 f"expected an empty directory or a store, found other files in {files.root}"
             )

@@ -36,9 +36,10 @@ def test_an_error_is_refused_whole_or_fails_the_store(
     endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1)
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["broken", "full"])
 @pytest.mark.parametrize("verb", ["remove", "remove_directory"])
 def test_commit_that_cannot_clean_up_is_done_or_fails_the_store(
-    quick_path: Path, verb: str
+    quick_path: Path, verb: str, code: int
 ) -> None:
     """An error after the rename must not leave a store that goes on and denies its label."""
     files = RefusingFiles(quick_path / "store")
@@ -47,7 +48,7 @@ def test_commit_that_cannot_clean_up_is_done_or_fails_the_store(
     store.create_table("visitors", **VISITORS)
     store.checkpoint("with visitors")
     store.drop_table("visitors")
-    files.refuse((verb,), 1, errno.EIO)
+    files.refuse((verb,), 1, code)
     try:
         store.checkpoint("without")
     except StorageError:
@@ -57,3 +58,4 @@ def test_commit_that_cannot_clean_up_is_done_or_fails_the_store(
     store.close()
     with open_store(files.root, checkpoints_keep=1) as store:
         assert [c.label for c in store.checkpoints()] == ["without"]
+        assert not (files.root / "base" / "1").exists()

@@ -1,4 +1,4 @@
-"""No room where it was promised: at a sync, or when room that was set aside is written.
+"""No room where it was promised: at a sync, at a removal, in room that was set aside.
 
 Delayed allocation, quotas and file systems that copy on write may refuse as late as that. It is too
 late to refuse a command whole, so the store fails, and does not say that all is as it was.
@@ -15,8 +15,11 @@ SEED = 20260304
 COMMANDS = 45
 
 
-@pytest.mark.parametrize(("verb", "step"), [("write", 29), ("sync", 4), ("sync_directory", 4)])
-@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize(
+    ("verb", "step"),
+    [("write", 29), ("sync", 4), ("sync_directory", 4), ("truncate", 6), ("remove", 5)],
+)
+@pytest.mark.parametrize("turn", range(7))
 def test_lack_of_room_is_no_silent_success(
     quick_path: Path, verb: str, step: int, turn: int
 ) -> None:
