@@ -132,7 +132,7 @@ def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:
 
 
 def as_pair(pair: Any, table: str) -> tuple[Any, Any]:
-    """Return the two parts of (keys, gradients).
+    """Return the two parts of (keys, gradients), or of (weights, state).
 
     Raises
     ------
@@ -140,7 +140,7 @@ def as_pair(pair: Any, table: str) -> tuple[Any, Any]:
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InvalidArgumentError(
-            f"table {table!r}: expected a pair (keys, gradients), found {type(pair).__name__}"
+            f"table {table!r}: expected a pair of arrays, found {type(pair).__name__}"
         )
     return pair[0], pair[1]
 

@@ -20,7 +20,7 @@ from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys
 from embstore.cache.pool import Pool
 from embstore.kernels.row_index import add_keys
 
-_CHUNK_BLOCKS = 64
+_CHUNK_BLOCKS = 16
 _HASH_THREADS = 2
 _BLOCK_SHIFT = BLOCK_KEYS.bit_length() - 1
 
@@ -36,9 +36,9 @@ class KeySet:
         """Add every key >> shift."""
         if 2 * (self._size + len(keys)) > len(self._keys):
             members = self.members()
-            capacity = 1 << (4 * (len(members) + len(keys)) - 1).bit_length()
-            self._keys = np.full(capacity, EMPTY_KEY)
-            self._size = add_keys(self._keys, members, 0)
+            larger = np.full(1 << (4 * (len(members) + len(keys)) - 1).bit_length(), EMPTY_KEY)
+            add_keys(larger, members, 0)
+            self._keys = larger
         self._size += add_keys(self._keys, keys, shift)
 
     def members(self) -> Keys:
@@ -94,7 +94,7 @@ def _hash_blocks(pool: Pool, table_id: int, rows: int, blocks: Keys) -> NDArray[
                     _hash_chunk, pool, keys, records, cuts, leaves[low : low + len(chunk)]
                 )
             )
-            while len(pending) > 2 * _HASH_THREADS:
+            while len(pending) > _HASH_THREADS:
                 pending.pop(0).result()
         for future in pending:
             future.result()

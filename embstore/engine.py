@@ -10,7 +10,9 @@ another. Pools are by layout (dim, state, optimizer kind), made when the first t
 comes and removed with the last.
 """
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from embstore.errors import (
     CapacityError,
     CheckpointExistsError,
     InvalidArgumentError,
+    StorageError,
     StoreClosedError,
     TableExistsError,
     TableNotFoundError,
@@ -38,6 +41,8 @@ from embstore.storage.storage import Storage
 from embstore.tablestate import TableState
 
 _LABEL_CHARACTERS_MAX = 255
+_METADATA_DEPTH_MAX = 32
+"""The catalogue is read with whatever recursion limit a process has."""
 
 
 class Engine:
@@ -58,6 +63,9 @@ class Engine:
         self._names: dict[str, int] = {}
         self._lock = threading.RLock()
         self._closed = False
+        self._busy = False  # a call is running
+        self._close_asked = False  # and close() was called inside it
+        self._process = os.getpid()
         self._open_tables(storage.catalogue.head.tables)
 
     # The frame of every call
@@ -70,8 +78,7 @@ class Engine:
         ------
         StoreClosedError : after close() or a failure.
         """
-        with self._lock:
-            self._check_open()
+        with self._frame():
             self.storage.check_usable()
             self.storage.tend()
             yield
@@ -84,16 +91,42 @@ class Engine:
         ------
         StoreClosedError, PermissionDeniedError : the latter for a store opened read-only.
         """
-        with self._lock:
-            self._check_open()
+        with self._frame():
             self.storage.check_usable(write=True)
             self.storage.tend()
             yield
             self.command_number += 1
 
+    @contextmanager
+    def _frame(self) -> Iterator[None]:
+        """One call at a time, and none inside another: a signal handler may try.
+
+        An interrupt can strike between any two lines, and memory may then be half changed; so it
+        fails the store, which opens again at its last commit.
+        """
+        with self._lock:
+            self._check_open()
+            if self._busy:
+                raise InvalidArgumentError(
+                    "a call of this thread is still running (is this a signal handler?); "
+                    "only close() may be called now, and waits for its end"
+                )
+            self._busy = True
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit, MemoryError) as exc:
+                self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
+                raise
+            finally:
+                self._busy = False
+                if self._close_asked:
+                    self.close()
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError("the store is closed; open it again")
+        if os.getpid() != self._process:
+            raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
 
     def table(self, table_id: int, name: str) -> TableState:
         """Return a table by id; `name` is for the message.
@@ -209,8 +242,8 @@ class Engine:
             self.arena.leave(pool)
             pool.close()
 
-    def drop_table(self, name: str) -> None:
-        """Forget a table and its rows; kept checkpoints still have it.
+    def drop_table(self, name: str) -> int:
+        """Forget a table and its rows; return the command number. Kept checkpoints still have it.
 
         Raises
         ------
@@ -222,6 +255,7 @@ class Engine:
             table.pool.remove_table(table.table_id)
             self._leave_if_empty(table.pool)
             del self.tables[table.table_id], self._names[name]
+        return self.command_number
 
     def grow(self, table: TableState, rows: Any) -> None:
         """Let a table have more rows.
@@ -267,7 +301,7 @@ class Engine:
             metadata = self._checked_metadata(metadata)
             if self.storage.catalogue.checkpoint(label) is not None:
                 raise CheckpointExistsError(
-                    f"a checkpoint {label!r} is kept already; a label is used once"
+                    f"a checkpoint {label!r} is kept already; a label is used once while it is kept"
                 )
             self.flush()
             self._commit(label, metadata)
@@ -277,6 +311,10 @@ class Engine:
         if not isinstance(metadata, dict) or not all(isinstance(k, str) for k in metadata):
             raise InvalidArgumentError(
                 f"expected metadata to be a dict with string keys, found {metadata!r}"
+            )
+        if not _is_shallow(metadata, _METADATA_DEPTH_MAX):
+            raise InvalidArgumentError(
+                f"expected metadata nested at most {_METADATA_DEPTH_MAX} deep"
             )
         try:
             text = json.dumps(metadata, allow_nan=False)
@@ -294,7 +332,7 @@ class Engine:
         entries = [table.entry() for table in self.tables.values()]
         self.storage.commit(entries, self.command_number, label=label, metadata=metadata)
 
-    def restore(self, label: Any) -> None:
+    def restore(self, label: Any) -> int:
         """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid.
 
         Raises
@@ -311,6 +349,7 @@ class Engine:
                 self.tables.clear()
                 self._names.clear()
                 self._open_tables(head.tables)
+        return self.command_number
 
     def _check_room_for(self, label: Any) -> None:
         checkpoint = self.storage.catalogue.checkpoint(label)
@@ -342,6 +381,12 @@ class Engine:
         """
         with self._lock:
             if self._closed:
+                return
+            if os.getpid() != self._process:
+                self._closed = True
+                return  # a forked child: all that is open is its parent's
+            if self._busy:
+                self._close_asked = True
                 return
             self._closed = True
             try:
@@ -420,6 +465,13 @@ def pool_stats(pool: Pool) -> dict[str, Any]:
 
 def _layout(config: TableConfig) -> Layout:
     return Layout(config.dim, config.state_dim, config.optimizer.kind)
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    if not isinstance(value, dict | list | tuple):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(part, depth - 1) for part in parts)
 
 
 def _check_label(label: Any) -> None:

@@ -56,12 +56,12 @@ def lookup_pooled(
     stages.lap("gather_pooled")
 
 
-def read_rows(share: Share) -> tuple[Rows, Rows]:
-    """Return weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
+def read_rows(share: Share, weights: Rows, state: Rows) -> None:
+    """Write weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
     (part,) = batches([share])
     rows = part.pool.peek_rows(part.batch.unique_keys)[part.batch.inverse]
-    dim, end = share.table.dim, share.table.dim + share.table.config.state_dim
-    return rows[:, :dim].copy(), rows[:, dim:end].copy()
+    weights[:] = rows[:, : share.table.dim]
+    state[:] = rows[:, share.table.dim : share.table.dim + share.table.config.state_dim]
 
 
 def _peeked(part: PoolBatch) -> tuple[Rows, NDArray[np.int64]]:

@@ -171,9 +171,12 @@ class Store:
         """Return the names of all tables, sorted."""
         return self._engine.names()
 
-    def drop_table(self, name: str) -> None:
-        """Forget a table and its rows. Kept checkpoints still have it."""
-        self._engine.drop_table(name)
+    def drop_table(self, name: str) -> int:
+        """Forget a table and its rows; return the command number.
+
+        Kept checkpoints still have it.
+        """
+        return self._engine.drop_table(name)
 
     # Several tables in one call
 
@@ -195,6 +198,11 @@ class Store:
             shares = [self._share(name, k) for name, k in _mapping(keys, "keys").items()]
             check_call_bytes(self._engine, shares)
             given = _mapping({} if out is None else out, "out")
+            unknown = sorted(given.keys() - keys.keys())
+            if unknown:
+                raise InvalidArgumentError(
+                    f"expected out to name tables of the call, found {unknown}"
+                )
             outs = {
                 s.table.name: as_out(
                     given.get(s.table.name), (len(s.keys), s.table.dim), s.table.name
@@ -267,7 +275,7 @@ class Store:
     def checkpoint(self, label: str, metadata: Mapping[str, Any] | None = None) -> Checkpoint:
         """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
 
-        The `checkpoints_keep` newest labels can be restored. A label is used once.
+        The `checkpoints_keep` newest labels can be restored. A label is used once while it is kept.
 
         Raises
         ------
@@ -281,14 +289,16 @@ class Store:
         with self._engine.reading():
             return deepcopy(list(self._engine.storage.catalogue.checkpoints))
 
-    def restore(self, label: str) -> None:
-        """Go back to a kept checkpoint. What is newer is gone; table handles stay valid.
+    def restore(self, label: str) -> int:
+        """Go back to a kept checkpoint; return the command number. Table handles stay valid.
+
+        What is newer than the checkpoint is gone.
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
         """
-        self._engine.restore(label)
+        return self._engine.restore(label)
 
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many; durable is only a checkpoint."""

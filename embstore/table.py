@@ -102,7 +102,7 @@ class Table:
 
     # Reading
 
-    def lookup(self, keys: ArrayLike, *, admit: bool = True, out: Rows | None = None) -> Rows:
+    def lookup(self, keys: ArrayLike, admit: bool = True, *, out: Rows | None = None) -> Rows:
         """Return the rows of `keys`, (n, dim) float32.
 
         Parameters
@@ -163,21 +163,30 @@ class Table:
             )
             return out
 
-    def read_rows(self, keys: ArrayLike) -> tuple[Rows, Rows]:
-        """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache."""
+    def read_rows(
+        self, keys: ArrayLike, *, out: tuple[Rows, Rows] | None = None
+    ) -> tuple[Rows, Rows]:
+        """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache.
+
+        `out` is a pair of arrays of these shapes, to fill and return.
+        """
         with self._engine.reading():
             table = self._table
             share = Share(table, as_keys(keys, self.name))
-            check_call_bytes(self._engine, [share], 4 * table.config.state_dim * len(share.keys))
-            return reads.read_rows(share)
+            count, state_dim = len(share.keys), table.config.state_dim
+            check_call_bytes(self._engine, [share], 4 * state_dim * count)
+            weights, state = (None, None) if out is None else as_pair(out, self.name)
+            weights = as_out(weights, (count, table.dim), self.name)
+            state = as_out(state, (count, state_dim), self.name)
+            reads.read_rows(share, weights, state)
+            return weights, state
 
     # Writing
 
     def update(
         self,
         keys: ArrayLike,
-        gradients: ArrayLike,
-        *,
+        grads: ArrayLike,
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
@@ -187,7 +196,7 @@ class Table:
         Parameters
         ----------
         keys : (n,) int64
-        gradients : (n, dim) float32
+        grads : (n, dim) float32
         learning_rate : for this update only; None: the table's
         gradient_scale : multiplies every sum, finite and >= 0
         on_nonfinite : "refuse" raises for a sum that is not finite, "skip" acknowledges and does
@@ -200,7 +209,7 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            share = gradient_share(table, keys, gradients)
+            share = gradient_share(table, keys, grads)
             check_call_bytes(self._engine, [share])
             applied = writes.update(
                 [share],
@@ -213,7 +222,7 @@ class Table:
         self,
         keys: ArrayLike,
         offsets: ArrayLike,
-        gradients: ArrayLike,
+        grads: ArrayLike,
         mode: PoolingMode = "sum",
         weights: ArrayLike | None = None,
         *,
@@ -225,14 +234,14 @@ class Table:
 
         Parameters
         ----------
-        gradients : (bags, dim) float32; the others as in `lookup_pooled` and `update`
+        grads : (bags, dim) float32; the others as in `lookup_pooled` and `update`
         """
         with self._engine.writing():
             table = self._table
             checked = as_keys(keys, self.name)
             bounds = as_offsets(offsets, len(checked), self.name)
             factors = self._checked_weights(mode, weights, len(checked))
-            rows = as_rows(gradients, (len(bounds) - 1, table.dim), self.name, "gradients")
+            rows = as_rows(grads, (len(bounds) - 1, table.dim), self.name, "gradients")
             share = Share(table, checked, _bag_gradients(rows, bounds, mode, factors))
             check_call_bytes(self._engine, [share], bounds.nbytes + rows.nbytes)
             applied = writes.update(

@@ -13,6 +13,7 @@ command; the store then fails as a whole (storage.py), because some of its rows 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,13 +120,12 @@ def assign(share: Share, weights: Rows) -> None:
     table = share.table
     initial = table.pool.parameters.initial_state[table.table_id]
     state = np.full((len(weights), table.config.state_dim), initial, np.float32)
-    _overwrite(share, weights, state)
+    _overwrite(share, weights, state, 0)
 
 
 def put_rows(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
     """Set weights and state of each key, the last of repeats winning, and add to t (rule 7)."""
-    _overwrite(share, weights, state)
-    share.table.t += add_t
+    _overwrite(share, weights, state, add_t)
 
 
 def _summed(part: PoolBatch, scale: np.float32) -> tuple[KeySums, int]:
@@ -161,9 +161,7 @@ def _apply(
         table.pool.parameters.scalars[table.table_id] = update_scalars(
             table.config.optimizer, table.t + 1, rate, table.dim
         )
-    _write([(part.pool, part.keys, _optimizer(part)) for part in parts], tables, stages)
-    for table in tables:
-        table.t += 1
+    _write([(part.pool, part.keys, _optimizer(part)) for part in parts], tables, 1, stages)
 
 
 def _optimizer(part: KeySums) -> Callable[[Slots, int, int], None]:
@@ -183,7 +181,7 @@ def _optimizer(part: KeySums) -> Callable[[Slots, int, int], None]:
     return apply
 
 
-def _overwrite(share: Share, weights: Rows, state: Rows) -> None:
+def _overwrite(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
     (part,) = batches([share])
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
@@ -198,12 +196,13 @@ def _overwrite(share: Share, weights: Rows, state: Rows) -> None:
         pool.device.scatter_rows(rows[low:high], pool.rows, slots)
         pool.dirty[slots] = 1
 
-    _write([(pool, keys, scatter)], [share.table], Stages())
+    _write([(pool, keys, scatter)], [share.table], add_t, Stages())
 
 
 def _write(
     writes: Sequence[tuple[Pool, Keys, Callable[[Slots, int, int], None]]],
     tables: Sequence[TableState],
+    add_t: int,
     stages: Stages,
 ) -> None:
     held = [pool.prepare_write(keys) for pool, keys, _ in writes]
@@ -215,11 +214,15 @@ def _write(
             max(pool.layout.stride for pool, _, _ in writes),
         )
     stages.lap("hold")
-    for (pool, keys, change), slots in zip(writes, held, strict=True):
-        pool.write(keys, slots, change)
+    # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
+    with tables[0].pool.storage.no_way_back() if tables else nullcontext():
+        for (pool, keys, change), slots in zip(writes, held, strict=True):
+            pool.write(keys, slots, change)
+            for table in tables:
+                if table.pool is pool:
+                    table.digest.note_written(_keys_of(table, keys, len(tables)))
         for table in tables:
-            if table.pool is pool:
-                table.digest.note_written(_keys_of(table, keys, len(tables)))
+            table.t += add_t
     stages.lap("apply")
 
 

@@ -57,7 +57,8 @@ class SlotIndex:
     def _rebuild(self, capacity: int, slot_keys: Keys) -> None:
         slots = np.flatnonzero(slot_keys != EMPTY_KEY)
         while True:
-            self._arrays, self.capacity = self._device.allocate_index(capacity), capacity
-            if self._device.insert(self._arrays, slot_keys[slots], slots):
+            arrays = self._device.allocate_index(capacity)
+            if self._device.insert(arrays, slot_keys[slots], slots):
+                self._arrays, self.capacity = arrays, capacity
                 return
             capacity += capacity // 4 + 64

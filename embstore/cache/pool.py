@@ -186,8 +186,9 @@ class Pool:
         return slabs + self.index.bytes_for(self._index_slots(slots)) + self._staging.nbytes
 
     def _index_slots(self, slots: int) -> int:
-        """Return what the index is made for when it must serve `slots`: twice that, so that it is
-        rebuilt a few times only, but never more than there can be.
+        """Return what the index is made for when it must serve `slots`.
+
+        Twice that, so that it is rebuilt a few times only, but never more than there can be.
         """
         if slots <= self.index.capacity:
             return self.index.capacity
@@ -251,6 +252,7 @@ class Pool:
         if keys is self._held_keys and self._moves == self._held_moves:
             missing = 0  # the last call's rows, where they were
         else:
+            self._held_keys = None
             missing = self.index.probe(keys, slots)
         self.stages.lap("probe")
         if inverse is not None:

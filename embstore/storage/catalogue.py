@@ -10,8 +10,8 @@ record winning. The **head** is the newest state; a **checkpoint** is a state ke
 caller's label. A fold moves segments into the base only up to the oldest kept checkpoint, so that
 every kept state stays readable.
 
-Commit numbers grow for ever, as do segment numbers, table ids and the epoch (which counts restores:
-what a client knew of an older epoch is void).
+Segment numbers and table ids grow for ever, as does the epoch (which counts restores: commit
+numbers go on from the restored one, and what a client knew of an older epoch is void).
 """
 
 import hashlib

@@ -133,11 +133,15 @@ class File:
 
 
 class LockFile(File):
-    """A file whose lock ends when it is closed, though a forked child still has it open."""
+    """A file whose lock ends when its process closes it, though a forked child has it open."""
+
+    def __init__(self, owner: "Files", path: str, descriptor: int) -> None:
+        super().__init__(owner, path, descriptor)
+        self._process = os.getpid()
 
     def close(self) -> None:
         """Give the lock up and close the descriptor."""
-        if self.descriptor >= 0:
+        if self.descriptor >= 0 and os.getpid() == self._process:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         super().close()
 
@@ -231,7 +235,7 @@ class Files:
 
     def discard(self, path: str, *, directory: bool = False) -> None:
         """Remove what no commit names; what the disk refuses to remove now goes at an opening."""
-        with suppress(StorageError):
+        with suppress(StorageError, CapacityError):
             self.remove_directory(path) if directory else self.remove(path)
 
     def sync_directory(self, path: str) -> None:

@@ -20,6 +20,9 @@ import threading
 import weakref
 from dataclasses import replace
 
+import numpy as np
+
+from embstore.arrays import KEY_BITS
 from embstore.errors import CapacityError, EmbstoreError
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
@@ -96,6 +99,10 @@ class Merges:
             self._thread.join()
             self._finish()
 
+    def try_again(self) -> None:
+        """Forget that a merge had no room: a restore has changed what there is."""
+        self._not_before = 0 if self._not_before < _NEVER else _NEVER
+
     # Choosing
 
     def _plan_fold(self) -> Merge | None:
@@ -123,7 +130,8 @@ class Merges:
         live = log.index.positions_of(keys) == positions
         keys, positions = keys[live], positions[live]
         size = max((run[2] for s in chosen for run in s.runs), default=record_bytes(4))
-        writer = log.new_writer(capacity_for(len(keys) + 1, size, 4096))
+        runs = len(np.unique(keys >> KEY_BITS))  # a run takes less than a record does
+        writer = log.new_writer(capacity_for(len(keys) + runs + 1, size, 4096))
         return Merge(chosen, keys, positions, writer=writer)
 
     # Running
@@ -150,6 +158,8 @@ class Merges:
         merge, outcome = self._merge, self._outcome
         assert merge is not None
         self._merge = self._thread = None
+        if self._contents.failure is not None:
+            return  # nothing is committed any more; what the merge wrote has no name
         if outcome is not None:
             self._discard(merge)
             self._looked_at = None  # what was due still is

@@ -97,16 +97,11 @@ class RowIndex:
         self._rebuild(1 << (2 * size - 1).bit_length())
 
     def _rebuild(self, capacity: int) -> None:
-        keys, positions = self._keys, self._positions
-        self._keys, self._positions = _entries(capacity)
-        used = keys != EMPTY_KEY
-        places = int(positions[used].max(initial=0) >> PLACE_BITS) + 1
-        nothing = np.zeros(places, np.int64)
-        put(
-            self._keys,
-            self._positions,
-            keys[used],
-            positions[used],
-            nothing,
-            np.ones(places, np.uint8),
-        )
+        # Into new arrays first: a failure half way must not leave an index without its rows.
+        keys, positions = _entries(capacity)
+        used = self._keys != EMPTY_KEY
+        old_keys, old_positions = self._keys[used], self._positions[used]
+        places = int(old_positions.max(initial=0) >> PLACE_BITS) + 1
+        nothing, frozen = np.zeros(places, np.int64), np.ones(places, np.uint8)
+        put(keys, positions, old_keys, old_positions, nothing, frozen)
+        self._keys, self._positions = keys, positions

@@ -120,6 +120,7 @@ class SegmentWriter:
         CapacityError : the disk or quota is full. Nothing has changed.
         """
         end = self._end(records, record_bytes)
+        assert end <= self._capacity, "a segment was made too small for what it must hold"
         if end > self._allocated:
             wanted = min(max(end, self._allocated + _ALLOCATE_BYTES), self._capacity)
             self._file.allocate(self._allocated, wanted - self._allocated)

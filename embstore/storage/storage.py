@@ -84,6 +84,10 @@ class Storage:
         """Raise StoreClosedError after a failure, PermissionDeniedError for a forbidden write."""
         self._contents.check_usable(write=write)
 
+    def fail(self, cause: EmbstoreError) -> None:
+        """Refuse everything from now on."""
+        self._contents.fail(cause)
+
     def no_way_back(self) -> AbstractContextManager[None]:
         """Hold the part of a command in which an error can no longer be refused whole."""
         return self._contents.no_way_back()
@@ -325,6 +329,7 @@ class Storage:
         with self.no_way_back():
             self.log.close()
             self._contents.use(restored)
+            self.merges.try_again()
         return restored.head
 
     # Looking

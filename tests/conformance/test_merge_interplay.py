@@ -134,6 +134,9 @@ def test_every_kept_label_is_what_it_was(open_twin, keep, limits, seed):
         twin.store.check_integrity()
     while len(twin.store.checkpoints()) < min(keep, 2):
         life.checkpoint()
+    life.settle()
+    life.crash()
+    twin.check()
     for kept in reversed(twin.store.checkpoints()):
         life.restore_and_compare(kept.label)
         twin.settle()

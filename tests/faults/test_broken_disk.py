@@ -1,8 +1,12 @@
 """An input-output error at the nth call: nothing has changed, or the store fails as a whole."""
 
 import errno
+import itertools
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from embstore.errors import StorageError, StoreClosedError
@@ -34,6 +38,38 @@ def test_an_error_is_refused_whole_or_fails_the_store(
 ) -> None:
     files = RefusingFiles(quick_path / "store").refuse((verb,), 1 + turn * step, errno.EIO)
     endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1)
+
+
+class HeldCompaction(RefusingFiles):
+    """Holds a compaction until it is released."""
+
+    def __init__(self, root: Any) -> None:
+        super().__init__(root)
+        self.released = threading.Event()
+
+    def reached(self, point: str) -> None:
+        assert point != "compaction:records" or self.released.wait(60)
+
+
+def test_merge_that_ends_after_a_failure_is_not_installed(quick_path: Path) -> None:
+    """Its segments may be those of the commit that failed after its rename."""
+    files = HeldCompaction(quick_path / "store")
+    store = open_store(files.root, files=files)
+    table = store.create_table("ads", **TABLES["ads"])
+    new = itertools.count(100)
+    while not store.stats()["storage"]["merge_running"]:
+        keys = [*range(60), next(new)]  # most are soon dead, some stay
+        table.assign(keys, np.ones((len(keys), table.dim), np.float32))
+        table.flush()
+    digest = table.digest()
+    files.refuse(("sync_directory",), 2, errno.EIO)  # the log's, then the catalogue's
+    with pytest.raises(StorageError):
+        store.checkpoint("in flight")
+    files.released.set()
+    store._engine.storage.merges._thread.join()
+    store.close()
+    with open_store(files.root) as store:
+        assert [store.table(name).digest() for name in store.tables()] in ([], [digest])
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["broken", "full"])
