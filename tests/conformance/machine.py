@@ -107,7 +107,9 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self._backend.path(""))
 
     def _compare_everything(self) -> None:
-        """Compare what there is, also after all merges, and what a kill and a restore bring back."""
+        """Compare what there is, also after all merges, and what a kill and a restore
+        bring back.
+        """
         twin = self.twin
         twin.check()
         twin.settle()
