@@ -54,15 +54,20 @@ class GatedFiles(UnsyncedFiles):
 
 
 class Gated(Embedded):
-    """An embedded store whose merges are held. One open store at a time."""
+    """Embedded stores whose merges are held."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._gates: dict[Any, GatedFiles] = {}
 
     def _files(self, path: Path) -> GatedFiles:
-        self._gate = GatedFiles(path)
-        return self._gate
+        self._newest = GatedFiles(path)
+        return self._newest
 
     def open_store(self, name: str = "store", **options: Any) -> Any:
         store = super().open_store(name, **options)
-        gate, stop = self._gate, store._engine.storage.merges._stop
+        gate = self._gates[store] = self._newest
+        stop = store._engine.storage.merges._stop
         tell = stop.set
 
         def tell_and_open() -> None:
@@ -72,24 +77,25 @@ class Gated(Embedded):
         stop.set = tell_and_open
         return store
 
-    def copy_during(self, name: str, point: str, commit: Callable[[], Any]) -> str:
+    def copy_during(self, store: Any, name: str, point: str, commit: Callable[[], Any]) -> str:
         """Do what commits; return a copy of the files as they were at a point of it."""
         copies: list[str] = []
-        self._gate.at_commit = lambda at: copies.append(self.copy(name)) if at == point else None
+        gate = self._gates[store]
+        gate.at_commit = lambda at: copies.append(self.copy(name)) if at == point else None
         commit()
-        self._gate.at_commit = None
+        gate.at_commit = None
         return copies[0]
 
     def settle(self, store: Any) -> None:
-        self._gate.let_pass(_ALL)
+        self._gates[store].let_pass(_ALL)
         super().settle(store)
-        self._gate.let_pass(0)
+        self._gates[store].let_pass(0)
 
     def advance(self, store: Any, points: int = 0) -> str:
         """Let a merge pass so many points; return where it stands then, "" if there is none."""
-        merge = store._engine.storage.merges._thread
-        self._gate.let_pass(points)
-        while merge is not None and merge.is_alive() and not self._gate.holding:
+        merge, gate = store._engine.storage.merges._thread, self._gates[store]
+        gate.let_pass(points)
+        while merge is not None and merge.is_alive() and not gate.holding:
             merge.join(_LOOK_S)
-        self._gate.let_pass(0)
-        return self._gate.held_at
+        gate.let_pass(0)
+        return gate.held_at

@@ -115,11 +115,7 @@ class StoreMachine(RuleBasedStateMachine):
         twin.settle()
         twin.check()
         assert twin.store.stats()["storage"]["merge_error"] is None
-        twin.kill()
-        twin.check()
-        for kept in reversed(twin.store.checkpoints()):
-            twin.restore(kept.label)
-            twin.check()
+        twin.check_recovery()
 
     @property
     def names(self) -> list[str]:
@@ -307,7 +303,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(cache=PLACES, point=st.sampled_from(("commit:synced", "commit:renamed")))
     def kill_in_a_checkpoint(self, cache: int, point: str) -> None:
         twin, before = self.twin, self.twin.commits
-        copy = self._backend.copy_during(twin.name, point, lambda: self.checkpoint(False))
+        copy = self._backend.copy_during(
+            twin.store, twin.name, point, lambda: self.checkpoint(False)
+        )
         if point == "commit:synced":
             twin.commits = before
         twin.kill(copy, cache_bytes=self._cache(cache))
@@ -329,6 +327,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(place=PLACES)
     def compare(self, place: int) -> None:
         self.twin.check_table(self._name(place))
+
+    @rule()
+    def recover(self) -> None:
+        """See what a kill would bring back, and go on."""
+        self.twin.check_recovery()
 
     @invariant()
     def merge_stands(self) -> None:

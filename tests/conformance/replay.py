@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.traces import Config, cut_into_bags, values, zipf_keys
-from tests.conformance.twin import bits
+from tests.conformance.twin import bits, digests
 from tests.reference import ReferenceStore
 
 Command = Callable[[Any], Any]
@@ -99,11 +99,6 @@ def read_bits(result: Any) -> Any:
     if isinstance(result, dict) and all(isinstance(r, np.ndarray) for r in result.values()):
         return {name: bits(rows) for name, rows in result.items()}
     return None
-
-
-def digests(store: Any) -> dict[str, str]:
-    """Return the digest of every table of a store or of the reference."""
-    return {name: store.table(name).digest() for name in store.tables()}
 
 
 def expect(commands: Iterable[Command]) -> tuple[list[Any], dict[str, str]]:

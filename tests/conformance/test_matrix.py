@@ -15,12 +15,12 @@ from tests.conformance.backends import TINY
 from tests.conformance.cases import generator
 from tests.conformance.replay import (
     creations,
-    digests,
     expect,
     random_commands,
     read_bits,
 )
 from tests.conformance.traces import smallest_cache
+from tests.conformance.twin import digests
 
 pytestmark = pytest.mark.needs("merges", "limits", "integrity")
 

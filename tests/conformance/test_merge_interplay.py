@@ -13,8 +13,8 @@ from hypothesis import settings
 from embstore.config import Adam, Constant, RowWiseAdagrad, Sgd, Uniform
 from tests.conformance.backends import TINY
 from tests.conformance.cases import generator
-from tests.conformance.replay import digests
 from tests.conformance.traces import near_keys, values
+from tests.conformance.twin import digests
 
 pytestmark = pytest.mark.needs("merges", "directory", "limits")
 
@@ -47,7 +47,7 @@ class Life:
         acts = (
             *(self.write, self.write, self.write, self.wear, self.wear, self.look, self.flush),
             *(self.create, self.drop, self.checkpoint, self.checkpoint, self.restore),
-            *(self.reopen, self.crash, self.settle),
+            *(self.reopen, self.crash, self.settle, self.recover),
         )
         acts[self.rng.integers(len(acts))]()
 
@@ -114,6 +114,10 @@ class Life:
     def settle(self):
         self.twin.settle()
 
+    def recover(self):
+        self.twin.settle()
+        self.twin.check_recovery()
+
     def count_merges(self):
         stats = self.twin.store.stats()["storage"]
         self.merges += stats["folds"] + stats["compactions"]
@@ -134,9 +138,7 @@ def test_every_kept_label_is_what_it_was(open_twin, keep, limits, seed):
         twin.store.check_integrity()
     while len(twin.store.checkpoints()) < min(keep, 2):
         life.checkpoint()
-    life.settle()
-    life.crash()
-    twin.check()
+    life.recover()
     for kept in reversed(twin.store.checkpoints()):
         life.restore_and_compare(kept.label)
         twin.settle()

@@ -18,13 +18,13 @@ from tests.conformance.cases import generator
 from tests.conformance.replay import (
     across,
     creations,
-    digests,
     expect,
     on,
     random_reads,
     random_writes,
 )
 from tests.conformance.traces import TABLES, smallest_cache
+from tests.conformance.twin import digests
 
 pytestmark = pytest.mark.needs("merges", "directory", "limits", "integrity")
 

@@ -6,7 +6,7 @@ each kept checkpoint holds, is remembered as snapshots of the reference.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,24 @@ def bits(values: Any) -> bytes:
     return np.ascontiguousarray(values).tobytes()
 
 
+class Commit(NamedTuple):
+    """What a store is to be when it is opened or restored."""
+
+    snapshot: dict[str, Any]
+    command: int
+    digests: dict[str, str]
+
+    @classmethod
+    def of(cls, reference: ReferenceStore) -> "Commit":
+        """Return what a reference is now."""
+        return cls(reference.snapshot(), reference.command_number, digests(reference))
+
+
+def digests(store: Any) -> dict[str, str]:
+    """Return the digest of every table of a store, or of the reference."""
+    return {name: store.table(name).digest() for name in store.tables()}
+
+
 class Twin:
     """One store beside its reference. `reference` may be asked, not told."""
 
@@ -28,8 +46,8 @@ class Twin:
         self.name = name  # of the directory, another one after a crash
         self._options = options
         self.store = backend.open_store(name, **options)
-        self._kept: dict[str, tuple[dict[str, Any], int]] = {}
-        self._committed = (self.reference.snapshot(), 0)
+        self._kept: dict[str, Commit] = {}
+        self._committed = Commit.of(self.reference)
 
     # Commands
 
@@ -71,7 +89,7 @@ class Twin:
 
     def checkpoint(self, label: str, metadata: dict[str, Any] | None = None) -> Any:
         made = self.store.checkpoint(label, metadata)
-        self._committed = (self.reference.snapshot(), self.reference.command_number)
+        self._committed = Commit.of(self.reference)
         self._kept[label] = self._committed
         self._match_kept()
         assert made.state.command == self.reference.command_number
@@ -88,8 +106,8 @@ class Twin:
 
     def restore(self, label: str) -> None:
         self.store.restore(label)
-        self.reference.restore(self._kept[label][0])
-        self._committed = (self.reference.snapshot(), self.reference.command_number)
+        self.reference.restore(self._kept[label].snapshot)
+        self._committed = Commit.of(self.reference)
         later = list(self._kept)[list(self._kept).index(label) + 1 :]
         for gone in later:
             del self._kept[gone]
@@ -98,7 +116,7 @@ class Twin:
     def reopen(self, **options: Any) -> None:
         """Close, which commits, and open again."""
         self.store.close()
-        self._committed = (self.reference.snapshot(), self.reference.command_number)
+        self._committed = Commit.of(self.reference)
         self._open_again(**options)
 
     def crash(self, **options: Any) -> None:
@@ -113,9 +131,8 @@ class Twin:
         """
         before, self.name = self.store, copy or self._backend.copy(self.name)
         before.close()
-        snapshot, command = self._committed
-        self.reference.restore(snapshot)
-        self.reference.command_number = command
+        self.reference.restore(self._committed.snapshot)
+        self.reference.command_number = self._committed.command
         self._open_again(**options)
 
     def settle(self) -> None:
@@ -144,6 +161,17 @@ class Twin:
         assert self.store.tables() == self.reference.tables()
         for name in self.reference.tables():
             self.check_table(name)
+
+    def check_recovery(self) -> None:
+        """Compare what a kill now would bring back, then each kept checkpoint, in a copy."""
+        copy = self._backend.copy(self.name)
+        store = self._backend.open_store(copy, **self._options)
+        assert (store.command, digests(store)) == self._committed[1:]
+        assert [c.label for c in store.checkpoints()] == list(self._kept)
+        for label, kept in reversed(self._kept.items()):
+            store.restore(label)
+            assert digests(store) == kept.digests, f"{label} is not what it was"
+        store.close()
 
     def check_table(self, name: str) -> None:
         """Compare one table: tunables, t, every written row, digest."""
