@@ -25,7 +25,7 @@ check: .venv/stamp
 	@echo "embstore: checking format, lint, types and style"
 	@.venv/bin/python -m ruff format --check --output-format concise .
 	@.venv/bin/python -m ruff check --quiet .
-	@.venv/bin/python -m mypy --strict --no-error-summary embstore
+	@.venv/bin/python -m mypy --strict --no-error-summary
 	@.venv/bin/python -m pytest -q tests/style
 
 bench: .venv-bench/stamp
@@ -42,8 +42,8 @@ clean:
 	@rm -rf .venv .venv-bench .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/stamp: EXTRAS = fast,dev
-.venv-bench/stamp: EXTRAS = fast,bench
+.venv/stamp: EXTRAS = server,dev
+.venv-bench/stamp: EXTRAS = server,bench
 
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.
