@@ -2,6 +2,7 @@
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on)
+#   make proto    the committed protobuf code, from the .proto file
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
 # .venv-bench is apart because the peers (torch, FBGEMM) are large and pin their own versions.
@@ -15,7 +16,7 @@ PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: test check bench format clean
+.PHONY: test check bench proto format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -31,6 +32,10 @@ check: .venv/stamp
 bench: .venv-bench/stamp
 	@echo "embstore: running the benchmarks"
 	@.venv-bench/bin/python -m tests.bench $(BENCH_ARGS)
+
+proto: .venv/stamp
+	@echo "embstore: generating the protobuf code"
+	@cd proto && ../.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. embstore_proto/v1/embstore.proto
 
 format: .venv/stamp
 	@echo "embstore: formatting"

@@ -9,7 +9,10 @@
   + CheckpointExistsError                         a label is used once
   + TableMismatchError                            another format, version or endianness
   + StoreInUseError                               another process holds the directory
+  + DeadlineError                                 no answer in time
+  + OutcomeUnknownError                           the server changed while a mutating call was out
   + CapacityError                                 disk, cache, index or a named limit is full
+  + OverloadedError                               the server's queue is full; back off, then retry
   + StoreClosedError                              after close(), or after a failure
   + CorruptTableError                             bad magic, checksum or length in a file
   + StorageError (also an OSError)                the disk said no
@@ -56,8 +59,20 @@ class StoreInUseError(EmbstoreError):
     """Another process, or another Store in this one, holds the directory."""
 
 
+class DeadlineError(EmbstoreError):
+    """No answer came in time. A mutating call may or may not have been applied: read t first."""
+
+
+class OutcomeUnknownError(EmbstoreError):
+    """The server restarted, or was restored, while a mutating call was out: read t first."""
+
+
 class CapacityError(EmbstoreError):
     """The disk, the cache or a named limit is full. Retry after making room."""
+
+
+class OverloadedError(EmbstoreError):
+    """The server's queue is full. Back off, then retry."""
 
 
 class StoreClosedError(EmbstoreError):

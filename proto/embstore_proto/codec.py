@@ -1,0 +1,334 @@
+"""Bulk messages, framed by hand: valid protobuf whose arrays are never copied by protobuf.
+
+Every bulk message has one shape:
+
+    header  = 1   a message: what the call is, and where each array lies in the payload
+    padding = 2   any bytes: lets the payload begin at a multiple of 64 bytes of the message
+    payload = 3   the arrays' bytes, little-endian, row-major, each at a multiple of 64
+
+A sender (`Message`) keeps references to its arrays and joins them once, into the bytes that gRPC
+takes: a unary message whole, a stream's Chunk piece by piece. A receiver (`split`, `array_of`) gets
+views of the bytes that came. Protobuf's own `bytes` fields would copy each array twice on either
+side.
+
+Any protobuf library can write and read the same messages; what it does not align is copied here,
+once. All sizes are checked with Python integers, so no offset or shape can overflow.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf import message as protobuf
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidArgumentError
+from embstore_proto.v1 import embstore_pb2 as pb
+
+CHUNK_BYTES = 1 << 20
+"""A stream's pieces: larger ones were no faster, smaller ones cost a wake-up each."""
+
+CHUNK_BYTES_MAX = 4 << 20
+"""What a receiver takes of others: the default limit of gRPC libraries."""
+
+_ALIGNMENT = 64
+_HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
+_TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
+
+M = TypeVar("M", bound=protobuf.Message)
+
+_DTYPES: dict[pb.DType, np.dtype[Any]] = {
+    pb.DTYPE_INT64: np.dtype("<i8"),
+    pb.DTYPE_FLOAT32: np.dtype("<f4"),
+    pb.DTYPE_UINT32: np.dtype("<u4"),
+}
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+# Sending
+
+
+class Message:
+    """A bulk message in the making: arrays first, then the header that describes them."""
+
+    def __init__(self) -> None:
+        self._arrays: list[memoryview | bytes] = []
+        self.payload_bytes = 0
+
+    def add(self, array: NDArray[Any]) -> pb.Array:
+        """Append an array of int64, float32 or uint32, and return its place for the header.
+
+        The array is not copied: it must keep its content until the message is sent.
+        """
+        array = np.ascontiguousarray(array)
+        padding = -self.payload_bytes % _ALIGNMENT
+        if padding:
+            self._arrays.append(bytes(padding))
+        offset = self.payload_bytes + padding
+        if array.nbytes:
+            self._arrays.append(array.data.cast("B"))
+        self.payload_bytes = offset + array.nbytes
+        return pb.Array(dtype=_NUMBERS[array.dtype], shape=array.shape, offset=offset)
+
+    def framed(self, header: bytes) -> "Framed":
+        """Return the whole message with its serialised header."""
+        front = _HEADER_TAG + _varint(len(header)) + header
+        payload = _PAYLOAD_TAG + _varint(self.payload_bytes)
+        padding = -(len(front) + 2 + len(payload)) % _ALIGNMENT
+        front += _PADDING_TAG + _varint(padding) + bytes(padding) + payload
+        return Framed([front, *self._arrays], len(front) + self.payload_bytes)
+
+
+class Framed(NamedTuple):
+    """A serialised bulk message, in parts."""
+
+    parts: list[memoryview | bytes]
+    total_bytes: int
+
+    def joined(self) -> bytes:
+        """Return the message for a unary call."""
+        return b"".join(self.parts)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the message as serialised Chunks of about CHUNK_BYTES."""
+        front = _TOTAL_TAG + _varint(self.total_bytes)
+        for pieces, size in self._pieces():
+            yield b"".join([front, _PIECE_TAG, _varint(size), *pieces])
+            front = b""
+
+    def _pieces(self) -> Iterator[tuple[list[memoryview | bytes], int]]:
+        pieces: list[memoryview | bytes] = []
+        room = CHUNK_BYTES
+        for part in self.parts:
+            view = memoryview(part)
+            while len(view) >= room:
+                pieces.append(view[:room])
+                yield pieces, CHUNK_BYTES
+                view, pieces, room = view[room:], [], CHUNK_BYTES
+            if len(view):
+                pieces.append(view)
+                room -= len(view)
+        if pieces:
+            yield pieces, CHUNK_BYTES - room
+
+
+# Receiving
+
+
+class Received(NamedTuple):
+    """A bulk message taken apart."""
+
+    header: memoryview
+    payload: memoryview
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield (field number, value) of a serialised message with varint and bytes fields only."""
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        value, position = _read_varint(message, position)
+        match tag & 7:
+            case 0:
+                yield tag >> 3, value
+            case 2 if value <= len(message) - position:
+                yield tag >> 3, message[position : position + value]
+                position += value
+            case _:
+                raise InvalidArgumentError(
+                    f"expected a protobuf message of embstore.v1, found garbage at byte {position}"
+                )
+
+
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            raise InvalidArgumentError(
+                f"expected a protobuf message of embstore.v1, found its end at byte {position}: "
+                "it was cut off"
+            )
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise InvalidArgumentError(
+        f"expected a protobuf message of embstore.v1, found no number at byte {position}"
+    )
+
+
+def split(message: bytes | memoryview) -> Received:
+    """Take a bulk message apart, without a copy.
+
+    Raises
+    ------
+    InvalidArgumentError : it is cut off, garbage, or has fields that a bulk message has not.
+    """
+    parts: dict[int, memoryview] = {}
+    for number, value in _fields(memoryview(message)):
+        if number not in (1, 2, 3) or isinstance(value, int) or (number != 2 and number in parts):
+            raise InvalidArgumentError(
+                "expected a bulk message {header = 1, padding = 2, payload = 3}, each once, found "
+                f"field {number}"
+            )
+        parts[number] = value
+    empty = memoryview(b"")
+    return Received(parts.get(1, empty), parts.get(3, empty))
+
+
+def parse(kind: type[M], serialised: bytes | memoryview) -> M:
+    """Parse a message of a generated class; fields that it does not know are refused.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    name = kind.DESCRIPTOR.full_name
+    try:
+        message: M = kind.FromString(bytes(serialised))
+    except protobuf.DecodeError as exc:
+        raise InvalidArgumentError(f"expected a serialised {name}: {exc}") from exc
+    known = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != known:
+        raise InvalidArgumentError(
+            f"{name} has fields that this server does not know; is the client newer?"
+        )
+    return message
+
+
+def array_of(
+    received: Received, place: pb.Array, dtype: type[np.generic], dimensions: int, what: str
+) -> NDArray[Any]:
+    """Return an array of a bulk message, as a view where it is aligned.
+
+    Raises
+    ------
+    InvalidArgumentError : another dtype or number of dimensions, or outside the payload; `what`
+        names the array in the message.
+    """
+    expected = np.dtype(dtype).newbyteorder("<")
+    found = _DTYPES.get(place.dtype)
+    if found != expected or len(place.shape) != dimensions:
+        raise InvalidArgumentError(
+            f"{what}: expected {expected.name} of {dimensions} dimensions, found "
+            f"{found.name if found else 'no dtype'} of shape {tuple(place.shape)}"
+        )
+    count = 1
+    for length in place.shape:
+        count *= length
+    size = count * expected.itemsize
+    if place.offset + size > len(received.payload):
+        raise InvalidArgumentError(
+            f"{what}: expected {size} bytes at offset {place.offset}, found a payload of "
+            f"{len(received.payload)} bytes"
+        )
+    if not count:
+        return _empty(place, expected, what)
+    flat = np.frombuffer(received.payload, expected, count, place.offset)
+    if not flat.flags.aligned:
+        flat = flat.copy()
+    return flat.reshape(tuple(place.shape))
+
+
+def _empty(place: pb.Array, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    if max(place.shape) > 1 << 40:
+        raise InvalidArgumentError(f"{what}: expected a shape in bounds, found {list(place.shape)}")
+    return np.empty(tuple(place.shape), dtype)
+
+
+class Assembly:
+    """A bulk message in the receiving: the pieces of a stream, joined where they belong.
+
+    The first chunk says how many bytes the message has; memory is taken then, and by the system
+    only where pieces really come.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._received_bytes = 0
+        self._buffer: NDArray[np.uint8] | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole message; 0 before the first chunk."""
+        return 0 if self._buffer is None else len(self._buffer)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every byte has come."""
+        return self._buffer is not None and self._received_bytes == len(self._buffer)
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next serialised Chunk.
+
+        Raises
+        ------
+        InvalidArgumentError : garbage, a wrong order, or more bytes than were announced or allowed.
+        """
+        total, piece = _chunk(chunk)
+        if (self._buffer is None) != (total > 0):
+            raise InvalidArgumentError(
+                "stream: expected total_bytes in the first chunk and in no other, found "
+                f"{total} in {'the first' if self._buffer is None else 'a later one'}"
+            )
+        if self._buffer is None:
+            self._begin(total)
+        assert self._buffer is not None
+        end = self._received_bytes + len(piece)
+        if not len(piece) or end > len(self._buffer):
+            raise InvalidArgumentError(
+                f"stream: expected 1 to {len(self._buffer) - self._received_bytes} bytes more, "
+                f"found a chunk of {len(piece)}"
+            )
+        self._buffer[self._received_bytes : end] = piece
+        self._received_bytes = end
+
+    def _begin(self, total: int) -> None:
+        if total > self._bytes_max:
+            raise InvalidArgumentError(
+                f"expected a call of at most {self._bytes_max} bytes (limits.call_bytes_max), "
+                f"found {total}; split the call"
+            )
+        self._buffer = np.empty(total, np.uint8)
+
+    def whole(self) -> memoryview:
+        """Return the message.
+
+        Raises
+        ------
+        InvalidArgumentError : bytes are missing.
+        """
+        if not self.is_whole:
+            raise InvalidArgumentError(
+                f"stream: expected {self.total_bytes or 'a chunk with total_bytes'}, found its end "
+                f"after {self._received_bytes} bytes: it was cut off"
+            )
+        assert self._buffer is not None
+        return self._buffer.data
+
+
+def _chunk(chunk: bytes) -> tuple[int, NDArray[np.uint8]]:
+    """Return (total_bytes, piece) of a serialised Chunk."""
+    total, piece = 0, memoryview(b"")
+    for number, value in _fields(memoryview(chunk)):
+        match number, value:
+            case 1, int():
+                total = value
+            case 2, memoryview():
+                piece = value
+            case _:
+                raise InvalidArgumentError(
+                    f"stream: expected a Chunk {{total_bytes = 1, piece = 2}}, found field {number}"
+                )
+    return total, np.frombuffer(piece, np.uint8)

@@ -1,0 +1,84 @@
+"""One table for every error: class, gRPC code, HTTP status, and whether a client may retry.
+
+Read in both directions. The server answers an error of the tree by its code and message, with the
+class's name in the trailing metadata; the client raises that class again. Anything else is the
+server's own mistake: it is logged there, and answered INTERNAL "internal error" without its text.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from grpc import StatusCode
+
+from embstore import errors
+from embstore.errors import EmbstoreError
+
+ERROR_METADATA = "embstore-error"
+"""The trailing metadata that carries the class's name."""
+
+INTERNAL_MESSAGE = "internal error"
+
+_MESSAGE_CHARACTERS_MAX = 2000
+"""Of what travels: a status is a header, of which gRPC takes 8 KiB, percent-encoded."""
+
+
+class Answer(NamedTuple):
+    """How an error class is answered."""
+
+    code: StatusCode
+    http: int
+    retried: bool = False
+    """The call has surely changed nothing, and may succeed if it is sent again."""
+
+
+ANSWERS: dict[type[EmbstoreError], Answer] = {
+    errors.InvalidArgumentError: Answer(StatusCode.INVALID_ARGUMENT, 400),
+    errors.PermissionDeniedError: Answer(StatusCode.PERMISSION_DENIED, 403),
+    errors.TableNotFoundError: Answer(StatusCode.NOT_FOUND, 404),
+    errors.CheckpointNotFoundError: Answer(StatusCode.NOT_FOUND, 404),
+    errors.TableExistsError: Answer(StatusCode.ALREADY_EXISTS, 409),
+    errors.CheckpointExistsError: Answer(StatusCode.ALREADY_EXISTS, 409),
+    errors.TableMismatchError: Answer(StatusCode.FAILED_PRECONDITION, 412),
+    errors.StoreInUseError: Answer(StatusCode.FAILED_PRECONDITION, 409),
+    errors.DeadlineError: Answer(StatusCode.DEADLINE_EXCEEDED, 504),
+    errors.OutcomeUnknownError: Answer(StatusCode.UNKNOWN, 500),
+    errors.CapacityError: Answer(StatusCode.RESOURCE_EXHAUSTED, 507),
+    errors.OverloadedError: Answer(StatusCode.UNAVAILABLE, 503, retried=True),
+    errors.StoreClosedError: Answer(StatusCode.UNAVAILABLE, 503, retried=True),
+    errors.CorruptTableError: Answer(StatusCode.DATA_LOSS, 500),
+    errors.StorageError: Answer(StatusCode.INTERNAL, 500),
+    errors.DeviceError: Answer(StatusCode.INTERNAL, 500),
+}
+
+_CLASSES = {kind.__name__: kind for kind in ANSWERS}
+
+
+def answer_of(error: BaseException) -> Answer:
+    """Return how an error is answered; one that is not of the tree is INTERNAL."""
+    return ANSWERS.get(type(error), Answer(StatusCode.INTERNAL, 500))  # type: ignore[arg-type]
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text that a caller may see."""
+    if type(error) not in ANSWERS:
+        return INTERNAL_MESSAGE
+    text = str(error)
+    if len(text) > _MESSAGE_CHARACTERS_MAX:
+        text = f"{text[:_MESSAGE_CHARACTERS_MAX]}... ({len(text)} characters)"
+    return text
+
+
+def error_of(
+    code: StatusCode, details: str | None, trailing: Iterable[tuple[str, str | bytes]] | None
+) -> EmbstoreError | None:
+    """Return the error that a server's status stands for, or None if it names none.
+
+    A status without a name comes from gRPC itself: no connection, a deadline, a cancelled call.
+    """
+    for key, value in trailing or ():
+        if key == ERROR_METADATA:
+            name = value.decode() if isinstance(value, bytes) else value
+            return _CLASSES.get(name, EmbstoreError)(details or name)
+    if code is StatusCode.INTERNAL and details == INTERNAL_MESSAGE:
+        return EmbstoreError(f"the server had an {INTERNAL_MESSAGE}; its log says which")
+    return None

@@ -1,0 +1,741 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[DType]
+    DTYPE_INT64: _ClassVar[DType]
+    DTYPE_FLOAT32: _ClassVar[DType]
+    DTYPE_UINT32: _ClassVar[DType]
+
+class OnNonfinite(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ON_NONFINITE_REFUSE: _ClassVar[OnNonfinite]
+    ON_NONFINITE_SKIP: _ClassVar[OnNonfinite]
+
+class PoolingMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_MODE_SUM: _ClassVar[PoolingMode]
+    POOLING_MODE_MEAN: _ClassVar[PoolingMode]
+
+class KeySpace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KEY_SPACE_DENSE: _ClassVar[KeySpace]
+DTYPE_UNSPECIFIED: DType
+DTYPE_INT64: DType
+DTYPE_FLOAT32: DType
+DTYPE_UINT32: DType
+ON_NONFINITE_REFUSE: OnNonfinite
+ON_NONFINITE_SKIP: OnNonfinite
+POOLING_MODE_SUM: PoolingMode
+POOLING_MODE_MEAN: PoolingMode
+KEY_SPACE_DENSE: KeySpace
+
+class Context(_message.Message):
+    __slots__ = ("store_id", "epoch", "command", "instance")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    epoch: int
+    command: int
+    instance: str
+    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[int] = ..., command: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("client_id", "sequence", "finished_below", "attempt", "instance", "epoch", "rank", "step")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_BELOW_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    sequence: int
+    finished_below: int
+    attempt: int
+    instance: str
+    epoch: int
+    rank: int
+    step: int
+    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., finished_below: _Optional[int] = ..., attempt: _Optional[int] = ..., instance: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Trace(_message.Message):
+    __slots__ = ("stages",)
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    stages: bool
+    def __init__(self, stages: bool = ...) -> None: ...
+
+class Array(_message.Message):
+    __slots__ = ("dtype", "shape", "offset")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    dtype: DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    offset: int
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("total_bytes", "piece")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    piece: bytes
+    def __init__(self, total_bytes: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
+
+class TableKeys(_message.Message):
+    __slots__ = ("table", "table_id", "keys", "counts")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    keys: Array
+    counts: Array
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., counts: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class TableGradients(_message.Message):
+    __slots__ = ("table", "table_id", "keys", "gradients")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    keys: Array
+    gradients: Array
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class UpdateOptions(_message.Message):
+    __slots__ = ("learning_rate", "gradient_scale", "on_nonfinite")
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    ON_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    gradient_scale: float
+    on_nonfinite: OnNonfinite
+    def __init__(self, learning_rate: _Optional[float] = ..., gradient_scale: _Optional[float] = ..., on_nonfinite: _Optional[_Union[OnNonfinite, str]] = ...) -> None: ...
+
+class Bags(_message.Message):
+    __slots__ = ("offsets", "mode", "weights")
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    offsets: Array
+    mode: PoolingMode
+    weights: Array
+    def __init__(self, offsets: _Optional[_Union[Array, _Mapping]] = ..., mode: _Optional[_Union[PoolingMode, str]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("tables", "admit", "trace")
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        ADMIT_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        tables: _containers.RepeatedCompositeFieldContainer[TableKeys]
+        admit: bool
+        trace: Trace
+        def __init__(self, tables: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: LookupRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[LookupRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class LookupPooledRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("keys", "bags", "admit", "trace")
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        BAGS_FIELD_NUMBER: _ClassVar[int]
+        ADMIT_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        keys: TableKeys
+        bags: Bags
+        admit: bool
+        trace: Trace
+        def __init__(self, keys: _Optional[_Union[TableKeys, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: LookupPooledRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[LookupPooledRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ReadRowsRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("keys", "trace")
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        keys: TableKeys
+        trace: Trace
+        def __init__(self, keys: _Optional[_Union[TableKeys, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: ReadRowsRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[ReadRowsRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class RowsReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "rows", "state", "t")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        T_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        rows: Array
+        state: Array
+        t: int
+        def __init__(self, table: _Optional[str] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., t: _Optional[int] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("context", "tables", "stage_seconds")
+        class StageSecondsEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: float
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        STAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        tables: _containers.RepeatedCompositeFieldContainer[RowsReply.Table]
+        stage_seconds: _containers.ScalarMap[str, float]
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[RowsReply.Table, _Mapping]]] = ..., stage_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: RowsReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[RowsReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class UpdateRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("origin", "tables", "options", "trace")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        OPTIONS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        tables: _containers.RepeatedCompositeFieldContainer[TableGradients]
+        options: UpdateOptions
+        trace: Trace
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableGradients, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: UpdateRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[UpdateRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class UpdatePooledRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("origin", "gradients", "bags", "options", "trace")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+        BAGS_FIELD_NUMBER: _ClassVar[int]
+        OPTIONS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        gradients: TableGradients
+        bags: Bags
+        options: UpdateOptions
+        trace: Trace
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., gradients: _Optional[_Union[TableGradients, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: UpdatePooledRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[UpdatePooledRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class UpdateRanksRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Rank(_message.Message):
+        __slots__ = ("tables",)
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        tables: _containers.RepeatedCompositeFieldContainer[TableGradients]
+        def __init__(self, tables: _Optional[_Iterable[_Union[TableGradients, _Mapping]]] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("origin", "ranks", "options", "trace")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        RANKS_FIELD_NUMBER: _ClassVar[int]
+        OPTIONS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        ranks: _containers.RepeatedCompositeFieldContainer[UpdateRanksRequest.Rank]
+        options: UpdateOptions
+        trace: Trace
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[UpdateRanksRequest.Rank, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: UpdateRanksRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[UpdateRanksRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class AssignRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("origin", "keys", "rows", "trace")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        keys: TableKeys
+        rows: Array
+        trace: Trace
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: AssignRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[AssignRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class PutRowsRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("origin", "keys", "weights", "state", "add_t", "trace")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        ADD_T_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        keys: TableKeys
+        weights: Array
+        state: Array
+        add_t: int
+        trace: Trace
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., add_t: _Optional[int] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: PutRowsRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[PutRowsRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class BulkAcknowledgedReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "t", "skipped", "stage_seconds")
+        class TEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: int
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+        class StageSecondsEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: float
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        T_FIELD_NUMBER: _ClassVar[int]
+        SKIPPED_FIELD_NUMBER: _ClassVar[int]
+        STAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        t: _containers.ScalarMap[str, int]
+        skipped: bool
+        stage_seconds: _containers.ScalarMap[str, float]
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., t: _Optional[_Mapping[str, int]] = ..., skipped: bool = ..., stage_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: BulkAcknowledgedReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[BulkAcknowledgedReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoReply(_message.Message):
+    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZERS_FIELD_NUMBER: _ClassVar[int]
+    KEY_SPACES_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    version: str
+    device: str
+    policy: str
+    cache_bytes: int
+    read_only: bool
+    dtypes: _containers.RepeatedScalarFieldContainer[DType]
+    optimizers: _containers.RepeatedScalarFieldContainer[str]
+    initializers: _containers.RepeatedScalarFieldContainer[str]
+    key_spaces: _containers.RepeatedScalarFieldContainer[KeySpace]
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    limits: ServerLimits
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ...) -> None: ...
+
+class ServerLimits(_message.Message):
+    __slots__ = ("call_bytes_max", "unary_bytes_max", "chunk_bytes_max", "tables_max", "log_rows_max", "metadata_bytes_max", "queue_calls_max", "inflight_bytes_max", "remembered_calls_max", "call_timeout_s", "call_timeout_max_s")
+    CALL_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    UNARY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    TABLES_MAX_FIELD_NUMBER: _ClassVar[int]
+    LOG_ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    METADATA_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_CALLS_MAX_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_CALLS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CALL_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    CALL_TIMEOUT_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    call_bytes_max: int
+    unary_bytes_max: int
+    chunk_bytes_max: int
+    tables_max: int
+    log_rows_max: int
+    metadata_bytes_max: int
+    queue_calls_max: int
+    inflight_bytes_max: int
+    remembered_calls_max: int
+    call_timeout_s: float
+    call_timeout_max_s: float
+    def __init__(self, call_bytes_max: _Optional[int] = ..., unary_bytes_max: _Optional[int] = ..., chunk_bytes_max: _Optional[int] = ..., tables_max: _Optional[int] = ..., log_rows_max: _Optional[int] = ..., metadata_bytes_max: _Optional[int] = ..., queue_calls_max: _Optional[int] = ..., inflight_bytes_max: _Optional[int] = ..., remembered_calls_max: _Optional[int] = ..., call_timeout_s: _Optional[float] = ..., call_timeout_max_s: _Optional[float] = ...) -> None: ...
+
+class GetStatsRequest(_message.Message):
+    __slots__ = ("table", "table_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class GetStatsReply(_message.Message):
+    __slots__ = ("context", "json")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    json: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., json: _Optional[str] = ...) -> None: ...
+
+class ResizeCacheRequest(_message.Message):
+    __slots__ = ("cache_bytes",)
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cache_bytes: int
+    def __init__(self, cache_bytes: _Optional[int] = ...) -> None: ...
+
+class ResizeCacheReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
+class CheckIntegrityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckIntegrityReply(_message.Message):
+    __slots__ = ("context", "violation")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    violation: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., violation: _Optional[str] = ...) -> None: ...
+
+class Sgd(_message.Message):
+    __slots__ = ("learning_rate",)
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    def __init__(self, learning_rate: _Optional[float] = ...) -> None: ...
+
+class Adagrad(_message.Message):
+    __slots__ = ("learning_rate", "epsilon", "initial_accumulator")
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    epsilon: float
+    initial_accumulator: float
+    def __init__(self, learning_rate: _Optional[float] = ..., epsilon: _Optional[float] = ..., initial_accumulator: _Optional[float] = ...) -> None: ...
+
+class RowWiseAdagrad(_message.Message):
+    __slots__ = ("learning_rate", "epsilon", "initial_accumulator")
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    epsilon: float
+    initial_accumulator: float
+    def __init__(self, learning_rate: _Optional[float] = ..., epsilon: _Optional[float] = ..., initial_accumulator: _Optional[float] = ...) -> None: ...
+
+class Adam(_message.Message):
+    __slots__ = ("learning_rate", "beta1", "beta2", "epsilon")
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    BETA1_FIELD_NUMBER: _ClassVar[int]
+    BETA2_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    def __init__(self, learning_rate: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ...) -> None: ...
+
+class Uniform(_message.Message):
+    __slots__ = ("low", "high")
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    low: float
+    high: float
+    def __init__(self, low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+
+class Normal(_message.Message):
+    __slots__ = ("mean", "std")
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    mean: float
+    std: float
+    def __init__(self, mean: _Optional[float] = ..., std: _Optional[float] = ...) -> None: ...
+
+class Constant(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    def __init__(self, value: _Optional[float] = ...) -> None: ...
+
+class TableConfig(_message.Message):
+    __slots__ = ("name", "dim", "rows", "sgd", "adagrad", "rowwise_adagrad", "adam", "uniform", "normal", "constant", "seed", "key_space")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SGD_FIELD_NUMBER: _ClassVar[int]
+    ADAGRAD_FIELD_NUMBER: _ClassVar[int]
+    ROWWISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
+    ADAM_FIELD_NUMBER: _ClassVar[int]
+    UNIFORM_FIELD_NUMBER: _ClassVar[int]
+    NORMAL_FIELD_NUMBER: _ClassVar[int]
+    CONSTANT_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dim: int
+    rows: int
+    sgd: Sgd
+    adagrad: Adagrad
+    rowwise_adagrad: RowWiseAdagrad
+    adam: Adam
+    uniform: Uniform
+    normal: Normal
+    constant: Constant
+    seed: int
+    key_space: KeySpace
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., rows: _Optional[int] = ..., sgd: _Optional[_Union[Sgd, _Mapping]] = ..., adagrad: _Optional[_Union[Adagrad, _Mapping]] = ..., rowwise_adagrad: _Optional[_Union[RowWiseAdagrad, _Mapping]] = ..., adam: _Optional[_Union[Adam, _Mapping]] = ..., uniform: _Optional[_Union[Uniform, _Mapping]] = ..., normal: _Optional[_Union[Normal, _Mapping]] = ..., constant: _Optional[_Union[Constant, _Mapping]] = ..., seed: _Optional[int] = ..., key_space: _Optional[_Union[KeySpace, str]] = ...) -> None: ...
+
+class TableDescription(_message.Message):
+    __slots__ = ("config", "table_id", "t", "state_dim")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIM_FIELD_NUMBER: _ClassVar[int]
+    config: TableConfig
+    table_id: int
+    t: int
+    state_dim: int
+    def __init__(self, config: _Optional[_Union[TableConfig, _Mapping]] = ..., table_id: _Optional[int] = ..., t: _Optional[int] = ..., state_dim: _Optional[int] = ...) -> None: ...
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("origin", "config")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    config: TableConfig
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., config: _Optional[_Union[TableConfig, _Mapping]] = ...) -> None: ...
+
+class GetTableRequest(_message.Message):
+    __slots__ = ("table", "table_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class TableReply(_message.Message):
+    __slots__ = ("context", "table")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    table: TableDescription
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., table: _Optional[_Union[TableDescription, _Mapping]] = ...) -> None: ...
+
+class ListTablesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTablesReply(_message.Message):
+    __slots__ = ("context", "tables")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ...) -> None: ...
+
+class DropTableRequest(_message.Message):
+    __slots__ = ("origin", "table")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    table: str
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ...) -> None: ...
+
+class GrowTableRequest(_message.Message):
+    __slots__ = ("origin", "table", "table_id", "rows")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    table: str
+    table_id: int
+    rows: int
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class SetLearningRateRequest(_message.Message):
+    __slots__ = ("origin", "table", "table_id", "learning_rate")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    table: str
+    table_id: int
+    learning_rate: float
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class AcknowledgedReply(_message.Message):
+    __slots__ = ("context", "t")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    t: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., t: _Optional[int] = ...) -> None: ...
+
+class GetDigestRequest(_message.Message):
+    __slots__ = ("table", "table_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class GetDigestReply(_message.Message):
+    __slots__ = ("context", "digest", "t")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    digest: str
+    t: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., digest: _Optional[str] = ..., t: _Optional[int] = ...) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ("table", "table_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class FlushReply(_message.Message):
+    __slots__ = ("context", "rows")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    rows: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ("origin", "label", "metadata_json")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    label: str
+    metadata_json: str
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., metadata_json: _Optional[str] = ...) -> None: ...
+
+class CheckpointDescription(_message.Message):
+    __slots__ = ("label", "metadata_json", "command", "tables")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    metadata_json: str
+    command: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
+    def __init__(self, label: _Optional[str] = ..., metadata_json: _Optional[str] = ..., command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ...) -> None: ...
+
+class CheckpointReply(_message.Message):
+    __slots__ = ("context", "checkpoint")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    checkpoint: CheckpointDescription
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointDescription, _Mapping]] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListCheckpointsReply(_message.Message):
+    __slots__ = ("context", "checkpoints")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointDescription]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointDescription, _Mapping]]] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("origin", "label")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    label: str
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ...) -> None: ...
