@@ -3,6 +3,7 @@
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on)
 #   make proto    the committed protobuf code, from the .proto file
+#   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
 # .venv-bench is apart because the peers (torch, FBGEMM) are large and pin their own versions.
@@ -36,6 +37,10 @@ bench: .venv-bench/stamp
 proto: .venv/stamp
 	@echo "embstore: generating the protobuf code"
 	@cd proto && ../.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. embstore_proto/v1/embstore.proto
+
+image-test: .venv/stamp
+	@echo "embstore: building the image and training against it"
+	@PYTHON=.venv/bin/python docker/image_test.sh
 
 format: .venv/stamp
 	@echo "embstore: formatting"

@@ -23,7 +23,8 @@ import numpy as np
 
 from embstore.arrays import TABLE_IDS_MAX, fp32_scalar
 from embstore.cache.arena import Arena
-from embstore.cache.pool import Layout, Pool, Sizes
+from embstore.cache.pool import Pool
+from embstore.cache.sizes import Layout, Sizes
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform, check_rows
 from embstore.device.base import Device, TableParameters
 from embstore.errors import (
@@ -35,8 +36,8 @@ from embstore.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from embstore.results import Checkpoint, TableEntry
 from embstore.stages import Stages
-from embstore.storage.catalogue import Checkpoint, TableEntry
 from embstore.storage.storage import Storage
 from embstore.tablestate import TableState
 
@@ -280,6 +281,16 @@ class Engine:
         """
         table.learning_rate = fp32_scalar(learning_rate, f"table {table.name!r}: learning_rate")
 
+    def resize_cache(self, cache_bytes: int) -> None:
+        """Change the cache's budget; see `Store.resize_cache`. No command: no row changes.
+
+        Raises
+        ------
+        CapacityError : the budget stays.
+        """
+        with self.reading():
+            self.arena.resize(cache_bytes)
+
     # Durability
 
     def flush(self, table: TableState | None = None) -> int:
@@ -359,7 +370,7 @@ class Engine:
             if layout in layouts:
                 continue
             layouts.add(layout)
-            needed += Sizes.of(layout, self.arena, self.device).least_bytes
+            needed += Sizes.of(layout, self.arena.budget_bytes, self.device).least_bytes
             if needed > self.arena.budget_bytes:
                 raise CapacityError(
                     f"table {entry.identity['name']!r} of checkpoint {label!r}: cache_bytes is "

@@ -27,7 +27,7 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
         stages.lap("unique")
         pool_outs = [out_of[id(share)] for share in part.shares]
         if admit:
-            part.pool.gather(part.batch, pool_outs)
+            part.pool.gather(part.batch, pool_outs, part.counts)
         else:
             rows, slots = _peeked(part)
             part.pool.device.gather(rows, slots, part.batch, part.pool.layout.dim, pool_outs)

@@ -32,3 +32,7 @@ class Stages:
             stage: {"seconds": ns * 1e-9, "laps": self._laps[stage]}
             for stage, ns in self._nanoseconds.items()
         }
+
+    def seconds(self) -> dict[str, float]:
+        """Return {stage: seconds}."""
+        return {stage: ns * 1e-9 for stage, ns in self._nanoseconds.items()}

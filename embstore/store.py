@@ -1,39 +1,35 @@
 """The store: a directory of tables, opened by one writer or by any number of readers."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from embstore import reads, writes
-from embstore.arrays import Rows, as_keys, as_out, as_pair, as_ranks
+from embstore.arrays import Rows, as_out, as_pair, as_ranks
 from embstore.cache.policy import POLICIES
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.device.base import Device
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
-from embstore.storage.catalogue import Checkpoint
+from embstore.results import AcknowledgedUpdate, Checkpoint
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.table import Table, check_call_bytes, checked_options, gradient_share
+from embstore.table import (
+    Table,
+    check_call_bytes,
+    checked_options,
+    gradient_share,
+    lookup_share,
+)
 from embstore.tablestate import Share
 from embstore.writes import OnNonfinite
 
 DEFAULT_CACHE_BYTES = 1 << 30
 """Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
-
-
-@dataclass(frozen=True)
-class AcknowledgedUpdate:
-    """What an update of several tables became: its command number, and each table's new t."""
-
-    command: int
-    t: dict[str, int]
-    skipped: bool = False
 
 
 def open(
@@ -105,6 +101,14 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
             f"expected {what} to be a mapping by table name, found {type(value).__name__}"
         )
     return value
+
+
+def _some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
+    given = _mapping({} if value is None else value, what)
+    unknown = sorted(given.keys() - set(names))
+    if unknown:
+        raise InvalidArgumentError(f"expected {what} to name tables of the call, found {unknown}")
+    return given
 
 
 def _device(name: str, threads: int | None) -> Device:
@@ -186,23 +190,20 @@ class Store:
         *,
         admit: bool = True,
         out: Mapping[str, Rows] | None = None,
+        counts: Mapping[str, ArrayLike] | None = None,
     ) -> dict[str, Rows]:
         """Return the rows of several tables, {name: (n, dim) float32}, for what one call costs.
 
         Parameters
         ----------
         keys : {name: (n,) int64}
-        admit, out : as in `Table.lookup`; `out` may name some of the tables
+        admit, out, counts : as in `Table.lookup`; `out` and `counts` may name some of the tables
         """
         with self._engine.reading():
-            shares = [self._share(name, k) for name, k in _mapping(keys, "keys").items()]
+            tables = {n: self._engine.find(n) for n in _mapping(keys, "keys")}
+            given, counted = _some_of(out, "out", tables), _some_of(counts, "counts", tables)
+            shares = [lookup_share(t, keys[n], counted.get(n)) for n, t in tables.items()]
             check_call_bytes(self._engine, shares)
-            given = _mapping({} if out is None else out, "out")
-            unknown = sorted(given.keys() - keys.keys())
-            if unknown:
-                raise InvalidArgumentError(
-                    f"expected out to name tables of the call, found {unknown}"
-                )
             outs = {
                 s.table.name: as_out(
                     given.get(s.table.name), (len(s.keys), s.table.dim), s.table.name
@@ -256,9 +257,6 @@ class Store:
             )
             return self._acknowledged([s for rank in shares for s in rank], applied)
 
-    def _share(self, name: str, keys: ArrayLike) -> Share:
-        return Share(self._engine.find(name), as_keys(keys, name))
-
     def _gradient_shares(self, gradients: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[Share]:
         shares = []
         for name, pair in _mapping(gradients, "gradients").items():
@@ -269,6 +267,29 @@ class Store:
     def _acknowledged(self, shares: Sequence[Share], applied: bool) -> AcknowledgedUpdate:
         t = {share.table.name: share.table.t for share in shares}
         return AcknowledgedUpdate(self._engine.command_number + 1, t, not applied)
+
+    def resize_cache(self, cache_bytes: int) -> None:
+        """Change the cache's budget at run time. Where rows are may change, no bit of them does.
+
+        The cache is then as if it had been opened with that budget, the sizes of its slabs too. A
+        larger one fills as rows are used. For a smaller one, rows leave until the rest fits, those
+        of the last slabs and not the coldest; dirty ones go to the log first, and the memory goes
+        back to the system. No command is counted, and a store opened read-only takes it too. Any
+        thread; it is a call like others.
+
+        Parameters
+        ----------
+        cache_bytes : memory for resident rows, their index and staging
+
+        Raises
+        ------
+        InvalidArgumentError : no integer >= 1.
+        CapacityError : too little for the layouts there are (the message names the least that is
+            enough), more address space than the system gives, or no disk space for the dirty rows
+            that must leave. The budget stays; in the last case some rows have left the cache.
+        """
+        _check_positive(cache_bytes, "cache_bytes")
+        self._engine.resize_cache(cache_bytes)
 
     # Durability
 
@@ -315,6 +336,36 @@ class Store:
     def command(self) -> int:
         """The number of the last acknowledged mutating command."""
         return self._engine.command_number
+
+    @property
+    def store_id(self) -> str:
+        """The directory's own name, made with it and never changed."""
+        return self._engine.storage.catalogue.store_id
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every restore: what was known of rows and t before is void."""
+        return self._engine.storage.catalogue.epoch
+
+    @property
+    def device(self) -> str:
+        """What keeps and computes the rows: "cpu"."""
+        return self._engine.device.name
+
+    @property
+    def cache_bytes(self) -> int:
+        """The budget of the cache."""
+        return self._engine.arena.budget_bytes
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What failed the store, so that every call but close is refused; None: it is well."""
+        return self._engine.storage.failure
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds that calls spent in each stage since the store was opened."""
+        return self._engine.stages.seconds()
 
     @property
     def limits(self) -> Limits:

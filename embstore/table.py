@@ -1,7 +1,6 @@
 """A table's handle: checked arguments in, rows out, and the acknowledgement of what was changed."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,24 +17,18 @@ from embstore.arrays import (
     as_rows,
     fp32_scalar,
 )
-from embstore.config import Initializer, Optimizer
+from embstore.cache.pool import Counts
+from embstore.config import Initializer, Optimizer, TableConfig
 from embstore.device.base import Gradients
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
+from embstore.results import Acknowledged
 from embstore.tablestate import Share, TableState
 from embstore.writes import OnNonfinite
 
 PoolingMode = Literal["sum", "mean"]
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """What a mutating call became: its command number, and the table's t after it."""
-
-    command: int
-    t: int
-    skipped: bool = False
-    """True for an update with on_nonfinite="skip" that was: no row and no t has changed."""
+_COUNT_MAX = 2**32 - 1
+"""A key's count travels in 32 bits, and so no call's sum of counts comes near 2**63."""
 
 
 class Table:
@@ -59,6 +52,16 @@ class Table:
         return self._engine.table(self._id, self.name)
 
     # What it is
+
+    @property
+    def table_id(self) -> int:
+        """The number that this table has in the store, and no other ever gets."""
+        return self._id
+
+    @property
+    def config(self) -> TableConfig:
+        """The whole configuration, with today's rows and learning rate."""
+        return self._table.current_config()
 
     @property
     def dim(self) -> int:
@@ -102,7 +105,14 @@ class Table:
 
     # Reading
 
-    def lookup(self, keys: ArrayLike, admit: bool = True, *, out: Rows | None = None) -> Rows:
+    def lookup(
+        self,
+        keys: ArrayLike,
+        admit: bool = True,
+        *,
+        out: Rows | None = None,
+        counts: ArrayLike | None = None,
+    ) -> Rows:
         """Return the rows of `keys`, (n, dim) float32.
 
         Parameters
@@ -110,14 +120,18 @@ class Table:
         keys : (n,) int64
         admit : keep missed rows in the cache; False reads around it, for evaluation
         out : (n, dim) float32 to fill and return
+        counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
+            that has de-duplicated its keys; None: 1 each. They are for `accesses` and `access_hits`
+            of the store's stats, and nothing else depends on them.
 
         Raises
         ------
-        InvalidArgumentError : keys of another shape, dtype or range; the call is too large.
+        InvalidArgumentError : keys or counts of another shape, dtype or range; the call is too
+            large.
         """
         with self._engine.reading():
             table = self._table
-            share = Share(table, as_keys(keys, self.name))
+            share = lookup_share(table, keys, counts)
             check_call_bytes(self._engine, [share])
             out = as_out(out, (len(share.keys), table.dim), self.name)
             reads.lookup([share], [out], admit=admit, stages=self._engine.stages)
@@ -378,6 +392,35 @@ def check_call_bytes(engine: Engine, shares: Iterable[Share], more: int = 0) -> 
             f"expected a call of at most {engine.limits.call_bytes_max} bytes of keys and rows "
             f"(limits.call_bytes_max), found {size}; split the call"
         )
+
+
+def lookup_share(table: TableState, keys: ArrayLike, counts: ArrayLike | None) -> Share:
+    """Return one table's share of a lookup, its arguments checked.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    checked = as_keys(keys, table.name)
+    if counts is None:
+        return Share(table, checked)
+    return Share(table, checked, counts=_checked_counts(counts, len(checked), table.name))
+
+
+def _checked_counts(counts: ArrayLike, key_count: int, table: str) -> Counts:
+    expected = (
+        f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {_COUNT_MAX}"
+    )
+    try:
+        array = np.asarray(counts)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidArgumentError(f"{expected}: {exc}") from exc
+    if array.shape != (key_count,) or (key_count and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(f"{expected}, found {array.dtype} {array.shape}")
+    wrong = array[(array < 1) | (array > _COUNT_MAX)]
+    if len(wrong):
+        raise InvalidArgumentError(f"{expected}, found {wrong[0]}")
+    return array.astype(np.int64)
 
 
 def gradient_share(table: TableState, keys: ArrayLike, gradients: ArrayLike) -> Share:

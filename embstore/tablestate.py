@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
-from embstore.cache.pool import Pool
+from embstore.cache.pool import Counts, Pool
 from embstore.config import TableConfig
 from embstore.device.base import Batch, Gradients
 from embstore.digest import TableDigest
 from embstore.errors import InvalidArgumentError
-from embstore.storage.catalogue import TableEntry
+from embstore.results import TableEntry
 
 
 @dataclass(eq=False)
@@ -50,6 +50,7 @@ class Share:
     table: TableState
     keys: Keys  # (n,)
     gradients: Gradients | None = None
+    counts: Counts | None = None  # (n,), accesses that each key of a lookup stands for; None: 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,18 @@ class PoolBatch:
     pool: Pool
     shares: list[Share]
     batch: Batch
+
+    @property
+    def counts(self) -> Counts | None:
+        """Accesses that each position stands for, (n,); None: 1 each.
+
+        No part of the batch, which may be the one of a call before that had other counts.
+        """
+        if all(share.counts is None for share in self.shares):
+            return None
+        ones = [np.ones(len(share.keys), np.int64) for share in self.shares]
+        given = [share.counts for share in self.shares]
+        return np.concatenate([o if c is None else c for o, c in zip(ones, given, strict=True)])
 
 
 def batches(shares: Sequence[Share]) -> list[PoolBatch]:

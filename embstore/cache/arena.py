@@ -1,12 +1,18 @@
 """The arena: `cache_bytes` shared between pools, slab by slab, on demand.
 
 A **slab** is a run of slots of one pool. A pool asks for one when it has no free slot; while the
-budget lasts it gets it, and only when it is spent are rows evicted. Everything of a slot counts:
-its row, its metadata and its share of the index.
+budget lasts it gets it, and only when it is spent are rows evicted. How large a slab is, and what
+else a pool takes, follows from the budget (sizes.py).
 
 A pool that comes late must not starve: each pool has a **floor**, an equal part of half the budget
 (and one slab at least). A pool below its floor may take a slab from the pool that is furthest above
 its own; that pool evicts the rows of its last slab first.
+
+The budget may change (`resize`). Every pool then takes the sizes of the new one, as if it had been
+made with it: slabs are only the steps in which slots come and go, so no slot moves for that. If the
+pools hold more than the new budget, the largest release slabs until they do not. Rejected: slabs
+that stay as they were made. A cache could then not become smaller than the slabs of its first
+budget, and one that grew a thousandfold would do so in steps too small to be worth one.
 """
 
 from collections.abc import Iterator
@@ -15,15 +21,13 @@ from typing import Protocol
 
 from embstore.errors import CapacityError
 
-_SLABS = 64
-_SLAB_BYTES_MIN = 8 << 10
-_SLAB_BYTES_MAX = 16 << 20
-
 
 class Holder(Protocol):
     """A pool, as the arena sees it."""
 
-    slab_bytes: int
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of a slab's rows and metadata."""
 
     @property
     def memory_bytes(self) -> int:
@@ -44,6 +48,15 @@ class Holder(Protocol):
     def release_slab(self) -> None:
         """Evict the rows of the last slab and give it back."""
 
+    def release_slabs(self, count: int) -> None:
+        """As `release_slab`, of so many slabs at once, though never of the first."""
+
+    def least_bytes_of(self, budget_bytes: int) -> int:
+        """Return the bytes it would hold with one slab, were that the budget."""
+
+    def fit_budget(self, budget_bytes: int) -> None:
+        """Take the sizes of another budget. Rows stay, even those that are too many for it."""
+
 
 class Arena:
     """The budget of one store's cache. Engine thread only."""
@@ -52,11 +65,6 @@ class Arena:
         self.budget_bytes = budget_bytes
         self.pools: list[Holder] = []
         self._fixed = False
-
-    @property
-    def slab_bytes(self) -> int:
-        """The size that slabs aim at: small enough to share fairly, large enough to be few."""
-        return min(max(self.budget_bytes // _SLABS, _SLAB_BYTES_MIN), _SLAB_BYTES_MAX)
 
     @property
     def memory_bytes(self) -> int:
@@ -116,3 +124,46 @@ class Arena:
                 return False
             donor.release_slab()
         return True
+
+    def resize(self, budget_bytes: int) -> None:
+        """Change the budget; release what is held beyond it.
+
+        Raises
+        ------
+        CapacityError : the budget cannot give every pool one slab, the system refuses the address
+            space, or the disk has no room for dirty rows that must leave. The budget and all sizes
+            are what they were; of the rows, some may have left the cache.
+        """
+        self._check_least(budget_bytes)
+        before = self.budget_bytes
+        try:
+            self._fit(budget_bytes)
+            self._release_excess()
+        except BaseException:
+            self._fit(before)
+            raise
+
+    def _check_least(self, budget_bytes: int) -> None:
+        # What pools need grows with the budget, so the least that is enough is where this ends.
+        enough = budget_bytes
+        while (needed := sum(pool.least_bytes_of(enough) for pool in self.pools)) > enough:
+            enough = needed
+        if enough > budget_bytes:
+            raise CapacityError(
+                f"expected cache_bytes of {enough} or more, which the store's {len(self.pools)} "
+                f"row layouts need, found {budget_bytes}"
+            )
+
+    def _fit(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        for pool in self.pools:
+            pool.fit_budget(budget_bytes)
+
+    def _release_excess(self) -> None:
+        """Have pools release slabs: the largest at the time an equal share of what is too much."""
+        while (excess := self.memory_bytes - self.budget_bytes) > 0:
+            donors = [pool for pool in self.pools if pool.slab_count > 1]
+            if not donors:
+                return
+            donor = max(donors, key=lambda pool: pool.memory_bytes)
+            donor.release_slabs(max(1, excess // (len(donors) * donor.slab_bytes)))

@@ -19,69 +19,33 @@ placed and indexed; staging bounds each round.
 
 A call with more unique keys than slots is done in **parts** that fit: its lookups gather through a
 buffer of whole rows, its writes hold and apply part by part.
+
+Arrays by slot reserve address space for all the slots that the budget can pay for, and take memory
+with their slabs. A larger budget moves them once, a piece at a time, each given back when it has
+been copied; slots keep their numbers. After a smaller one they are longer than need be, which costs
+nothing: slabs that go give the pages of every array back.
 """
 
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows, row_stride
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.cache.arena import Arena
 from embstore.cache.index import SlotIndex
 from embstore.cache.policy import Policy
 from embstore.cache.recent import RecentBatch
-from embstore.device.base import Batch, Device, Slots, TableParameters
+from embstore.cache.sizes import Layout, Sizes
+from embstore.device.base import Batch, Device, Flags, Slots, TableParameters
+from embstore.device.memory import lengthened, release
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
-_STAGING_BYTES = 4 << 20
-_STAGING_SHARE = 32
-"""Of the budget, one part in so many at most is a pool's staging."""
-_SLAB_SLOTS_MIN = 4
-_METADATA_BYTES = 8 + 8 + 4 + 1  # slot_keys, scores, free list, dirty
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What tables must have in common to share a pool."""
-
-    dim: int
-    state_dim: int
-    optimizer: str
-
-    @property
-    def stride(self) -> int:
-        """fp32 of a row in the cache and on the disk."""
-        return row_stride(self.dim + self.state_dim)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a pool of some layout takes of an arena."""
-
-    slot_bytes: int
-    slab_slots: int
-    staging_rows: int
-    least_bytes: int  # with one slab
-
-    @property
-    def slab_bytes(self) -> int:
-        """Bytes of a slab's rows and metadata."""
-        return self.slab_slots * self.slot_bytes
-
-    @classmethod
-    def of(cls, layout: Layout, arena: Arena, device: Device) -> "Sizes":
-        """Return the sizes of a pool that need not exist."""
-        row_bytes = 4 * layout.stride
-        slot_bytes = row_bytes + _METADATA_BYTES
-        slab_slots = max(_SLAB_SLOTS_MIN, arena.slab_bytes // slot_bytes)
-        staging_rows = max(
-            1, min(_STAGING_BYTES, arena.budget_bytes // _STAGING_SHARE) // row_bytes
-        )
-        least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_rows * row_bytes
-        return cls(slot_bytes, slab_slots, staging_rows, least)
+Counts = NDArray[np.int64]
+"""By position of a call: how many accesses of the caller it stands for."""
 
 
 @dataclass
@@ -122,22 +86,15 @@ class Pool:
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
-        stride = self.layout.stride
-        sizes = Sizes.of(self.layout, self.arena, self.device)
-        self.slot_bytes, self.slab_slots = sizes.slot_bytes, sizes.slab_slots
-        self.slab_bytes = sizes.slab_bytes
-        self.slab_count = 0
         self.index = SlotIndex(self.device)
-        slot_and_index_bytes = self.slot_bytes + self.device.index_bytes(1 << 20) / (1 << 20)
-        slabs_max = int(self.arena.budget_bytes / (self.slab_slots * slot_and_index_bytes)) + 1
-        slots_max = slabs_max * self.slab_slots
-        self.rows: Rows = self.device.allocate_rows(slots_max, stride)
-        self.dirty = np.zeros(slots_max, np.uint8)
-        self.policy = Policy(self.device, self.lfu, np.zeros(slots_max, np.int64))
+        self.slot_count = 0
+        self.rows: Rows = np.empty((0, self.layout.stride), np.float32)
+        self.dirty: Flags = np.empty(0, np.uint8)
+        self.policy = Policy(self.device, self.lfu, np.empty(0, np.int64))
         self.parameters = _no_parameters()
         self.tables: set[int] = set()
-        self._slot_keys: Keys = np.empty(slots_max, np.int64)
-        self._free = np.empty(slots_max, np.uint32)
+        self._slot_keys: Keys = np.empty(0, np.int64)
+        self._free = np.empty(0, np.uint32)
         self._free_count = 0
         self._slots = np.empty(0, np.int64)
         self.recent = RecentBatch(self.device)
@@ -146,17 +103,51 @@ class Pool:
         self._dirty_max = 0  # at least the number of dirty slots: a row written twice counts twice
         self._moves = 0  # grows whenever a row leaves its slot
         self._sums: Rows = np.empty((0, self.layout.dim), np.float32)
-        self._staging: Rows = np.empty((sizes.staging_rows, stride), np.float32)
-        self._found = np.empty(len(self._staging), np.uint8)
+        self.fit_budget(self.arena.budget_bytes)
         self.arena.join(self)
         self._add_slab()
 
     # Capacity
 
+    def fit_budget(self, budget_bytes: int) -> None:
+        """Take the sizes of a budget. Rows stay, even those that are too many for it.
+
+        Raises
+        ------
+        CapacityError : no address space. Nothing has changed that can be seen.
+        """
+        sizes = Sizes.of(self.layout, budget_bytes, self.device)
+        self._lengthen(sizes.slots_max)
+        self._sizes = sizes
+        self._staging: Rows = np.empty((sizes.staging_rows, self.layout.stride), np.float32)
+        self._found: Flags = np.empty(sizes.staging_rows, np.uint8)
+        self._trim_index()
+
+    def _lengthen(self, slots_max: int) -> None:
+        """Have every array reach for so many slots."""
+        if slots_max <= len(self._slot_keys):
+            return
+        used = self.slot_count
+        self.rows = self.device.lengthen_rows(self.rows, used, slots_max)
+        self.dirty = lengthened(self.dirty, used, slots_max)
+        self.policy.scores = lengthened(self.policy.scores, used, slots_max)
+        self._free = lengthened(self._free, used, slots_max)
+        self._slot_keys = lengthened(self._slot_keys, used, slots_max)  # last: its length is asked
+
     @property
-    def slot_count(self) -> int:
-        """Slots of the slabs that the pool has."""
-        return self.slab_count * self.slab_slots
+    def slab_slots(self) -> int:
+        """Slots that come and go together."""
+        return self._sizes.slab_slots
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of a slab's rows and metadata."""
+        return self._sizes.slab_bytes
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs that the pool has; of the last, after a change of the budget, perhaps a part."""
+        return -(-self.slot_count // self.slab_slots)
 
     @property
     def slot_keys(self) -> Keys:
@@ -171,19 +162,29 @@ class Pool:
     @property
     def memory_bytes(self) -> int:
         """Bytes of slabs, index and staging."""
-        return self.slab_count * self.slab_bytes + self.index.memory_bytes + self._staging.nbytes
+        slots = self.slot_count * self._sizes.slot_bytes
+        return slots + self.index.memory_bytes + self._staging.nbytes
 
     @property
     def least_bytes(self) -> int:
         """Bytes with one slab."""
-        return Sizes.of(self.layout, self.arena, self.device).least_bytes
+        return self._sizes.least_bytes
+
+    def least_bytes_of(self, budget_bytes: int) -> int:
+        """Return the bytes with one slab, were that the budget."""
+        return Sizes.of(self.layout, budget_bytes, self.device).least_bytes
 
     @property
     def grown_bytes(self) -> int:
         """Bytes with one slab more."""
-        slots = self.slot_count + self.slab_slots
-        slabs = (self.slab_count + 1) * self.slab_bytes
-        return slabs + self.index.bytes_for(self._index_slots(slots)) + self._staging.nbytes
+        count = self._grown_count
+        index_bytes = self.index.bytes_for(self._index_slots(count))
+        return count * self._sizes.slot_bytes + index_bytes + self._staging.nbytes
+
+    @property
+    def _grown_count(self) -> int:
+        """Slots with one slab more, or with the last one made whole."""
+        return (self.slot_count // self.slab_slots + 1) * self.slab_slots
 
     def _index_slots(self, slots: int) -> int:
         """Return what the index is made for when it must serve `slots`.
@@ -192,12 +193,12 @@ class Pool:
         """
         if slots <= self.index.capacity:
             return self.index.capacity
-        return min(2 * slots, len(self._slot_keys)) if self.slab_count else slots
+        return min(2 * slots, self._sizes.slots_max) if self.slot_count else slots
 
     def _add_slab(self) -> None:
-        low, high = self.slot_count, self.slot_count + self.slab_slots
+        low, high = self.slot_count, self._grown_count
         index_slots = self._index_slots(high)
-        self.slab_count += 1
+        self.slot_count = high
         self._slot_keys[low:high] = EMPTY_KEY
         self.dirty[low:high] = 0
         added = np.arange(high - 1, low - 1, -1)
@@ -207,19 +208,48 @@ class Pool:
 
     def release_slab(self) -> None:
         """Evict the rows of the last slab and give it back to the arena."""
-        low, high = self.slot_count - self.slab_slots, self.slot_count
-        slots = low + np.flatnonzero(self.slot_keys[low:] != EMPTY_KEY)
-        self.storage.reserve(int(np.count_nonzero(self.dirty[slots])), self.layout.stride)
-        self._evict(slots)
+        self.release_slabs(1)
+
+    def release_slabs(self, count: int) -> None:
+        """Evict the rows of the last `count` slabs and give these back, though never the first.
+
+        Raises
+        ------
+        CapacityError : no room in the log. The slabs stay; rows that were logged have left them.
+        """
+        assert self.slab_count > 1, "a pool keeps its first slab"
+        low, high = max(self.slab_count - count, 1) * self.slab_slots, self.slot_count
+        self._vacate(low)
         free = self._free[: self._free_count]
         free = free[free < low]
         self._free[: len(free)] = free
         self._free_count = len(free)
-        self.slab_count -= 1
+        self.slot_count = low
+        self._trim_index()
+        self.policy.forget()
+        self._give_back(low, high)
+
+    def _give_back(self, low: int, high: int) -> None:
+        """Release the memory of the last slots, with the pages that they shared with others gone
+        before: a page holds no more slots than it has bytes."""
+        end = high + mmap.PAGESIZE
+        self.device.release_rows(self.rows, low, min(end, len(self.rows)))
+        for array in (self.dirty, self.policy.scores, self._free, self._slot_keys):
+            release(array[low:end])
+
+    def _vacate(self, low: int) -> None:
+        """Evict the rows of all slots from `low` on, no more at once than a checkpoint logs."""
+        slots = low + np.flatnonzero(self.slot_keys[low:] != EMPTY_KEY)
+        step = self._logged_rows_max
+        for begin in range(0, len(slots), step):
+            part = slots[begin : begin + step]
+            self.storage.reserve(int(np.count_nonzero(self.dirty[part])), self.layout.stride)
+            self._evict(part)
+
+    def _trim_index(self) -> None:
+        """Make the index smaller where it is far too large, or where a slab is all there is."""
         if self.slab_count == 1 or 2 * self.slot_count < self.index.capacity:
             self.index.shrink(self.slot_count, self.slot_keys)
-        self.policy.forget()
-        self.device.release_rows(self.rows, low, high)
 
     def part_keys(self, count: int) -> int:
         """Return how many of `count` unique keys a part may hold; add the slabs that there are."""
@@ -228,19 +258,24 @@ class Pool:
         return min(count, self.slot_count)
 
     def _grow(self) -> bool:
-        if self.slot_count + self.slab_slots > len(self._slot_keys) or not self.arena.grant(self):
+        if self._grown_count > self._sizes.slots_max or not self.arena.grant(self):
             return False
         self._add_slab()
         return True
 
     # Residency
 
-    def hold(self, keys: Keys, inverse: NDArray[np.int32] | None = None) -> Slots:
+    def hold(
+        self,
+        keys: Keys,
+        inverse: NDArray[np.int32] | None = None,
+        counts: Counts | None = None,
+    ) -> Slots:
         """Make unique row keys resident and touch them; return their slots, until the next call.
 
         len(keys) <= slot_count. Contents do not change. A lookup gives its `inverse`, by which hits
-        are counted; a write, whose rows were as a rule just looked up, would only flatter the
-        counters.
+        are counted, each position once or as often as `counts` says; a write, whose rows were as a
+        rule just looked up, would only flatter the counters.
 
         Raises
         ------
@@ -256,7 +291,7 @@ class Pool:
             missing = self.index.probe(keys, slots)
         self.stages.lap("probe")
         if inverse is not None:
-            self._count_hits(slots, inverse, missing)
+            self._count_hits(slots, inverse, counts, missing)
         if not missing:
             self._held_keys, self._held_moves = keys, self._moves
             self.policy.touch(slots, self.slot_count)
@@ -333,13 +368,16 @@ class Pool:
 
     # Verbs
 
-    def gather(self, batch: Batch, outs: list[Rows]) -> None:
-        """Write the weights of every position of `batch` to its segment's array in `outs`."""
+    def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:
+        """Write the weights of every position of `batch` to its segment's array in `outs`.
+
+        counts : (n,), accesses that each position stands for, in the counters and nowhere else
+        """
         count = len(batch.unique_keys)
         if self.part_keys(count) == count:
-            rows, slots = self.rows, self.hold(batch.unique_keys, batch.inverse)
+            rows, slots = self.rows, self.hold(batch.unique_keys, batch.inverse, counts)
         else:
-            rows, slots = self._rows_in_parts(batch)
+            rows, slots = self._rows_in_parts(batch, counts)
         self.device.gather(rows, slots, batch, self.layout.dim, outs)
 
     def gather_pooled(
@@ -358,12 +396,16 @@ class Pool:
             rows, slots = self._rows_in_parts(batch)
         self.device.gather_pooled(rows, slots, batch.inverse, offsets, mean, weights, out)
 
-    def _rows_in_parts(self, batch: Batch) -> tuple[Rows, Slots]:
+    def _rows_in_parts(self, batch: Batch, counts: Counts | None = None) -> tuple[Rows, Slots]:
         keys = batch.unique_keys
         rows = np.empty((len(keys), self.layout.stride), np.float32)
         for low, high in self.parts(len(keys)):
-            occurrences = batch.inverse[(batch.inverse >= low) & (batch.inverse < high)] - low
-            slots = self.hold(keys[low:high], occurrences.astype(np.int32))
+            here = (batch.inverse >= low) & (batch.inverse < high)
+            slots = self.hold(
+                keys[low:high],
+                batch.inverse[here] - np.int32(low),
+                None if counts is None else counts[here],
+            )
             self.device.gather_rows(self.rows, slots, rows[low:high])
         return rows, np.arange(len(keys))
 
@@ -476,6 +518,11 @@ class Pool:
             slots = slots[self._slot_keys[slots] >> KEY_BITS == table_id]
         return slots
 
+    @property
+    def _logged_rows_max(self) -> int:
+        """Rows that go to the log at once, so that its segments keep about their size."""
+        return max(1, self.storage.segment_bytes // (8 * self.layout.stride))
+
     def flush(self, table_id: int | None = None) -> int:
         """Log the dirty rows, of one table or of all; return how many. They stay resident, clean.
 
@@ -485,7 +532,7 @@ class Pool:
         """
         slots = self.dirty_slots(table_id)
         self.storage.expect(len(slots))
-        step = max(1, self.storage.segment_bytes // (8 * self.layout.stride))
+        step = self._logged_rows_max
         for low in range(0, len(slots), step):
             part = slots[low : low + step]
             self.storage.reserve(len(part), self.layout.stride, bounded=False)
@@ -525,14 +572,19 @@ class Pool:
 
     # Counting and checking
 
-    def _count_hits(self, slots: Slots, inverse: NDArray[np.int32], missing: int) -> None:
-        accesses = len(inverse)
+    def _count_hits(
+        self, slots: Slots, inverse: NDArray[np.int32], counts: Counts | None, missing: int
+    ) -> None:
+        accesses = len(inverse) if counts is None else int(counts.sum())
         self.counters.unique_keys += len(slots)
         self.counters.unique_hits += len(slots) - missing
         self.counters.accesses += accesses
-        self.counters.access_hits += (
-            self.device.count_accesses(inverse, slots) if missing else accesses
-        )
+        if not missing:
+            self.counters.access_hits += accesses
+        elif counts is None:
+            self.counters.access_hits += self.device.count_accesses(inverse, slots)
+        else:
+            self.counters.access_hits += int(counts[slots[inverse] >= 0].sum())
 
     def _count_origins(self, found: NDArray[np.uint8]) -> None:
         origins = np.bincount(found, minlength=3)

@@ -110,6 +110,12 @@ class Device(Protocol):
     def allocate_rows(self, slot_count_max: int, stride: int) -> Rows:
         """Reserve address space for rows; memory is taken when a row is first written."""
 
+    def lengthen_rows(self, rows: Rows, slot_count: int, slot_count_max: int) -> Rows:
+        """Reserve address space for more rows, and move the first `slot_count` of `rows` there.
+
+        `rows` is given up. No more than a piece of it is in memory twice at any time.
+        """
+
     def release_rows(self, rows: Rows, low: int, high: int) -> None:
         """Give the memory of slots [low, high) back (whole pages inside them); their content is
         lost."""

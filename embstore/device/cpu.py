@@ -30,7 +30,7 @@ from embstore.device.base import (
     Slots,
     TableParameters,
 )
-from embstore.device.memory import release, reserve
+from embstore.device.memory import move, release, reserve
 from embstore.device.workers import Range, Workers
 from embstore.kernels import apply as apply_kernels
 from embstore.kernels import select_victims as victim_kernels
@@ -94,6 +94,11 @@ class CpuDevice:
 
     def allocate_rows(self, slot_count_max: int, stride: int) -> Rows:
         return reserve(slot_count_max * stride * 4).view(np.float32).reshape(slot_count_max, stride)
+
+    def lengthen_rows(self, rows: Rows, slot_count: int, slot_count_max: int) -> Rows:
+        longer = self.allocate_rows(slot_count_max, rows.shape[1])
+        move(rows[:slot_count], longer)
+        return longer
 
     def release_rows(self, rows: Rows, low: int, high: int) -> None:
         release(rows[low:high])

@@ -1,8 +1,9 @@
 """Anonymous memory whose pages come when first written, and go when released.
 
-Address space is reserved for the most that may ever be used, so that a pool grows without moving
-and its arrays keep their addresses. Huge pages matter: two million rows of 272 bytes are 133,000
-small pages, far more than a TLB holds, and random reads would pay for a page walk each.
+Address space is reserved for the most that a budget may use, so that a pool grows without moving
+and its arrays keep their addresses until the budget itself is raised. Huge pages matter: two
+million rows of 272 bytes are 133,000 small pages, far more than a TLB holds, and random reads would
+pay for a page walk each.
 """
 
 import mmap
@@ -16,6 +17,8 @@ from embstore.arithmetic.jit import address
 from embstore.errors import CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
+_PIECE_BYTES = 32 * HUGE_PAGE_BYTES
+"""What `move` holds twice: small beside any cache that it matters to."""
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # named by the mmap module from 3.13 on
 
 
@@ -31,7 +34,7 @@ def reserve(byte_count: int) -> NDArray[np.uint8]:
     except (OSError, OverflowError) as exc:
         raise CapacityError(
             f"expected {byte_count} bytes of address space, which the system refused ({exc}); "
-            "open the store with a smaller cache_bytes"
+            "give a smaller cache_bytes"
         ) from exc
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -53,3 +56,28 @@ def release(array: NDArray[Any]) -> None:
     last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def move(source: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copy a reserved array to the beginning of another; its memory goes as the copy comes.
+
+    Rejected: mremap, which moves pages and no bytes. Python refuses it while a view exists, and the
+    result is not aligned to huge pages.
+    """
+    step = max(1, _PIECE_BYTES // max(1, source[:1].nbytes))
+    for low in range(0, len(source), step):
+        piece = slice(low, min(low + step, len(source)))
+        target[piece] = source[piece]
+        release(source[piece])
+
+
+def lengthened(array: NDArray[Any], used: int, length: int) -> NDArray[Any]:
+    """Return a reserved (length,) array that begins with array[:used]; `array` is given up.
+
+    Raises
+    ------
+    CapacityError : no address space; `array` is as it was.
+    """
+    longer = reserve(length * array.itemsize).view(array.dtype)
+    move(array[:used], longer)
+    return longer

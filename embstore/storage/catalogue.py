@@ -20,47 +20,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from embstore.config import TableConfig
 from embstore.errors import CorruptTableError, EmbstoreError, TableMismatchError
+from embstore.results import Checkpoint, State, TableEntry
 from embstore.storage.format import FORMAT
 
 PATH = "CATALOGUE"
 _MAGIC = "EMBSTORE CATALOGUE"
-
-
-@dataclass(frozen=True)
-class TableEntry:
-    """One table as of a state."""
-
-    table_id: int
-    identity: dict[str, Any]
-    rows: int
-    learning_rate: float
-    t: int
-
-    def config(self) -> TableConfig:
-        """Return the configuration, checked anew."""
-        return TableConfig.from_identity(
-            self.identity, rows=self.rows, learning_rate=self.learning_rate
-        )
-
-
-@dataclass(frozen=True)
-class State:
-    """The store at a commit."""
-
-    commit: int = 0
-    command: int = 0
-    tables: tuple[TableEntry, ...] = ()
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A state kept under a label, with what the caller wanted to find beside it."""
-
-    label: str
-    metadata: dict[str, Any]
-    state: State
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from embstore.errors import (
     StorageError,
     StoreClosedError,
 )
+from embstore.results import TableEntry
 from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
-from embstore.storage.catalogue import Catalogue, TableEntry
+from embstore.storage.catalogue import Catalogue
 from embstore.storage.files import Files
 from embstore.storage.format import BaseGeometry, record_bytes
 from embstore.storage.log import Log

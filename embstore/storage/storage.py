@@ -32,7 +32,8 @@ from embstore.errors import (
 )
 from embstore.kernels.cold import ask_for_cold_pages
 from embstore.kernels.records import pack, unpack
-from embstore.storage.catalogue import Catalogue, Checkpoint, SegmentEntry, State, TableEntry
+from embstore.results import Checkpoint, State, TableEntry
+from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
 from embstore.storage.files import Files
 from embstore.storage.format import record_bytes

@@ -127,7 +127,7 @@ class Framed(NamedTuple):
 class Received(NamedTuple):
     """A bulk message taken apart."""
 
-    header: memoryview
+    header: bytes
     payload: memoryview
 
 
@@ -183,10 +183,10 @@ def split(message: bytes | memoryview) -> Received:
             )
         parts[number] = value
     empty = memoryview(b"")
-    return Received(parts.get(1, empty), parts.get(3, empty))
+    return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
 
 
-def parse(kind: type[M], serialised: bytes | memoryview) -> M:
+def parse(kind: type[M], serialised: bytes) -> M:
     """Parse a message of a generated class; fields that it does not know are refused.
 
     Raises
@@ -195,7 +195,7 @@ def parse(kind: type[M], serialised: bytes | memoryview) -> M:
     """
     name = kind.DESCRIPTOR.full_name
     try:
-        message: M = kind.FromString(bytes(serialised))
+        message: M = kind.FromString(serialised)
     except protobuf.DecodeError as exc:
         raise InvalidArgumentError(f"expected a serialised {name}: {exc}") from exc
     known = message.ByteSize()
@@ -269,6 +269,16 @@ class Assembly:
         """Whether every byte has come."""
         return self._buffer is not None and self._received_bytes == len(self._buffer)
 
+    def announced(self, chunk: bytes) -> int:
+        """Return how many bytes a first chunk announces, if they are allowed."""
+        total, _ = _chunk(chunk)
+        if total > self._bytes_max:
+            raise InvalidArgumentError(
+                f"expected a call of at most {self._bytes_max} bytes (limits.call_bytes_max), "
+                f"found {total}; split the call"
+            )
+        return total
+
     def add(self, chunk: bytes) -> None:
         """Take the next serialised Chunk.
 
@@ -283,7 +293,7 @@ class Assembly:
                 f"{total} in {'the first' if self._buffer is None else 'a later one'}"
             )
         if self._buffer is None:
-            self._begin(total)
+            self._buffer = np.empty(self.announced(chunk), np.uint8)
         assert self._buffer is not None
         end = self._received_bytes + len(piece)
         if not len(piece) or end > len(self._buffer):
@@ -293,14 +303,6 @@ class Assembly:
             )
         self._buffer[self._received_bytes : end] = piece
         self._received_bytes = end
-
-    def _begin(self, total: int) -> None:
-        if total > self._bytes_max:
-            raise InvalidArgumentError(
-                f"expected a call of at most {self._bytes_max} bytes (limits.call_bytes_max), "
-                f"found {total}; split the call"
-            )
-        self._buffer = np.empty(total, np.uint8)
 
     def whole(self) -> memoryview:
         """Return the message.

@@ -16,6 +16,9 @@ from embstore.errors import EmbstoreError
 ERROR_METADATA = "embstore-error"
 """The trailing metadata that carries the class's name."""
 
+NOT_AGAIN_METADATA = "embstore-not-again"
+"""The trailing metadata of an error that looks passing and is not: the store has failed."""
+
 INTERNAL_MESSAGE = "internal error"
 
 _MESSAGE_CHARACTERS_MAX = 2000

@@ -17,7 +17,7 @@ import pytest
 from tests.style.sources import ROOT, module_name, parse, place, project_files
 
 LEVELS = (  # the lowest first
-    {"arrays", "config", "errors"},
+    {"arrays", "config", "errors", "results"},
     {"arithmetic"},
     {"kernels"},
     {"device"},

@@ -6,7 +6,7 @@ from embstore import Constant, Sgd
 from embstore.arrays import KEY_BITS, row_stride
 from embstore.config import TableConfig
 from embstore.kernels.records import pack, unpack
-from embstore.storage.catalogue import TableEntry
+from embstore.results import TableEntry
 from embstore.storage.format import record_bytes
 from embstore.storage.storage import Storage
 from tests.unit.small_stores import UnsyncedFiles, small_limits

@@ -1,0 +1,103 @@
+"""Bulk calls as messages: one function a verb, arrays in, header and message out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from embstore_proto.codec import Message
+from embstore_proto.v1 import embstore_pb2 as pb
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+from embstore.errors import InvalidArgumentError
+from embstore_client.shares import Sums, UniqueKeys
+
+MODES = {"sum": pb.POOLING_MODE_SUM, "mean": pb.POOLING_MODE_MEAN}
+_ON_NONFINITE = {"refuse": pb.ON_NONFINITE_REFUSE, "skip": pb.ON_NONFINITE_SKIP}
+
+
+def table_keys(
+    message: Message, table: str, table_id: int | None, keys: Keys, counts: Any = None
+) -> pb.TableKeys:
+    """Return one table's keys, added to the message."""
+    return pb.TableKeys(
+        table=table,
+        table_id=table_id,
+        keys=message.add(keys),
+        counts=None if counts is None else message.add(counts),
+    )
+
+
+def lookup(
+    message: Message, keys: Mapping[str, UniqueKeys], ids: Mapping[str, int], admit: bool
+) -> pb.LookupRequest.Header:
+    """Return the header of a lookup."""
+    return pb.LookupRequest.Header(
+        tables=[
+            table_keys(message, name, ids.get(name), once.keys, once.counts)
+            for name, once in keys.items()
+        ],
+        admit=admit,
+    )
+
+
+def gradients(
+    message: Message, shares: Mapping[str, Sums], ids: Mapping[str, int]
+) -> list[pb.TableGradients]:
+    """Return the gradients of several tables, added to the message."""
+    return [
+        pb.TableGradients(
+            table=name,
+            table_id=ids.get(name),
+            keys=message.add(sums.keys),
+            gradients=message.add(sums.gradients),
+        )
+        for name, sums in shares.items()
+    ]
+
+
+def ranks(
+    message: Message, shares: Sequence[Mapping[str, Sums]], ids: Mapping[str, int]
+) -> list[pb.UpdateRanksRequest.Rank]:
+    """Return the gradients of several ranks, added to the message."""
+    return [pb.UpdateRanksRequest.Rank(tables=gradients(message, s, ids)) for s in shares]
+
+
+def bags(
+    message: Message, offsets: NDArray[np.int64], mode: str, weights: Rows | None, table: str
+) -> pb.Bags:
+    """Return how keys are pooled, added to the message.
+
+    Raises
+    ------
+    InvalidArgumentError : another mode.
+    """
+    if mode not in MODES:
+        raise InvalidArgumentError(
+            f'table {table!r}: expected mode to be "sum" or "mean", found {mode!r}'
+        )
+    return pb.Bags(
+        offsets=message.add(offsets),
+        mode=MODES[mode],
+        weights=None if weights is None else message.add(weights),
+    )
+
+
+def options(
+    learning_rate: float | None, gradient_scale: float, on_nonfinite: str
+) -> pb.UpdateOptions:
+    """Return an update's options.
+
+    Raises
+    ------
+    InvalidArgumentError : another on_nonfinite, or no number.
+    """
+    if on_nonfinite not in _ON_NONFINITE:
+        raise InvalidArgumentError(
+            f'expected on_nonfinite to be "refuse" or "skip", found {on_nonfinite!r}'
+        )
+    return pb.UpdateOptions(
+        learning_rate=learning_rate,
+        gradient_scale=gradient_scale,
+        on_nonfinite=_ON_NONFINITE[on_nonfinite],
+    )

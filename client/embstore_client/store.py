@@ -1,0 +1,291 @@
+"""A server's store: the verbs of `embstore.Store`, each one call."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+from embstore_proto.codec import Message
+from embstore_proto.configs import Described
+from embstore_proto.v1 import embstore_pb2 as pb
+from numpy.typing import ArrayLike
+
+from embstore.arrays import Rows, as_out, as_pair, as_ranks
+from embstore.config import Initializer, Optimizer, TableConfig
+from embstore.errors import DeadlineError, InvalidArgumentError
+from embstore.results import AcknowledgedUpdate, Checkpoint
+from embstore_client import messages
+from embstore_client.calls import Calls
+from embstore_client.shares import Sums, UniqueKeys, mapping
+from embstore_client.table import RemoteTable
+from embstore_client.transport import Transport
+
+CONNECT_TIMEOUT_S = 10.0
+"""Long enough for a server that is just starting, short enough to be told of a wrong address."""
+
+CALL_TIMEOUT_S = 60.0
+
+
+def connect(
+    address: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    label: str = "",
+    tls_ca: str | os.PathLike[str] | None = None,
+) -> "RemoteStore":
+    """Connect to a server and return its store.
+
+    Parameters
+    ----------
+    address : "host:port" of the server's gRPC
+    timeout_s : deadline of every call, its further attempts included
+    connect_timeout_s : how long to wait for the server to be there
+    label : shown in the server's log of slow calls
+    tls_ca : file of the certificates to trust; None: no TLS
+
+    Raises
+    ------
+    DeadlineError : no server answered.
+    InvalidArgumentError : a bad argument.
+    """
+    if not isinstance(address, str) or ":" not in address:
+        raise InvalidArgumentError(f'expected an address "host:port", found {address!r}')
+    for name, value in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InvalidArgumentError(f"expected {name} to be a number > 0, found {value!r}")
+    credentials = None
+    if tls_ca is not None:
+        credentials = grpc.ssl_channel_credentials(Path(tls_ca).read_bytes())
+    transport = Transport(address, timeout_s=timeout_s, label=label, credentials=credentials)
+    calls = Calls(transport)
+    try:
+        info = calls.server_info(connect_timeout_s)
+    except DeadlineError as exc:
+        transport.close()
+        raise DeadlineError(
+            f"no embstore server answered at {address} within {connect_timeout_s:g} s; is "
+            "`embstore serve` running there?"
+        ) from exc
+    except BaseException:
+        transport.close()
+        raise
+    return RemoteStore(calls, info)
+
+
+class RemoteStore:
+    """A server's store. Any thread. A context manager that closes the connection.
+
+    Closing ends the connection and not the server's store. A call that raises has changed nothing,
+    but for DeadlineError and OutcomeUnknownError, after which nobody can tell: read t.
+    """
+
+    def __init__(self, calls: Calls, info: pb.GetServerInfoReply) -> None:
+        self._calls = calls
+        self._dims: dict[str, int] = {}  # as last seen, to guess a reply's size
+        self.store_id = info.context.store_id
+
+    def __enter__(self) -> "RemoteStore":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<embstore_client.RemoteStore at {self._calls.transport.address}>"
+
+    def close(self) -> None:
+        """End the connection. Calls that run are cut off. Closing twice is harmless."""
+        self._calls.transport.close()
+
+    # Tables
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        rows: int,
+        optimizer: Optimizer,
+        initializer: Initializer,
+        seed: int | None = None,
+    ) -> RemoteTable:
+        """Make a table, or return the one that was made so before; see `Store.create_table`."""
+        config = TableConfig.checked(
+            name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
+        )
+        return self._table(self._calls.create_table(config))
+
+    def table(self, name: str) -> RemoteTable:
+        """Return a table by name, or raise TableNotFoundError."""
+        return self._table(self._calls.described(name if isinstance(name, str) else repr(name)))
+
+    def _table(self, described: Described) -> RemoteTable:
+        self._dims[described.config.name] = described.config.dim
+        return RemoteTable(self._calls, described)
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables, sorted."""
+        return [described.config.name for described in self._calls.tables()]
+
+    def drop_table(self, name: str) -> int:
+        """Forget a table and its rows; return the command number."""
+        return self._calls.drop_table(name)
+
+    # Several tables in one call
+
+    def lookup(
+        self,
+        keys: Mapping[str, ArrayLike],
+        *,
+        admit: bool = True,
+        out: Mapping[str, Rows] | None = None,
+    ) -> dict[str, Rows]:
+        """Return the rows of several tables, {name: (n, dim) float32}; see `Store.lookup`."""
+        once = {name: UniqueKeys.of(k, name) for name, k in mapping(keys, "keys").items()}
+        outs = self._outs(once, mapping({} if out is None else out, "out"))
+        size = sum(4 * len(o.keys) * self._dim(name) for name, o in once.items())
+        found = self._calls.lookup(once, {}, admit, size)
+        return {
+            name: o.spread(rows, outs.get(name))
+            for (name, o), rows in zip(once.items(), found, strict=True)
+        }
+
+    def _outs(self, once: Mapping[str, UniqueKeys], given: dict[str, Rows]) -> dict[str, Rows]:
+        unknown = sorted(given.keys() - once.keys())
+        if unknown:
+            raise InvalidArgumentError(f"expected out to name tables of the call, found {unknown}")
+        return {
+            name: as_out(o, (once[name].call_count, self._dim(name)), name)
+            for name, o in given.items()
+        }
+
+    def _dim(self, name: str) -> int:
+        dim = self._dims.get(name)
+        if dim is None:
+            dim = self._dims[name] = self._calls.described(name).config.dim
+        return dim
+
+    def update(
+        self,
+        gradients: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: str = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply one update to several tables, all or none; see `Store.update`."""
+        message = Message()
+        shares = self._sums(gradients)
+        header = pb.UpdateRequest.Header(
+            tables=messages.gradients(message, shares, {}),
+            options=messages.options(learning_rate, gradient_scale, on_nonfinite),
+        )
+        return _acknowledged(self._calls.write("Update", header, message))
+
+    def update_ranks(
+        self,
+        ranks: Sequence[Mapping[str, tuple[ArrayLike, ArrayLike]]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: str = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply one update from several ranks, added in rank order; see `Store.update_ranks`."""
+        message = Message()
+        shares = [self._sums(rank) for rank in as_ranks(ranks)]
+        header = pb.UpdateRanksRequest.Header(
+            ranks=messages.ranks(message, shares, {}),
+            options=messages.options(learning_rate, gradient_scale, on_nonfinite),
+        )
+        return _acknowledged(self._calls.write("UpdateRanks", header, message))
+
+    def _sums(self, gradients: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, Sums]:
+        shares = {}
+        for name, pair in mapping(gradients, "gradients").items():
+            keys, rows = as_pair(pair, name)
+            shares[name] = Sums.of(keys, rows, self._fitting_dim(name, rows), name)
+        return shares
+
+    def _fitting_dim(self, name: str, rows: ArrayLike) -> int:
+        """Return the table's dim, asked for again if the gradients do not fit the one last seen."""
+        shape = np.shape(rows)
+        if len(shape) == 2 and shape[1] == self._dims.get(name):
+            return int(shape[1])
+        self._dims.pop(name, None)
+        return self._dim(name)
+
+    # Durability
+
+    def checkpoint(
+        self,
+        label: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        """Make everything durable and keep it under `label`; see `Store.checkpoint`.
+
+        `timeout_s` in place of the connection's: the dirty rows are written before it answers.
+        """
+        return self._calls.checkpoint(label, {} if metadata is None else metadata, timeout_s)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, oldest first."""
+        return self._calls.checkpoints()
+
+    def restore(self, label: str) -> int:
+        """Go back to a kept checkpoint; return the command number. For all clients."""
+        return self._calls.restore(label)
+
+    def flush(self) -> int:
+        """Write all dirty rows to the log and return how many; durable is only a checkpoint."""
+        return self._calls.flush()
+
+    # Looking
+
+    @property
+    def command(self) -> int:
+        """The number of the last acknowledged mutating command, of any client. One call."""
+        return self.server_info().context.command
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every restore. One call."""
+        return self.server_info().context.epoch
+
+    def server_info(self) -> pb.GetServerInfoReply:
+        """Return what the server says of itself: version, device, limits."""
+        return self._calls.server_info()
+
+    def resize_cache(self, cache_bytes: int) -> None:
+        """Give the server's cache another budget; see `Store.resize_cache`."""
+        if (
+            isinstance(cache_bytes, bool)
+            or not isinstance(cache_bytes, int)
+            or not 0 < cache_bytes < 2**63
+        ):
+            raise InvalidArgumentError(
+                f"expected cache_bytes to be an integer >= 1, found {cache_bytes!r}"
+            )
+        self._calls.resize_cache(cache_bytes)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the store is and did; see `Store.stats`."""
+        return self._calls.stats()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of the server's cache or storage does not hold."""
+        self._calls.check_integrity()
+
+
+def _acknowledged(header: pb.BulkAcknowledgedReply.Header) -> AcknowledgedUpdate:
+    return AcknowledgedUpdate(header.context.command, dict(header.t), header.skipped)

@@ -1,0 +1,280 @@
+"""One call over gRPC: unary or streamed, with a deadline, in as many attempts as it takes.
+
+**Size.** A message of up to UNARY_BYTES travels in a unary call, a larger one, or one whose reply
+will be larger, as a stream of chunks.
+
+**Attempts.** What the server surely did not do, or may do again, is sent again with a growing,
+random pause, until the deadline: calls refused because the queue is full or the server stops, and
+calls that lost their connection. A mutating call carries an Origin for that: the server applies a
+sequence once, and answers further attempts as the first. Where it cannot know, because it restarted
+or was restored in between, it says OutcomeUnknownError. gRPC connects again by itself, in the
+background; a call waits for it within its deadline.
+
+**Errors.** A status that names a class of embstore.errors raises it; the others are gRPC's own: no
+connection and no time.
+
+Any thread. Nothing here knows what a table is.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import grpc
+from embstore_proto import codec
+from embstore_proto.codec import Framed, Received
+from embstore_proto.status import NOT_AGAIN_METADATA, error_of
+from embstore_proto.v1 import embstore_pb2 as pb
+from google.protobuf import message as protobuf
+
+from embstore.errors import (
+    DeadlineError,
+    EmbstoreError,
+    InvalidArgumentError,
+    OverloadedError,
+    StoreClosedError,
+)
+
+UNARY_BYTES = 1 << 20
+Reply = TypeVar("Reply", bound=protobuf.Message)
+
+_SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"
+_REPLY_BYTES_MAX = (1 << 31) - 1
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
+    ("grpc.enable_retries", 0),  # the attempts are ours, they carry an origin
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished without a word is found out
+]
+
+
+class Transport:
+    """A connection to a server, and what is known of it."""
+
+    def __init__(
+        self, address: str, *, timeout_s: float, label: str, credentials: Any = None
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._metadata = (("embstore-client", label),) if label else ()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+        self._methods: dict[str, Any] = {}
+        self._origins = _Origins()
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the connection; calls that run are cut off. Closing twice is harmless."""
+        self._closed = True
+        self._channel.close()
+
+    # Control calls
+
+    def call(
+        self,
+        name: str,
+        request: Any,
+        reply: type[Reply],
+        *,
+        mutates: bool = False,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Do a control call and return its reply.
+
+        Raises
+        ------
+        EmbstoreError : what the server answered; DeadlineError, StoreClosedError.
+        """
+
+        def attempt(origin: pb.Origin | None, deadline: float) -> Reply:
+            if origin is not None:
+                request.origin.CopyFrom(origin)
+            return reply.FromString(self._unary(name, request.SerializeToString(), deadline))
+
+        result: Reply = self._attempts(name, attempt, mutates, timeout_s)
+        self._origins.knows(result.context)  # type: ignore[attr-defined]
+        return result
+
+    # Bulk calls
+
+    def bulk(
+        self,
+        name: str,
+        header: Any,
+        message: codec.Message,
+        *,
+        reply_bytes: int,
+        mutates: bool = False,
+    ) -> Received:
+        """Do a bulk call and return its reply, taken apart; `reply_bytes` is about its size.
+
+        Raises
+        ------
+        EmbstoreError : as in `call`.
+        """
+
+        def attempt(origin: pb.Origin | None, deadline: float) -> Received:
+            if origin is not None:
+                header.origin.CopyFrom(origin)
+            framed = message.framed(header.SerializeToString())
+            if framed.total_bytes <= UNARY_BYTES and reply_bytes <= UNARY_BYTES:
+                return codec.split(self._unary(name, framed.joined(), deadline))
+            return codec.split(self._stream(f"{name}Stream", framed, deadline))
+
+        received: Received = self._attempts(name, attempt, mutates, None)
+        return received
+
+    def knows(self, context: pb.Context) -> None:
+        """Take note of the state that a reply was of."""
+        self._origins.knows(context)
+
+    # Attempts
+
+    def _attempts(
+        self,
+        name: str,
+        attempt: Callable[[pb.Origin | None, float], Any],
+        mutates: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        deadline = monotonic() + seconds
+        origin = self._origins.begin() if mutates else None
+        pause = _PAUSE_FIRST_S
+        try:
+            while True:
+                try:
+                    return self._attempt(attempt, origin, deadline)
+                except _PassingError as again:
+                    if monotonic() + pause >= deadline:
+                        raise self._too_late(name, seconds, again.error) from again.cause
+                    sleep(pause * random.uniform(0.5, 1.0))
+                    pause = min(2 * pause, _PAUSE_MAX_S)
+                    if origin is not None:
+                        origin.attempt += 1
+        finally:
+            if origin is not None:
+                self._origins.end(origin)
+
+    def _attempt(
+        self,
+        attempt: Callable[[pb.Origin | None, float], Any],
+        origin: pb.Origin | None,
+        deadline: float,
+    ) -> Any:
+        if self._closed:
+            raise StoreClosedError("the connection is closed; connect again")
+        try:
+            return attempt(origin, deadline)
+        except grpc.RpcError as exc:
+            raise self._error(exc) from exc
+        except ValueError as exc:  # how gRPC says that its channel was closed
+            if self._closed:
+                raise StoreClosedError("the connection was closed during the call") from exc
+            raise
+
+    def _error(self, status: Any) -> Exception:
+        """Return what a status means: an error of the tree, or that it may be sent again."""
+        code, details = status.code(), status.details()
+        trailing = status.trailing_metadata() or ()
+        error = error_of(code, details, trailing)
+        if isinstance(error, OverloadedError | StoreClosedError):
+            final = any(key == NOT_AGAIN_METADATA for key, _ in trailing)
+            return error if final else _PassingError(error, status)
+        if error is not None:
+            return error
+        if self._closed:
+            return StoreClosedError("the connection was closed during the call")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            lost = StoreClosedError(f"no connection to {self.address}: {details}")
+            return _PassingError(lost, status)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(
+                f"{self.address} did not answer in time; a mutating call may have been applied: "
+                "read t and the command number"
+            )
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return InvalidArgumentError(f"the message is too large for {self.address}: {details}")
+        return EmbstoreError(f"{self.address} answered {code.name}: {details}")
+
+    def _too_late(self, name: str, seconds: float, last: EmbstoreError) -> EmbstoreError:
+        return DeadlineError(
+            f"{name}: no success within {seconds:g} s; the last answer was: {last}"
+        )
+
+    # The wire
+
+    def _unary(self, name: str, request: bytes, deadline: float) -> bytes:
+        method = self._method(name, self._channel.unary_unary)
+        reply: bytes = method(request, **self._call_options(deadline))
+        return reply
+
+    def _stream(self, name: str, framed: Framed, deadline: float) -> memoryview:
+        method = self._method(name, self._channel.stream_stream)
+        assembly = codec.Assembly(_REPLY_BYTES_MAX)
+        for chunk in method(framed.chunks(), **self._call_options(deadline)):
+            assembly.add(chunk)
+        return assembly.whole()
+
+    def _method(self, name: str, make: Callable[..., Any]) -> Any:
+        method = self._methods.get(name)
+        if method is None:  # two threads may both make it; either will do
+            method = self._methods[name] = make(_SERVICE + name)
+        return method
+
+    def _call_options(self, deadline: float) -> dict[str, Any]:
+        return {
+            "timeout": max(deadline - monotonic(), 0.001),
+            "metadata": self._metadata,
+            "wait_for_ready": True,
+        }
+
+
+class _PassingError(Exception):
+    """The call may be sent again; `error` is what to raise if there is no time left."""
+
+    def __init__(self, error: EmbstoreError, cause: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.cause = cause
+
+
+class _Origins:
+    """The mutating calls of a client: their numbers, and what was known when they were sent."""
+
+    def __init__(self) -> None:
+        self._client_id = uuid4().hex
+        self._lock = threading.Lock()
+        self._last = 0
+        self._open: set[int] = set()
+        self._instance = ""
+        self._epoch = 0
+
+    def knows(self, context: pb.Context) -> None:
+        with self._lock:
+            self._instance, self._epoch = context.instance, context.epoch
+
+    def begin(self) -> pb.Origin:
+        with self._lock:
+            self._last += 1
+            self._open.add(self._last)
+            return pb.Origin(
+                client_id=self._client_id,
+                sequence=self._last,
+                finished_below=min(self._open),
+                instance=self._instance,
+                epoch=self._epoch,
+            )
+
+    def end(self, origin: pb.Origin) -> None:
+        with self._lock:
+            self._open.discard(origin.sequence)

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Builds the image, runs it and trains against it from outside: that it serves as a user other than
+# root, is exact, ends by SIGTERM with 0 and finds in its volume what it left there.
+#
+#   ENGINE         docker or podman; default: docker if its engine answers, else podman
+#   BASE           the base image; default: the Dockerfile's
+#   IMAGE          the tag to build, which stays: the next build is short; default: embstore:test
+#   BUILD_OPTIONS  more words for `build`, e.g. "--build-arg PIP_INDEX_URL=..."
+#   RUN_OPTIONS    more words for `run`
+#   PYTHON         an interpreter with embstore[server]; default: .venv/bin/python
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [ -z "${ENGINE:-}" ]; then
+    if docker info >/dev/null 2>&1; then ENGINE=docker; else ENGINE=podman; fi
+fi
+IMAGE=${IMAGE:-embstore:test}
+PYTHON=${PYTHON:-.venv/bin/python}
+read -ra build_options <<<"${BASE:+--build-arg BASE=$BASE }${BUILD_OPTIONS:-}"
+read -ra run_options <<<"${RUN_OPTIONS:-}"
+# Podman only: the image's own format, which has a place for HEALTHCHECK; and no timers of systemd
+# for it, which a container may not have: this script runs the check itself.
+export BUILDAH_FORMAT=docker DISABLE_HC_SYSTEMD=true
+name=embstore-image-test-$$
+scratch=$(mktemp -d)
+
+step() { printf 'image test: %s\n' "$*"; }
+
+is_podman() { "$ENGINE" --version | grep -qi podman; } # whose stand-in for docker is one too
+
+clean_up() {
+    local status=$?
+    if [ "$status" -ne 0 ]; then
+        step "FAILED; what the container said last, if there is one:"
+        "$ENGINE" logs --tail 50 "$name" 2>&1 || true
+    fi
+    "$ENGINE" rm --force "$name" >/dev/null 2>&1 || true
+    "$ENGINE" volume rm "$name" "$name-kernels" >/dev/null 2>&1 || true
+    rm -rf "$scratch"
+}
+trap clean_up EXIT
+
+# As hardened as compose.yaml does it, so that what the server may do there is tried here.
+start() {
+    "$ENGINE" run --detach --name "$name" \
+        --volume "$name:/data" --volume "$name-kernels:/var/cache/embstore" \
+        --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
+        --publish 127.0.0.1::50051 --publish 127.0.0.1::8080 \
+        ${run_options[@]+"${run_options[@]}"} "$IMAGE" >/dev/null
+}
+
+healthy() {
+    if is_podman; then
+        "$ENGINE" healthcheck run "$name" >/dev/null 2>&1
+    else
+        [ "$("$ENGINE" inspect --format '{{.State.Health.Status}}' "$name")" = healthy ]
+    fi
+}
+
+wait_until_healthy() {
+    local begin=$SECONDS
+    until healthy; do
+        if [ "$("$ENGINE" inspect --format '{{.State.Running}}' "$name")" != true ]; then
+            step "the container has ended by itself"
+            return 1
+        fi
+        if ((SECONDS - begin > 180)); then
+            step "not healthy after 180 s"
+            return 1
+        fi
+        sleep 1
+    done
+    step "healthy after $((SECONDS - begin)) s"
+}
+
+train() {
+    "$PYTHON" docker/image_test.py "$("$ENGINE" port "$name" 50051/tcp)" \
+        "$("$ENGINE" port "$name" 8080/tcp)" "$scratch/twin"
+}
+
+stop() {
+    "$ENGINE" stop -t 60 "$name" >/dev/null
+    local code
+    code=$("$ENGINE" inspect --format '{{.State.ExitCode}}' "$name")
+    if [ "$code" -ne 0 ]; then
+        step "exit code $code after SIGTERM, expected 0"
+        return 1
+    fi
+    "$ENGINE" rm "$name" >/dev/null
+}
+
+step "building $IMAGE with $ENGINE"
+"$ENGINE" build --file docker/Dockerfile --tag "$IMAGE" \
+    ${build_options[@]+"${build_options[@]}"} . >"$scratch/build.log" 2>&1 \
+    || { tail -n 40 "$scratch/build.log"; exit 1; }
+
+step "embstore imports, as a user other than root, who owns /data"
+"$ENGINE" run --rm ${run_options[@]+"${run_options[@]}"} --entrypoint python "$IMAGE" -c \
+    'import os, embstore; assert 0 != os.getuid() == os.stat("/data").st_uid, os.getuid()'
+
+step "starting on new volumes"
+start
+wait_until_healthy
+
+step "training from outside, beside an embedded twin"
+train
+
+step "its kernels are compiled once, into their volume"
+[ -n "$("$ENGINE" exec "$name" ls /var/cache/embstore/numba)" ]
+
+step "stopping by SIGTERM"
+stop
+
+step "starting a new container on the same volumes"
+start
+wait_until_healthy
+
+step "as it was left, and training on"
+train
+
+step "stopping by SIGTERM"
+stop
+step "passed"

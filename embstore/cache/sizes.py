@@ -1,0 +1,65 @@
+"""Sizes: what the pool of a layout takes of a budget. A function of both, and of nothing that
+happened.
+
+A slab is a sixty-fourth of the budget, within bounds: small enough to share fairly, large enough to
+be few. Everything of a slot counts: its row, its metadata and its share of the index; and so does
+the staging buffer through which a pool's missing rows come in.
+"""
+
+from dataclasses import dataclass
+
+from embstore.arrays import row_stride
+from embstore.device.base import Device
+
+_SLABS = 64
+_SLAB_BYTES_MIN = 8 << 10
+_SLAB_BYTES_MAX = 16 << 20
+_SLAB_SLOTS_MIN = 4
+_STAGING_BYTES = 4 << 20
+_STAGING_SHARE = 32
+"""Of the budget, one part in so many at most is a pool's staging."""
+_METADATA_BYTES = 8 + 8 + 4 + 1  # slot_keys, scores, free list, dirty
+_MANY_SLOTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What tables must have in common to share a pool."""
+
+    dim: int
+    state_dim: int
+    optimizer: str
+
+    @property
+    def stride(self) -> int:
+        """fp32 of a row in the cache and on the disk."""
+        return row_stride(self.dim + self.state_dim)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a pool of some layout takes of a budget."""
+
+    slot_bytes: int
+    slab_slots: int
+    slots_max: int  # a multiple of slab_slots; more can never be had
+    staging_rows: int
+    least_bytes: int  # with one slab
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of a slab's rows and metadata."""
+        return self.slab_slots * self.slot_bytes
+
+    @classmethod
+    def of(cls, layout: Layout, budget_bytes: int, device: Device) -> "Sizes":
+        """Return the sizes of a pool that need not exist; none falls when the budget grows."""
+        row_bytes = 4 * layout.stride
+        slot_bytes = row_bytes + _METADATA_BYTES
+        slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), _SLAB_BYTES_MAX)
+        slab_slots = max(_SLAB_SLOTS_MIN, slab_bytes // slot_bytes)
+        staging_rows = max(1, min(_STAGING_BYTES, budget_bytes // _STAGING_SHARE) // row_bytes)
+        least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_rows * row_bytes
+        many = slab_slots * (_MANY_SLOTS * slot_bytes + device.index_bytes(_MANY_SLOTS))
+        slabs_max = budget_bytes * _MANY_SLOTS // many + 1
+        return cls(slot_bytes, slab_slots, slabs_max * slab_slots, staging_rows, least)

@@ -1,0 +1,63 @@
+"""What calls return beside rows: acknowledgements, and kept checkpoints. Data only.
+
+The embedded store and the network client return the same classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from embstore.config import TableConfig
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """What a mutating call became: its command number, and the table's t after it."""
+
+    command: int
+    t: int
+    skipped: bool = False
+    """True for an update with on_nonfinite="skip" that was: no row and no t has changed."""
+
+
+@dataclass(frozen=True)
+class AcknowledgedUpdate:
+    """What an update of several tables became: its command number, and each table's new t."""
+
+    command: int
+    t: dict[str, int]
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One table as of a state."""
+
+    table_id: int
+    identity: dict[str, Any]
+    rows: int
+    learning_rate: float
+    t: int
+
+    def config(self) -> TableConfig:
+        """Return the configuration, checked anew."""
+        return TableConfig.from_identity(
+            self.identity, rows=self.rows, learning_rate=self.learning_rate
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """The store at a commit."""
+
+    commit: int = 0
+    command: int = 0
+    tables: tuple[TableEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state kept under a label, with what the caller wanted to find beside it."""
+
+    label: str
+    metadata: dict[str, Any]
+    state: State

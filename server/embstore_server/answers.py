@@ -1,0 +1,41 @@
+"""What the engine thread brings back from any call: its value, and which state it is of.
+
+A reply's context must be read on the engine thread right after the work, before another command
+changes it; hence work is wrapped here, and not by the border that answers.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from embstore_proto.v1 import embstore_pb2 as pb
+
+from embstore.store import Store
+from embstore_server.worker import Work
+
+
+class Answered(NamedTuple):
+    """A call's value, with the store, epoch and command number that it is of."""
+
+    value: Any
+    context: pb.Context
+    stage_seconds: dict[str, float]
+
+
+def answering(work: Callable[[Store], Any], instance: str, *, stages: bool = False) -> Work:
+    """Return `work` made to return Answered, with the time spent in each stage where asked for."""
+
+    def answered(store: Store) -> Answered:
+        before = store.stage_seconds if stages else {}
+        value = work(store)
+        context = pb.Context(
+            store_id=store.store_id, epoch=store.epoch, command=store.command, instance=instance
+        )
+        return Answered(value, context, _spent(before, store) if stages else {})
+
+    return answered
+
+
+def _spent(before: dict[str, float], store: Store) -> dict[str, float]:
+    after = store.stage_seconds
+    spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in after.items()}
+    return {stage: seconds for stage, seconds in spent.items() if seconds}

@@ -1,0 +1,106 @@
+"""The life of the server process: open, serve, drain, commit.
+
+1. Both ports are bound before the store is opened, so that a port in use is said at once. Health
+   says NOT_SERVING, and /readyz 503, until the store is open.
+2. The engine thread opens the store, and both borders serve it, on one event loop.
+3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
+   the store is committed and closed, and the process ends with 0. A second signal changes nothing.
+
+The switch interval is lowered for the process: at the default of 5 ms the engine thread, back from
+a kernel, waits for the interpreter while the loop is busy (measured in design.md, section 3).
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import embstore
+from embstore_server import logs
+from embstore_server.borders import GrpcBorder, rest_border
+from embstore_server.logs import event
+from embstore_server.metrics import Metrics
+from embstore_server.service import Service
+from embstore_server.settings import Settings
+from embstore_server.worker import Worker
+
+_SWITCH_INTERVAL_S = 1e-4
+
+
+def serve(settings: Settings) -> int:
+    """Serve a store until SIGTERM or SIGINT; return the exit status.
+
+    Raises
+    ------
+    EmbstoreError : the store or a port could not be opened, or not everything was committed.
+    """
+    logs.configure(settings)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    worker = Worker(lambda: _open(settings), settings.queue_calls_max)
+    service = Service(settings, worker, Metrics())
+    stop = _stop_signal()
+    border = GrpcBorder(service)
+    async with rest_border(service) as admin_address:
+        event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
+        await border.start()
+        try:
+            service.opened(await worker.start())
+            await border.ready()
+            _say_ready(service, border.address, admin_address)
+            signal_name = await stop
+            event(
+                logging.INFO,
+                "stopping",
+                signal=signal_name,
+                running=worker.running.verb if worker.running else None,
+                waiting_calls=worker.waiting_calls,
+            )
+        finally:
+            service.stopping = True
+            await border.stop(settings.drain_s)
+            await worker.stop()
+    event(logging.INFO, "stopped", command=service.store.command)
+    return 0
+
+
+def _stop_signal() -> asyncio.Future[str]:
+    """Return what is done, with the signal's name, when the process is asked to end."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[str] = loop.create_future()
+
+    def asked(name: str) -> None:
+        if not stop.done():
+            stop.set_result(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number.name)
+    return stop
+
+
+def _say_ready(service: Service, listen: str, admin: str) -> None:
+    store = service.store
+    event(
+        logging.INFO,
+        "ready",
+        listen=listen,
+        admin=admin,
+        store_id=store.store_id,
+        epoch=store.epoch,
+        command=store.command,
+    )
+
+
+def _open(settings: Settings) -> embstore.Store:
+    return embstore.open(
+        settings.data,
+        device=settings.device,
+        cache_bytes=settings.cache_bytes,
+        policy=settings.policy,
+        checkpoints_keep=settings.checkpoints_keep,
+        read_only=settings.read_only,
+        threads=settings.threads,
+    )

@@ -1,0 +1,137 @@
+"""The two borders as ports: gRPC with health and reflection, REST by uvicorn; one event loop.
+
+Both bind their port when they are entered, so that one in use is said at once. gRPC would share a
+port with another server silently (SO_REUSEPORT); here it does not.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from embstore_proto.codec import CHUNK_BYTES_MAX
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from embstore.errors import InvalidArgumentError
+from embstore_server.admin import make_admin
+from embstore_server.rpc import SERVICE_NAME, Rpc
+from embstore_server.service import Service
+from embstore_server.settings import Settings
+
+_RECEIVED_MARGIN = 4
+"""A unary message of up to so many times the limit is received, to be refused with a reason."""
+
+_FRAME_BYTES = 1 << 10
+
+
+class GrpcBorder:
+    """The gRPC server of a service, at `address`."""
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        received_max = max(_RECEIVED_MARGIN * settings.unary_bytes_max, CHUNK_BYTES_MAX)
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
+                ("grpc.max_send_message_length", -1),  # our own limits are by name
+            ]
+        )
+        self._server.add_generic_rpc_handlers((Rpc(service).handlers(),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.address = _bind(self._server, settings)
+
+    async def start(self) -> None:
+        """Accept connections; health says NOT_SERVING until `ready`."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def ready(self) -> None:
+        """Say SERVING to health checks."""
+        await self._report(health_pb2.HealthCheckResponse.SERVING)
+
+    async def _report(self, status: Any) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new calls, and give those that run `drain_s` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(drain_s)
+
+
+def _bind(server: Any, settings: Settings) -> str:
+    try:
+        if settings.tls_cert is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, _credentials(settings))
+    except RuntimeError as exc:
+        raise _in_use("listen", settings.listen) from exc
+    return f"{settings.listen.rpartition(':')[0]}:{port}"
+
+
+def _credentials(settings: Settings) -> Any:
+    pair = [Path(str(path)).read_bytes() for path in (settings.tls_key, settings.tls_cert)]
+    return grpc.ssl_server_credentials([(pair[0], pair[1])])
+
+
+def _in_use(option: str, address: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"cannot listen on {address}: is another server running there? Give another --{option}"
+    )
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without signal handlers: the process has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def rest_border(service: Service) -> AsyncIterator[str]:
+    """Serve REST; yield its address, or "off"."""
+    settings = service.settings
+    if settings.admin == "off":
+        yield "off"
+        return
+    listener = _listener(settings.admin)
+    config = uvicorn.Config(
+        make_admin(service),
+        log_config=None,
+        access_log=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        lifespan="off",
+    )
+    server = _Uvicorn(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"{settings.admin.rpartition(':')[0]}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _listener(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, int(port)))
+    except OSError as exc:
+        listener.close()
+        raise _in_use("admin", address) from exc
+    return listener

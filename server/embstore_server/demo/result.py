@@ -1,0 +1,118 @@
+"""What a demo came to: all figures, as data, as JSON and as a table on a console.
+
+Two hit rates, because both are in use. By unique key: of the distinct keys of each lookup, how
+many were in the cache (what the cache must do). By access: of all keys as the trainer named them,
+repeats included (what most papers report, and always higher, as hot keys repeat).
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Figures of one demo. Rates are of 0 to 1; `seconds` by what they were spent on."""
+
+    samples: int
+    """Trained on."""
+    samples_held_out: int
+    steps: int
+    samples_per_second: float
+    """Of training, the dense check not counted."""
+    loss: float
+    auc: float | None
+    """Of the held-out samples; None if they have one label only."""
+    hit_rate_unique: float
+    """Of lookups while training, by unique key."""
+    hit_rate_access: float
+    tables: int
+    rows: int
+    dim: int
+    optimizer: str
+    table_bytes: int
+    """What all rows take, weights and optimizer state."""
+    cache_bytes: int
+    """What the store may use for resident rows, their index and staging."""
+    bytes_read: int
+    """By the store, from its directory."""
+    bytes_written: int
+    seconds: dict[str, float]
+    digest: str
+    """Hash of the digests of all tables of the store, in the order of the columns."""
+    digest_of_check: str
+    """The same of the dense check, which had the same gradients."""
+    differing_tables: tuple[str, ...]
+    first_difference: str | None
+    """Where a row looked up while training first differed from the check's, or None."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the store and the dense check agreed to the bit, at each step and at the end."""
+        return (
+            self.digest == self.digest_of_check
+            and not self.differing_tables
+            and self.first_difference is None
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures as a JSON object."""
+        return asdict(self) | {"exact": self.exact}
+
+
+def show(result: DemoResult, console: Console) -> None:
+    """Print a result as a table."""
+    table = Table(title="embstore demo", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for lines in (_training(result), _store(result), _exactness(result)):
+        for name, text in lines:
+            table.add_row(name, text)
+        table.add_section()
+    console.print(table)
+
+
+def _training(result: DemoResult) -> list[tuple[str, str]]:
+    auc = "unknown: the held-out samples have one label only"
+    if result.auc is not None:
+        auc = f"{result.auc:.4f} of {result.samples_held_out:,} samples"
+    shares = ", ".join(f"{stage} {spent:.1f}" for stage, spent in result.seconds.items())
+    return [
+        ("trained", f"{result.samples:,} samples in {result.steps:,} steps"),
+        ("samples/s", f"{result.samples_per_second:,.0f} (the dense check not counted)"),
+        ("seconds", shares),
+        ("loss at the end", f"{result.loss:.4f}"),
+        ("AUC, held out", auc),
+    ]
+
+
+def _store(result: DemoResult) -> list[tuple[str, str]]:
+    share = result.cache_bytes / result.table_bytes
+    return [
+        ("tables", f"{result.tables}, {result.rows:,} rows of {result.dim}, {result.optimizer}"),
+        ("bytes of the tables", _megabytes(result.table_bytes)),
+        ("bytes of the cache", f"{_megabytes(result.cache_bytes)} ({share:.0%} of the tables)"),
+        ("hits by unique key", f"{result.hit_rate_unique:.1%}"),
+        ("hits by access", f"{result.hit_rate_access:.1%}"),
+        ("read from disk", _megabytes(result.bytes_read)),
+        ("written to disk", _megabytes(result.bytes_written)),
+    ]
+
+
+def _exactness(result: DemoResult) -> list[tuple[str, str]]:
+    if result.exact:
+        verdict = "[bold green]equal to the dense check, bit for bit[/]"
+    else:
+        verdict = f"[bold red]not equal to the dense check[/]: {result.digest_of_check}"
+    lines = [("digest", result.digest), ("exact", verdict)]
+    if result.first_difference:
+        lines.append(("first difference", result.first_difference))
+    if result.differing_tables:
+        lines.append(("tables that differ", ", ".join(result.differing_tables)))
+    return lines
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

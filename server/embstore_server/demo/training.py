@@ -1,0 +1,176 @@
+"""Training through a store, with the dense check in lockstep.
+
+One step is one batch of samples, one lookup and one update over all 26 tables:
+
+    keys -> store.lookup -> rows -> DLRM -> gradients -> store.update
+               |  equal, to the bit?                |
+            check.lookup                         check.update
+
+The check is asked for the same rows before each step, so a difference is found in the step after
+the one that made it, and named; training stops there, because everything after it would differ.
+
+Each tenth part of a block of lines is held out, until there are HELD_OUT_MAX samples, and is never
+trained on: any file of a few lines has some, and one pass over a stream is enough. (In a real file
+they are as old as what is trained on, so their AUC is a little better than that of a day to come.)
+They are looked up with admit=False: evaluation leaves the cache as training left it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+from embstore.config import Optimizer, TableConfig, Uniform
+from embstore.errors import InvalidArgumentError
+from embstore_server.demo.adam import Adam
+from embstore_server.demo.auc import area_under_curve
+from embstore_server.demo.columns import keys_by_table, table_name
+from embstore_server.demo.criteo import INTEGERS, Samples
+from embstore_server.demo.dense import DenseTables
+from embstore_server.demo.dlrm import Dlrm, dense_features
+from embstore_server.demo.phases import Advance
+from embstore_server.demo.stores import TrainingStore
+
+HELD_OUT_EVERY = 10
+HELD_OUT_MAX = 100_000
+"""An AUC of so many samples is known to about 0.002, and they take 32 MB."""
+_DENSE_LEARNING_RATE = 2e-3
+_LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
+
+
+@dataclass
+class Trained:
+    """What training came to; times in seconds by what they were spent on."""
+
+    steps: int = 0
+    samples: int = 0
+    loss: float = float("nan")
+    first_difference: str | None = None
+    """Where a row looked up first differed from the check's, or None."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of the with block to a stage."""
+        started = perf_counter()
+        yield
+        self.seconds[stage] += perf_counter() - started
+
+
+def table_configs(rows: tuple[int, ...], *, dim: int, optimizer: Optimizer) -> list[TableConfig]:
+    """Return the configuration of each column's table.
+
+    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are.
+    """
+    return [
+        TableConfig.checked(
+            table_name(column),
+            dim=dim,
+            rows=count,
+            optimizer=optimizer,
+            initializer=Uniform(-(count**-0.5), count**-0.5),
+        )
+        for column, count in enumerate(rows)
+    ]
+
+
+class Trainer:
+    """A DLRM whose embeddings are in a store, and in a dense check beside it. One thread."""
+
+    def __init__(self, store: TrainingStore, configs: list[TableConfig], *, seed: int = 0) -> None:
+        self.check = DenseTables(configs)
+        self.held_out: list[Samples] = []
+        self.result = Trained()
+        self._store = store
+        self._rows = tuple(config.rows for config in configs)
+        self.tables = [config.name for config in configs]
+        self._model = Dlrm(integers=INTEGERS, columns=len(configs), dim=configs[0].dim, seed=seed)
+        self._dense_optimizer = Adam(self._model.parameters, _DENSE_LEARNING_RATE)
+        for config in configs:
+            store.create_table(
+                config.name,
+                dim=config.dim,
+                rows=config.rows,
+                optimizer=config.optimizer,
+                initializer=config.initializer,
+            )
+
+    def train(self, blocks: Iterable[Samples], advance: Advance) -> None:
+        """Train on each block but what is held out of it, until a row differs from the check."""
+        blocks = iter(blocks)
+        while self.result.first_difference is None:
+            with self.result.timed("read"):
+                block = next(blocks, None)
+            if block is None:
+                break
+            samples = self._hold_out(block)
+            if len(samples):
+                self._step(samples)
+            advance(len(block), f"loss {self.result.loss:.4f}")
+        if not self.result.samples:
+            raise InvalidArgumentError("expected at least two samples, one of them to hold out")
+
+    def scores(self, advance: Advance) -> NDArray[np.float32]:
+        """Return the logits of the held-out samples, in their order."""
+        parts = []
+        for samples in self.held_out:
+            keys = keys_by_table(samples.categories, self._rows)
+            embeddings = self._stacked(self._store.lookup(keys, admit=False))
+            parts.append(self._model.scores(dense_features(samples.integers), embeddings))
+            advance(len(samples))
+        return np.concatenate(parts)
+
+    def held_out_auc(self, advance: Advance) -> float | None:
+        """Return the AUC of the held-out samples; None if they have one label only."""
+        labels = np.concatenate([samples.labels for samples in self.held_out])
+        return area_under_curve(labels, self.scores(advance))
+
+    def _hold_out(self, block: Samples) -> Samples:
+        """Return the part of a block to train on, and keep the rest."""
+        count = -(-len(block) // HELD_OUT_EVERY)
+        if sum(map(len, self.held_out)) + count > HELD_OUT_MAX:
+            return block
+        self.held_out.append(block.part(len(block) - count, len(block)))
+        return block.part(0, len(block) - count)
+
+    def _step(self, samples: Samples) -> None:
+        result = self.result
+        keys = keys_by_table(samples.categories, self._rows)
+        with result.timed("lookup"):
+            rows = self._store.lookup(keys)
+        with result.timed("check"):
+            result.first_difference = self._difference(rows, keys)
+        with result.timed("model"):
+            gradients = self._gradients(samples, rows)
+        pairs = {name: (keys[name], gradients[name]) for name in keys}
+        with result.timed("update"):
+            self._store.update(pairs)
+        with result.timed("check"):
+            self.check.update(pairs)
+        result.steps += 1
+        result.samples += len(samples)
+
+    def _difference(self, rows: dict[str, Rows], keys: dict[str, Keys]) -> str | None:
+        where = self.check.difference(rows, keys)
+        return where and f"step {self.result.steps + 1}, {where}"
+
+    def _gradients(self, samples: Samples, rows: dict[str, Rows]) -> dict[str, Rows]:
+        """Train the dense part on a batch, and return the gradients of its rows by table."""
+        features = dense_features(samples.integers)
+        found = self._model.gradients(features, self._stacked(rows), samples.labels)
+        self._dense_optimizer.step(found.dense)
+        before = self.result.loss if self.result.steps else found.loss
+        self.result.loss = _LOSS_MEMORY * before + (1 - _LOSS_MEMORY) * found.loss
+        return {
+            name: np.ascontiguousarray(found.embeddings[:, column])
+            for column, name in enumerate(self.tables)
+        }
+
+    def _stacked(self, rows: dict[str, Rows]) -> Rows:
+        """Return the rows of all tables as (n, tables, dim)."""
+        return np.stack([rows[name] for name in self.tables], axis=1)

@@ -1,0 +1,57 @@
+"""The bytes of requests and replies that the process holds at once, and their bound.
+
+A request reserves its bytes, a streamed one when its first chunk announces them. Who finds no room
+is refused (OverloadedError) and backs off; to wait instead would let a client that sends slowly
+hold up all others. One message always fits, however large it may be, so that a
+small bound makes calls serial and not impossible. A reply counts while it is sent, but is not
+refused: its work is done. Event loop only.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from embstore.errors import OverloadedError
+
+
+class Inflight:
+    """A count of bytes with a bound."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.held_bytes = 0
+
+    @contextmanager
+    def reservation(self) -> Iterator["Reservation"]:
+        """Give back at the end what was reserved inside."""
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            self.held_bytes -= reservation.held_bytes
+
+    def take(self, count: int) -> None:
+        """Count `count` bytes more, or raise OverloadedError."""
+        if self.held_bytes and self.held_bytes + count > self._bytes_max:
+            raise OverloadedError(
+                f"{self.held_bytes} bytes of calls are in flight, {count} more would exceed "
+                f"limits.inflight_bytes_max ({self._bytes_max}); back off, then retry"
+            )
+        self.held_bytes += count
+
+
+class Reservation:
+    """What one call holds."""
+
+    def __init__(self, inflight: Inflight) -> None:
+        self._inflight = inflight
+        self.held_bytes = 0
+
+    def add(self, count: int) -> None:
+        """Hold `count` bytes more, or raise OverloadedError."""
+        self._inflight.take(count)
+        self.held_bytes += count
+
+    def add_unchecked(self, count: int) -> None:
+        """Hold `count` bytes more whatever the bound: a reply that is made is sent."""
+        self._inflight.held_bytes += count
+        self.held_bytes += count

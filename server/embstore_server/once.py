@@ -1,0 +1,154 @@
+"""Mutating calls that are sent again are applied once.
+
+A client numbers its mutating calls. The server keeps, per client, the call of each number: while
+it is queued or running, a further attempt joins it; when it is done, it is answered as before.
+What is kept is an answer (a command number, t), never rows.
+
+A client says which numbers it has the answers of; those are forgotten, and so is what lies more
+than CALLS_MAX behind its newest. Clients beyond CLIENTS_MAX are forgotten by age.
+
+A call that surely changed nothing, and may do so another time (it was cancelled before it started,
+found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
+
+A further attempt that is *not* remembered was either never received, and is then run, or belongs to
+another life of the server or another epoch of the store, where it may have been applied before the
+rows it made were rolled back. The client says what instance and epoch it first sent the call to; if
+they are others now, nobody can tell, and the answer is OutcomeUnknownError. After a restore nothing
+is remembered but the restore itself.
+
+Event loop only.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from embstore_proto.v1 import embstore_pb2 as pb
+
+from embstore.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    OverloadedError,
+    StoreClosedError,
+)
+from embstore_server.worker import Task, Worker
+
+CALLS_MAX = 1024
+CLIENTS_MAX = 4096
+_CLIENT_ID_CHARACTERS_MAX = 64
+_NOT_APPLIED = (DeadlineError, OverloadedError, StoreClosedError)
+
+
+class _Call:
+    """A remembered call. `waiters` are the attempts that wait for its outcome."""
+
+    def __init__(self, verb: str, task: Task) -> None:
+        self.verb = verb
+        self.task = task
+        self.outcome = task.outcome
+        self.waiters = 0
+
+
+class _Client:
+    def __init__(self) -> None:
+        self.calls: dict[int, _Call] = {}
+        self.floor = 1  # every lower sequence has been forgotten
+
+    def forget_below(self, sequence: int) -> None:
+        if sequence > self.floor:
+            self.floor = sequence
+            for old in [s for s in self.calls if s < sequence]:
+                del self.calls[old]
+
+
+class Once:
+    """The remembered calls of all clients."""
+
+    def __init__(self, worker: Worker, instance: str) -> None:
+        self._worker = worker
+        self._instance = instance
+        self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._forgot_clients = False
+
+    @property
+    def remembered_calls(self) -> int:
+        """Calls remembered now, of all clients."""
+        return sum(len(client.calls) for client in self._clients.values())
+
+    async def call(
+        self, verb: str, origin: pb.Origin, epoch: int, submit: Callable[[], Task]
+    ) -> tuple[Any, Task]:
+        """Return the outcome of the call with this origin, and its task; run now if it has not been.
+
+        Raises
+        ------
+        OutcomeUnknownError : a further attempt of a call that another life of the store received.
+        InvalidArgumentError : no client id, no sequence, or another call had this one.
+        Exception : what the call raised.
+        """
+        client = self._client(origin)
+        client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
+        call = client.calls.get(origin.sequence)
+        if call is None:
+            self._check_first(client, origin, epoch)
+            call = client.calls[origin.sequence] = _Call(verb, submit())
+        elif call.verb != verb:
+            raise InvalidArgumentError(
+                f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
+            )
+        return await self._join(client, origin.sequence, call), call.task
+
+    def forget_all_but(self, origin: pb.Origin) -> None:
+        """Forget every call but this one: the epoch has changed by it."""
+        kept = self._clients.get(origin.client_id)
+        self._clients.clear()
+        if kept is not None:
+            kept.calls = {s: c for s, c in kept.calls.items() if s == origin.sequence}
+            self._clients[origin.client_id] = kept
+
+    def _client(self, origin: pb.Origin) -> _Client:
+        name = origin.client_id
+        if not 0 < len(name) <= _CLIENT_ID_CHARACTERS_MAX or origin.sequence < 1:
+            raise InvalidArgumentError(
+                f"origin: expected a client_id of 1 to {_CLIENT_ID_CHARACTERS_MAX} characters and "
+                f"a sequence from 1, found {name[:80]!r}, {origin.sequence}"
+            )
+        if origin.attempt and self._forgot_clients and name not in self._clients:
+            raise OutcomeUnknownError(
+                f"origin: client {name!r} is not remembered (at most {CLIENTS_MAX} are); this call "
+                "may have been applied before; read t and the command number, then decide"
+            )
+        client = self._clients.setdefault(name, _Client())
+        self._clients.move_to_end(name)
+        if len(self._clients) > CLIENTS_MAX:
+            self._clients.popitem(last=False)
+            self._forgot_clients = True
+        return client
+
+    def _check_first(self, client: _Client, origin: pb.Origin, epoch: int) -> None:
+        if origin.sequence < client.floor:
+            raise OutcomeUnknownError(
+                f"origin: sequence {origin.sequence} has been forgotten: the client had its "
+                f"answer, or is {CALLS_MAX} calls further"
+            )
+        if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
+            raise OutcomeUnknownError(
+                "the server restarted, or was restored, while this call was out: it may have been "
+                "applied before; read t and the command number, then decide"
+            )
+
+    async def _join(self, client: _Client, sequence: int, call: _Call) -> Any:
+        call.waiters += 1
+        try:
+            return await asyncio.shield(call.outcome)
+        except _NOT_APPLIED:
+            client.calls.pop(sequence, None)
+            raise
+        except asyncio.CancelledError:
+            if call.waiters == 1 and self._worker.withdraw(call.task):
+                client.calls.pop(sequence, None)
+            raise
+        finally:
+            call.waiters -= 1

@@ -1,0 +1,246 @@
+"""The gRPC border: bytes in, checked work to the service, the answer or the error out.
+
+Handlers are registered by name from the tables of `bulk` and `control`, with no serialisers: gRPC
+hands over the bytes that came, so that arrays are never copied by protobuf. There is one handler
+for unary bulk calls, one for their stream twins, and one for control calls.
+
+Every handler is one `_answered` block: it makes the caller from the call's metadata and deadline,
+turns errors into a status (the map is `embstore_proto.status`), and hands the figures in. A call
+whose client has gone is cancelled by gRPC at whatever it awaits: nothing has been queued then, or
+it is withdrawn, or it runs to its end and is remembered.
+
+A stream is taken whole before anything is queued, so a stream cut in the middle applies nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import grpc
+from embstore_proto import codec
+from embstore_proto.codec import Assembly, Framed
+from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
+
+import embstore
+from embstore.config import INITIALIZERS, OPTIMIZERS
+from embstore.errors import (
+    DeadlineError,
+    EmbstoreError,
+    InvalidArgumentError,
+    StoreClosedError,
+)
+from embstore_server import bulk, control
+from embstore_server.answers import Answered, answering
+from embstore_server.inflight import Reservation
+from embstore_server.logs import event
+from embstore_server.once import CALLS_MAX
+from embstore_server.service import Caller, Service
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Embstore"].full_name
+
+_FRAME_BYTES_MAX = 1 << 20
+"""What a bulk message may have beside its arrays: names and places, of thousands of tables."""
+
+_METADATA_CHARACTERS_MAX = 200
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Rpc:
+    """The handlers of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return every method of the .proto file, for `add_generic_rpc_handlers`."""
+        methods = {"GetServerInfo": grpc.unary_unary_rpc_method_handler(self._server_info)}
+        for name, verb in control.VERBS.items():
+            methods[name] = grpc.unary_unary_rpc_method_handler(self._control(name, verb))
+        for name, prepare in bulk.VERBS.items():
+            unary, stream = self._unary(name, prepare), self._stream(name, prepare)
+            methods[name] = grpc.unary_unary_rpc_method_handler(unary)
+            methods[f"{name}Stream"] = grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    # What every handler does
+
+    @asynccontextmanager
+    async def _answered(self, verb: str, context: Any) -> AsyncIterator[Caller]:
+        caller = self._caller(verb, context)
+        code = grpc.StatusCode.OK.name
+        try:
+            async with asyncio.timeout(caller.deadline - monotonic()):
+                yield caller
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        except Exception as exc:
+            code = answer_of(_named_timeout(exc, verb)).code.name
+            await self._abort(context, _named_timeout(exc, verb), verb)
+        finally:
+            self._service.finished(caller, code)
+
+    async def _abort(self, context: Any, error: Exception, verb: str) -> None:
+        metadata = []
+        if isinstance(error, EmbstoreError):
+            metadata.append((ERROR_METADATA, type(error).__name__))
+            if isinstance(error, StoreClosedError) and self._service.has_failed:
+                metadata.append((NOT_AGAIN_METADATA, "the store has failed"))
+        else:
+            event(logging.ERROR, "internal error", verb=verb, exc_info=error)
+        await context.abort(answer_of(error).code, message_of(error), tuple(metadata))
+
+    def _caller(self, verb: str, context: Any) -> Caller:
+        settings = self._service.settings
+        metadata = dict(context.invocation_metadata() or ())
+        remaining = context.time_remaining()
+        seconds = settings.call_timeout_s if remaining is None else remaining
+        return Caller(
+            verb,
+            context.peer(),
+            monotonic() + min(seconds, settings.call_timeout_max_s),
+            _label(metadata, "embstore-client"),
+            _label(metadata, "embstore-request"),
+            _label(metadata, "traceparent"),
+        )
+
+    async def _do(self, caller: Caller, call: bulk.Call) -> Answered:
+        work = answering(call.work, self._service.instance, stages=call.stages)
+        answered: Answered = await self._service.mutate(caller, call.origin, work)
+        return answered
+
+    # Bulk calls
+
+    def _unary(self, verb: str, prepare: Callable[[Any], bulk.Call]) -> Handler:
+        async def handler(request: bytes, context: Any) -> bytes:
+            async with self._answered(verb, context) as caller:
+                limit = self._service.settings.unary_bytes_max
+                _check_unary(len(request), limit, "request", verb)
+                caller.received_bytes = len(request)
+                with self._service.inflight.reservation() as held:
+                    held.add(len(request))
+                    reply = await self._reply(caller, prepare(codec.split(request)), held)
+                    _check_unary(reply.total_bytes, limit, "reply", verb)
+                    return reply.joined()
+
+        return handler
+
+    def _stream(self, name: str, prepare: Callable[[Any], bulk.Call]) -> Handler:
+        verb = f"{name}Stream"
+
+        async def handler(chunks: AsyncIterator[bytes], context: Any) -> None:
+            async with self._answered(verb, context) as caller:
+                with self._service.inflight.reservation() as held:
+                    message = await self._assembled(caller, chunks, held)
+                    reply = await self._reply(caller, prepare(codec.split(message)), held)
+                    for chunk in reply.chunks():
+                        await context.write(chunk)
+
+        return handler
+
+    async def _assembled(
+        self, caller: Caller, chunks: AsyncIterator[bytes], held: Reservation
+    ) -> memoryview:
+        assembly = Assembly(self._service.store.limits.call_bytes_max + _FRAME_BYTES_MAX)
+        async for chunk in chunks:
+            if not assembly.total_bytes:
+                held.add(assembly.announced(chunk))
+            assembly.add(chunk)
+        caller.received_bytes = assembly.total_bytes
+        return assembly.whole()
+
+    async def _reply(self, caller: Caller, call: bulk.Call, held: Reservation) -> Framed:
+        reply = call.reply(await self._do(caller, call))
+        held.add_unchecked(reply.total_bytes)
+        caller.sent_bytes = reply.total_bytes
+        return reply
+
+    # Control calls
+
+    def _control(self, name: str, verb: control.Verb) -> Handler:
+        async def handler(request: bytes, context: Any) -> bytes:
+            async with self._answered(name, context) as caller:
+                caller.received_bytes = len(request)
+                message = codec.parse(verb.request, request)
+                origin = message.origin if verb.mutates and message.HasField("origin") else None
+                work = answering(verb.prepare(message), self._service.instance)
+                answered: Answered = await self._service.mutate(caller, origin, work)
+                if name == "Restore" and origin is not None:
+                    self._service.once.forget_all_but(origin)
+                return _serialised(answered, caller)
+
+        return handler
+
+    async def _server_info(self, request: bytes, context: Any) -> bytes:
+        async with self._answered("GetServerInfo", context):
+            codec.parse(pb.GetServerInfoRequest, request)
+            return server_info(self._service).SerializeToString()
+
+
+def _serialised(answered: Answered, caller: Caller) -> bytes:
+    reply = answered.value
+    reply.context.CopyFrom(answered.context)
+    serialised: bytes = reply.SerializeToString()
+    caller.sent_bytes = len(serialised)
+    return serialised
+
+
+def _label(metadata: dict[str, Any], key: str) -> str:
+    value = metadata.get(key, "")
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text[:_METADATA_CHARACTERS_MAX]
+
+
+def _check_unary(size: int, limit: int, what: str, verb: str) -> None:
+    if size > limit:
+        raise InvalidArgumentError(
+            f"{verb}: expected a {what} of at most {limit} bytes (limits.unary_bytes_max), found "
+            f"{size}; call {verb}Stream"
+        )
+
+
+def _named_timeout(error: Exception, verb: str) -> Exception:
+    if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
+        return DeadlineError(f"{verb}: no answer in time; if it writes, read t before another try")
+    return error
+
+
+def server_info(service: Service) -> pb.GetServerInfoReply:
+    """Return what a client may want to know before its first call."""
+    store, settings = service.store, service.settings
+    limits = store.limits
+    return pb.GetServerInfoReply(
+        context=pb.Context(
+            store_id=store.store_id,
+            epoch=store.epoch,
+            command=store.command,
+            instance=service.instance,
+        ),
+        version=embstore.__version__,
+        device=store.device,
+        policy=settings.policy,
+        cache_bytes=store.cache_bytes,
+        read_only=settings.read_only,
+        dtypes=[pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32],
+        optimizers=OPTIMIZERS,
+        initializers=INITIALIZERS,
+        key_spaces=[pb.KEY_SPACE_DENSE],
+        limits=pb.ServerLimits(
+            call_bytes_max=limits.call_bytes_max,
+            unary_bytes_max=settings.unary_bytes_max,
+            chunk_bytes_max=codec.CHUNK_BYTES_MAX,
+            tables_max=limits.tables_max,
+            log_rows_max=limits.log_rows_max,
+            metadata_bytes_max=limits.metadata_bytes_max,
+            queue_calls_max=settings.queue_calls_max,
+            inflight_bytes_max=settings.inflight_bytes_max,
+            remembered_calls_max=CALLS_MAX,
+            call_timeout_s=settings.call_timeout_s,
+            call_timeout_max_s=settings.call_timeout_max_s,
+        ),
+    )

@@ -1,0 +1,148 @@
+"""What every call goes through, whichever border it came in by: lane, deadline, queue, figures.
+
+A **caller** is what a border knows of who calls: the lane it queues in, a label and ids for the log
+of slow calls, and its deadline. `run` takes work to the engine thread and back; `mutate` does so at
+most once for an origin. Both keep the figures. Event loop only.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from embstore_proto.v1 import embstore_pb2 as pb
+
+from embstore.errors import StoreClosedError
+from embstore.store import Store
+from embstore_server.inflight import Inflight
+from embstore_server.logs import event
+from embstore_server.metrics import Metrics
+from embstore_server.once import Once
+from embstore_server.settings import Settings
+from embstore_server.worker import Task, Work, Worker
+
+
+@dataclass
+class Caller:
+    """Who calls, by when, and what the call cost so far."""
+
+    verb: str
+    lane: str
+    deadline: float  # monotonic seconds
+    label: str = ""
+    request: str = ""
+    traceparent: str = ""
+    started: float = field(default_factory=monotonic)
+    wait_s: float = 0.0
+    run_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class Service:
+    """One store, served."""
+
+    def __init__(self, settings: Settings, worker: Worker, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.instance = uuid4().hex
+        self.started = monotonic()
+        self.inflight = Inflight(settings.inflight_bytes_max)
+        self.stopping = False
+        self.worker = worker
+        self.once = Once(worker, self.instance)
+        self._store: Store | None = None
+
+    def opened(self, store: Store) -> None:
+        """Take the store that the worker opened: from now on calls are served."""
+        self._store = store
+
+    @property
+    def store(self) -> Store:
+        """The store, for what is not the engine thread's: limits, ids, epoch, command number."""
+        assert self._store is not None
+        return self._store
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the store refuses every call until the server is started again."""
+        return self._store is not None and self._store.failure is not None
+
+    @property
+    def not_ready(self) -> str:
+        """Why calls are not served; empty when they are."""
+        if self._store is None:
+            return "starting: the store is being opened"
+        if self._store.failure is not None:
+            return f"the store has failed, restart the server: {self._store.failure}"
+        return "stopping" if self.stopping else ""
+
+    async def run(self, caller: Caller, work: Work) -> Any:
+        """Return what `work` returns on the engine thread; withdrawn if the caller leaves in time.
+
+        Raises
+        ------
+        OverloadedError, DeadlineError, StoreClosedError : nothing has been done.
+        Exception : what `work` raised.
+        """
+        task = self._submit(caller, work)
+        try:
+            return await task.outcome
+        except asyncio.CancelledError:
+            self.worker.withdraw(task)
+            raise
+        finally:
+            self._account(caller, task)
+
+    async def mutate(self, caller: Caller, origin: pb.Origin | None, work: Work) -> Any:
+        """Do the same for a mutating call; with an origin at most once.
+
+        Raises
+        ------
+        OutcomeUnknownError : see `embstore_server.once`.
+        """
+        if origin is None:
+            return await self.run(caller, work)
+        result, task = await self.once.call(
+            caller.verb, origin, self.store.epoch, lambda: self._submit(caller, work)
+        )
+        self._account(caller, task)
+        return result
+
+    def _submit(self, caller: Caller, work: Work) -> Task:
+        if self._store is None or self.stopping:
+            raise StoreClosedError(f"the server is {self.not_ready}; send the call again later")
+        return self.worker.submit(caller.verb, work, lane=caller.lane, deadline=caller.deadline)
+
+    def _account(self, caller: Caller, task: Task) -> None:
+        caller.wait_s, caller.run_s = task.wait_s, task.run_s
+
+    def finished(self, caller: Caller, code: str) -> None:
+        """Keep the figures of a call that has been answered with `code`; log it if it was slow."""
+        seconds = monotonic() - caller.started
+        self.metrics.observe_call(
+            caller.verb,
+            code,
+            seconds=seconds,
+            wait_s=caller.wait_s,
+            run_s=caller.run_s,
+            received_bytes=caller.received_bytes,
+            sent_bytes=caller.sent_bytes,
+        )
+        if seconds * 1000 >= self.settings.slow_call_ms:
+            event(
+                logging.WARNING,
+                "slow call",
+                verb=caller.verb,
+                code=code,
+                ms=round(seconds * 1000, 1),
+                wait_ms=round(caller.wait_s * 1000, 1),
+                run_ms=round(caller.run_s * 1000, 1),
+                received_bytes=caller.received_bytes,
+                sent_bytes=caller.sent_bytes,
+                client=caller.label,
+                request=caller.request,
+                traceparent=caller.traceparent,
+            )

@@ -1,0 +1,94 @@
+"""The model's gradients against finite differences, in float64."""
+
+import numpy as np
+import pytest
+from embstore_server.demo.adam import Adam
+from embstore_server.demo.dlrm import Dlrm, dense_features
+
+COUNT, COLUMNS, DIM = 6, 3, 4
+STEP = 1e-6
+
+
+class Batch:
+    """A small model of float64 and a batch for it."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(11)
+        self.model = Dlrm(
+            integers=13,
+            columns=COLUMNS,
+            dim=DIM,
+            hidden=(7,),
+            top_hidden=(9, 5),
+            seed=2,
+            dtype=np.float64,
+        )
+        for parameter in self.model.parameters:  # biases of 0 would sit on the kink of ReLU
+            parameter += rng.normal(0, 0.1, parameter.shape)
+        self.features = rng.normal(size=(COUNT, 13))
+        self.embeddings = rng.normal(size=(COUNT, COLUMNS, DIM))
+        self.labels = (rng.random(COUNT) < 0.5).astype(np.float64)
+
+    def loss(self) -> float:
+        return self.model.gradients(self.features, self.embeddings, self.labels).loss
+
+    def slope(self, array: np.ndarray, index: tuple[int, ...]) -> float:
+        """Return the central difference of the loss by one element."""
+        before = array[index]
+        array[index] = before + STEP
+        above = self.loss()
+        array[index] = before - STEP
+        below = self.loss()
+        array[index] = before
+        return (above - below) / (2 * STEP)
+
+    def slopes(self, array: np.ndarray) -> np.ndarray:
+        found = [self.slope(array, index) for index in np.ndindex(array.shape)]
+        return np.reshape(found, array.shape)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return Batch()
+
+
+def test_gradients_of_embeddings_are_slopes_of_the_loss(batch: Batch) -> None:
+    found = batch.model.gradients(batch.features, batch.embeddings, batch.labels).embeddings
+    assert np.abs(found).max() > 1e-3
+    np.testing.assert_allclose(found, batch.slopes(batch.embeddings), atol=1e-8)
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_gradients_of_the_dense_part_are_slopes_of_the_loss(batch: Batch, place: int) -> None:
+    found = batch.model.gradients(batch.features, batch.embeddings, batch.labels).dense
+    assert len(found) == len(batch.model.parameters) == 10
+    expected = batch.slopes(batch.model.parameters[place])
+    np.testing.assert_allclose(found[place], expected, atol=1e-8)
+
+
+def test_scores_are_those_of_the_loss(batch: Batch) -> None:
+    scores = batch.model.scores(batch.features, batch.embeddings)
+    likelihood = np.where(batch.labels > 0, 1 / (1 + np.exp(-scores)), 1 / (1 + np.exp(scores)))
+    assert batch.loss() == pytest.approx(-np.log(likelihood).mean())
+
+
+def test_extreme_logits_do_not_overflow(batch: Batch) -> None:
+    embeddings = (1e18 * batch.embeddings).astype(np.float32)
+    model = Dlrm(integers=13, columns=COLUMNS, dim=DIM)
+    found = model.gradients(batch.features.astype(np.float32), embeddings, batch.labels)
+    assert np.isfinite(found.loss)
+
+
+def test_adam_lowers_the_loss(batch: Batch) -> None:
+    before, optimizer = batch.loss(), Adam(batch.model.parameters, 0.01)
+    for _ in range(50):
+        gradients = batch.model.gradients(batch.features, batch.embeddings, batch.labels)
+        optimizer.step(gradients.dense)
+    assert batch.loss() < 0.5 * before
+
+
+def test_dense_features_are_finite_for_every_integer() -> None:
+    features = dense_features(np.array([[-3, 0, 1, 10**18 - 1]]))
+    assert features.dtype == np.float32
+    assert features[0, :2].tolist() == [0.0, 0.0]
+    assert np.isfinite(features).all()

@@ -1,0 +1,223 @@
+"""The job through an embedded store: exact, and better than guessing; a wrong store is found."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embstore_server import demo
+from embstore_server.demo import synthetic
+from embstore_server.demo.job import CHECKPOINT_LABEL, Job, train_and_compare
+from embstore_server.demo.phases import Phases
+from embstore_server.demo.result import DemoResult, show
+from embstore_server.demo.stores import TrainingStore
+from rich.console import Console
+
+import embstore
+from embstore.arrays import Keys, Rows
+from embstore.config import Adagrad
+from embstore.errors import InvalidArgumentError
+
+SMALL = Job(samples=20_000, batch=256, dim=8, scale=0.002)
+
+
+def console(*, terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=100, force_terminal=terminal)
+
+
+def text_of(shown: Console) -> str:
+    file = shown.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("job") / "train.txt"
+    synthetic.write(path, samples=SMALL.samples, rows=SMALL.rows)
+    return path
+
+
+def trained(
+    job: Job, path: Path, directory: Path, wrapped: Any = lambda store: store
+) -> DemoResult:
+    with embstore.open(directory, cache_bytes=job.store_cache_bytes) as store:
+        result = train_and_compare(job, wrapped(store), path, Phases(console()))
+        store.check_integrity()
+    return result
+
+
+def test_training_is_exact_and_learns(path: Path, tmp_path: Path) -> None:
+    result = trained(SMALL, path, tmp_path)
+    assert result.exact
+    assert result.digest == result.digest_of_check
+    assert result.auc is not None and result.auc > 0.6
+    assert result.steps == 79
+    assert result.samples + result.samples_held_out == SMALL.samples
+    assert result.samples_held_out == 78 * 26 + 4
+    assert 0 < result.hit_rate_unique < result.hit_rate_access < 1
+    assert result.bytes_written > 0
+    with embstore.open(tmp_path) as store:
+        assert store.checkpoints()[-1].label == CHECKPOINT_LABEL
+        row_bytes = [table["row_bytes"] for table in store.stats()["tables"].values()]
+        assert len(row_bytes) == result.tables == 26
+        assert row_bytes[0] * sum(SMALL.rows) == result.table_bytes
+
+
+def test_the_digest_depends_on_neither_cache_nor_run(path: Path, tmp_path: Path) -> None:
+    job = Job(samples=3000, batch=500, dim=8, scale=0.002, optimizer=Adagrad(0.02))
+    large = Job(3000, 500, 8, 0.002, Adagrad(0.02), cache_bytes=64 << 20)
+    one = trained(job, path, tmp_path / "one")
+    other = trained(large, path, tmp_path / "other")
+    assert one.exact and other.exact
+    assert one.digest == other.digest
+    assert one.hit_rate_unique <= other.hit_rate_unique
+
+
+def test_labels_without_a_signal_cannot_be_learnt(path: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lines = [line[1:] for line in path.read_bytes().splitlines()]
+    noise = [b"01"[label : label + 1] for label in rng.integers(2, size=len(lines))]
+    mixed = tmp_path / "noise.txt"
+    mixed.write_bytes(b"".join(n + line + b"\n" for n, line in zip(noise, lines, strict=True)))
+    result = trained(SMALL, mixed, tmp_path / "store")
+    assert result.exact
+    assert result.auc is not None and 0.45 < result.auc < 0.55
+
+
+class ForgetfulStore:
+    """A store that, at its third update, does not hear of the last key of one table."""
+
+    def __init__(self, store: embstore.Store) -> None:
+        self._store = store
+        self._updates = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def update(self, gradients: Mapping[str, tuple[Keys, Rows]]) -> Any:
+        self._updates += 1
+        if self._updates == 3:
+            keys, rows = gradients["criteo/c09"]
+            kept = keys != keys[-1]
+            gradients = {**gradients, "criteo/c09": (keys[kept], rows[kept])}
+        return self._store.update(gradients)
+
+
+def test_a_lost_gradient_is_found_and_named_at_once(path: Path, tmp_path: Path) -> None:
+    result = trained(SMALL, path, tmp_path, ForgetfulStore)
+    assert not result.exact
+    assert result.first_difference is not None
+    assert result.first_difference.startswith("step 4, table 'criteo/c09', key ")
+    assert result.differing_tables == ("criteo/c09",)
+    assert result.digest != result.digest_of_check
+    assert result.steps == 4
+    shown = console()
+    show(result, shown)
+    assert "not equal to the dense check" in text_of(shown)
+
+
+def test_malformed_line_far_in_the_file_is_named(path: Path, tmp_path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)[:2000]
+    lines[1500] = b"0\tnonsense\n"
+    broken = tmp_path / "broken.txt"
+    broken.write_bytes(b"".join(lines))
+    with pytest.raises(InvalidArgumentError, match=r"broken\.txt, line 1501: expected 40 fields"):
+        trained(SMALL, broken, tmp_path / "store")
+
+
+@pytest.mark.parametrize("lines", [2, 3, 11])
+def test_very_short_files(path: Path, tmp_path: Path, lines: int) -> None:
+    short = tmp_path / "short.txt"
+    short.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+    result = trained(SMALL, short, tmp_path / "store")
+    assert result.exact
+    assert result.samples_held_out == (2 if lines == 11 else 1)
+
+
+def test_one_line_is_not_enough(path: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(InvalidArgumentError, match="expected at least two samples"):
+        trained(SMALL, short, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"samples": 1}, {"batch": 0}, {"scale": 0.0}, {"scale": 2}, {"dim": 0}, {"cache_bytes": 0}],
+    ids=str,
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        Job(**wrong)
+
+
+# The whole of it, with an embedded store in place of the server
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Let `demo.run` open a store itself; return the directories that it asked for."""
+    places: list[Path] = []
+
+    @contextmanager
+    def opened(place: Path, job: Job, phases: Phases) -> Iterator[TrainingStore]:
+        places.append(place)
+        with phases.phase("starting"), embstore.open(place) as store:
+            yield store
+
+    monkeypatch.setattr(demo, "_served", opened)
+    return places
+
+
+def test_run_writes_a_file_and_shows_a_table(served: list[Path], tmp_path: Path) -> None:
+    shown, kept = console(), tmp_path / "kept"
+    result = demo.run(samples=4000, batch=512, scale=0.001, directory=kept, console=shown)
+    assert result.exact
+    for line in ("writing samples ...", "training ...", "bit for bit", result.digest):
+        assert line in text_of(shown)
+    assert (kept / "train.txt").is_file()
+    assert served == [kept / "store"]
+    with pytest.raises(InvalidArgumentError, match="absent or empty"):
+        demo.run(samples=4000, directory=kept, console=shown)
+
+
+def test_run_with_json_prints_one_object_only(
+    served: list[Path], path: Path, tmp_path: Path
+) -> None:
+    shown = console(terminal=True)
+    result = demo.run(path, samples=2000, batch=512, scale=0.001, console=shown, json=True)
+    assert json.loads(text_of(shown)) == json.loads(json.dumps(result.as_json()))
+    assert result.as_json()["exact"] is True
+    assert not served[0].exists()  # nothing is kept
+
+
+def test_run_on_a_terminal_draws_bars(served: list[Path], path: Path) -> None:
+    shown = console(terminal=True)
+    demo.run(path, samples=2000, batch=512, scale=0.001, console=shown)
+    assert "training" in text_of(shown)
+    assert "2000/2000" in text_of(shown)
+
+
+def test_run_refuses_a_wrong_file_before_anything_starts(
+    served: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.txt").write_text("label,i1,i2\n")
+    with pytest.raises(InvalidArgumentError, match=r"bad\.txt, line 1"):
+        demo.run(tmp_path / "bad.txt", console=console())
+    assert not served
+
+
+def test_importing_the_demo_starts_nothing() -> None:
+    code = (
+        "import sys, threading, embstore_server.demo;"
+        "print(threading.active_count(), {'numba', 'grpc', 'embstore_client'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1", "set()"], done.stderr
