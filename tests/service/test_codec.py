@@ -1,0 +1,145 @@
+"""Framing by hand is protobuf: what one side writes, the other and any library reads."""
+
+import numpy as np
+import pytest
+from embstore_proto import codec
+from embstore_proto.v1 import embstore_pb2 as pb
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from embstore.errors import InvalidArgumentError
+
+KEYS = arrays.arrays(np.int64, st.integers(0, 50))
+ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 20), st.integers(1, 9)))
+
+
+def framed(keys, rows) -> codec.Framed:
+    message = codec.Message()
+    header = pb.UpdateRequest.Header()
+    header.tables.add(table="a", keys=message.add(keys), gradients=message.add(rows))
+    return message.framed(header.SerializeToString())
+
+
+def unframed(received: codec.Received):
+    (table,) = codec.parse(pb.UpdateRequest.Header, received.header).tables
+    keys = codec.array_of(received, table.keys, np.int64, 1, "keys")
+    return keys, codec.array_of(received, table.gradients, np.float32, 2, "gradients")
+
+
+@given(KEYS, ROWS)
+def test_a_message_comes_back_with_its_bits(keys, rows):
+    found = unframed(codec.split(framed(keys, rows).joined()))
+    for sent, came in zip((keys, rows), found, strict=True):
+        assert (came.dtype, came.shape) == (sent.dtype, sent.shape)
+        assert came.tobytes() == sent.tobytes()
+        assert came.flags.aligned
+
+
+@given(KEYS, ROWS)
+def test_any_protobuf_library_reads_it(keys, rows):
+    message = pb.UpdateRequest.FromString(framed(keys, rows).joined())
+    (table,) = message.header.tables
+    begin = table.gradients.offset
+    assert message.payload[begin : begin + rows.nbytes] == rows.tobytes()
+    assert len(message.padding) < 64
+
+
+@given(KEYS, ROWS, st.integers(0, 7))
+def test_what_any_protobuf_library_writes_is_read(keys, rows, shift):
+    message = pb.UpdateRequest(payload=bytes(shift) + rows.tobytes() + keys.tobytes())
+    message.header.tables.add(
+        table="a",
+        keys=pb.Array(dtype=pb.DTYPE_INT64, shape=keys.shape, offset=shift + rows.nbytes),
+        gradients=pb.Array(dtype=pb.DTYPE_FLOAT32, shape=rows.shape, offset=shift),
+    )
+    found = unframed(codec.split(message.SerializeToString()))
+    assert [array.tobytes() for array in found] == [keys.tobytes(), rows.tobytes()]
+    assert all(array.flags.aligned for array in found)
+
+
+@pytest.mark.parametrize("size", [1, codec.CHUNK_BYTES - 300, codec.CHUNK_BYTES, 3 << 20])
+def test_chunks_are_the_message(size):
+    message = framed(np.arange(5), np.ones((1, size // 4 + 1), np.float32))
+    chunks = list(message.chunks())
+    parsed = [pb.Chunk.FromString(chunk) for chunk in chunks]
+    assert b"".join(chunk.piece for chunk in parsed) == message.joined()
+    assert [chunk.total_bytes for chunk in parsed] == [message.total_bytes] + [0] * (
+        len(chunks) - 1
+    )
+    assert max(len(chunk.piece) for chunk in parsed) <= codec.CHUNK_BYTES
+    assembly = codec.Assembly(1 << 30)
+    for chunk in chunks:
+        assert not assembly.is_whole
+        assembly.add(chunk)
+    assert bytes(assembly.whole()) == message.joined()
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_or_is_a_message(garbage):
+    try:
+        unframed(codec.split(garbage))
+    except (InvalidArgumentError, ValueError) as exc:  # ValueError: not exactly one table
+        assert "expected" in str(exc) or "unpack" in str(exc)
+
+
+@given(KEYS, ROWS, st.data())
+def test_a_message_cut_off_is_refused(keys, rows, data):
+    whole = framed(keys, rows).joined()
+    cut = whole[: data.draw(st.integers(1, len(whole) - 1), "bytes")]
+    with pytest.raises((InvalidArgumentError, ValueError)):
+        unframed(codec.split(cut))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (pb.Array(dtype=pb.DTYPE_INT64, shape=[3], offset=1), "at offset 1"),
+        (pb.Array(dtype=pb.DTYPE_INT64, shape=[4]), "found a payload of 24 bytes"),
+        (pb.Array(dtype=pb.DTYPE_INT64, shape=[3], offset=2**64 - 8), "at offset 184467440737"),
+        (pb.Array(dtype=pb.DTYPE_INT64, shape=[2**63]), "found a payload of 24 bytes"),
+        (pb.Array(dtype=pb.DTYPE_FLOAT32, shape=[3]), "found float32 of shape"),
+        (pb.Array(shape=[3]), "found no dtype"),
+        (pb.Array(dtype=77, shape=[3]), "found no dtype"),
+        (pb.Array(dtype=pb.DTYPE_INT64, shape=[3, 1]), "of 1 dimensions, found"),
+        (pb.Array(dtype=pb.DTYPE_INT64), "of 1 dimensions, found"),
+    ],
+)
+def test_an_array_outside_its_payload_is_refused(place, message):
+    received = codec.Received(b"", memoryview(bytes(24)))
+    with pytest.raises(InvalidArgumentError, match=f"keys: expected .*{message}"):
+        codec.array_of(received, place, np.int64, 1, "keys")
+
+
+def test_an_empty_array_of_absurd_shape_is_refused():
+    received = codec.Received(b"", memoryview(b""))
+    place = pb.Array(dtype=pb.DTYPE_FLOAT32, shape=[0, 2**63])
+    with pytest.raises(InvalidArgumentError, match="rows: expected a shape"):
+        codec.array_of(received, place, np.float32, 2, "rows")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([pb.Chunk(piece=b"x")], "total_bytes in the first chunk"),
+        ([pb.Chunk(total_bytes=2, piece=b"x"), pb.Chunk(total_bytes=2, piece=b"x")], "a later one"),
+        ([pb.Chunk(total_bytes=2)], "found a chunk of 0"),
+        ([pb.Chunk(total_bytes=2, piece=b"xxx")], "expected 1 to 2 bytes more"),
+        ([pb.Chunk(total_bytes=1, piece=b"x"), pb.Chunk(piece=b"x")], "1 to 0 bytes more"),
+        ([pb.Chunk(total_bytes=101, piece=b"x")], "at most 100 bytes"),
+        ([pb.Chunk(total_bytes=2, piece=b"x")], "cut off"),
+        ([], "cut off"),
+    ],
+)
+def test_a_stream_out_of_order_is_refused(chunks, message):
+    assembly = codec.Assembly(100)
+    with pytest.raises(InvalidArgumentError, match=message):
+        for chunk in chunks:
+            assembly.add(chunk.SerializeToString())
+        assembly.whole()
+
+
+def test_unknown_fields_are_refused():
+    newer = pb.UpdateRequest.Header().SerializeToString() + b"\xfa\x3e\x01x"  # field 1007
+    with pytest.raises(InvalidArgumentError, match="fields that this server does not know"):
+        codec.parse(pb.UpdateRequest.Header, newer)
