@@ -16,6 +16,7 @@ connection and no time.
 Any thread. Nothing here knows what a table is.
 """
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -70,6 +71,7 @@ class Transport:
             self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
         self._methods: dict[str, Any] = {}
         self._origins = _Origins()
+        self._process = os.getpid()
         self._closed = False
 
     def close(self) -> None:
@@ -173,6 +175,8 @@ class Transport:
     ) -> Any:
         if self._closed:
             raise StoreClosedError("the connection is closed; connect again")
+        if os.getpid() != self._process:
+            raise StoreClosedError("the connection is of the process that was forked; connect here")
         try:
             return attempt(origin, deadline)
         except grpc.RpcError as exc:

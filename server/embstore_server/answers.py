@@ -5,12 +5,17 @@ changes it; hence work is wrapped here, and not by the border that answers.
 """
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from embstore_proto.v1 import embstore_pb2 as pb
 
 from embstore.store import Store
 from embstore_server.worker import Work
+
+
+ENGINE_STAGE = "engine"
+"""The whole of a call on the engine thread, among the seconds of its stages."""
 
 
 class Answered(NamedTuple):
@@ -25,12 +30,14 @@ def answering(work: Callable[[Store], Any], instance: str, *, stages: bool = Fal
     """Return `work` made to return Answered, with the time spent in each stage where asked for."""
 
     def answered(store: Store) -> Answered:
-        before = store.stage_seconds if stages else {}
+        before, begin = store.stage_seconds if stages else {}, perf_counter()
         value = work(store)
+        seconds = perf_counter() - begin
         context = pb.Context(
             store_id=store.store_id, epoch=store.epoch, command=store.command, instance=instance
         )
-        return Answered(value, context, _spent(before, store) if stages else {})
+        spent = {ENGINE_STAGE: seconds} | _spent(before, store) if stages else {}
+        return Answered(value, context, spent)
 
     return answered
 

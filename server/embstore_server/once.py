@@ -80,7 +80,7 @@ class Once:
     async def call(
         self, verb: str, origin: pb.Origin, epoch: int, submit: Callable[[], Task]
     ) -> tuple[Any, Task]:
-        """Return the outcome of the call with this origin, and its task; run now if it has not been.
+        """Return the outcome of the call with this origin, and its task; run it if none has.
 
         Raises
         ------
@@ -100,11 +100,11 @@ class Once:
             )
         return await self._join(client, origin.sequence, call), call.task
 
-    def forget_all_but(self, origin: pb.Origin) -> None:
+    def forget_all_but(self, origin: pb.Origin | None) -> None:
         """Forget every call but this one: the epoch has changed by it."""
-        kept = self._clients.get(origin.client_id)
+        kept = None if origin is None else self._clients.get(origin.client_id)
         self._clients.clear()
-        if kept is not None:
+        if origin is not None and kept is not None:
             kept.calls = {s: c for s, c in kept.calls.items() if s == origin.sequence}
             self._clients[origin.client_id] = kept
 

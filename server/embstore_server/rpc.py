@@ -170,7 +170,7 @@ class Rpc:
                 origin = message.origin if verb.mutates and message.HasField("origin") else None
                 work = answering(verb.prepare(message), self._service.instance)
                 answered: Answered = await self._service.mutate(caller, origin, work)
-                if name == "Restore" and origin is not None:
+                if name == "Restore":
                     self._service.once.forget_all_but(origin)
                 return _serialised(answered, caller)
 

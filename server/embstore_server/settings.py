@@ -25,7 +25,7 @@ from embstore_server import parsing
 from embstore_server.parsing import OFF, Kind, is_loopback, split_address
 
 _PREFIX = "EMBSTORE_"
-_OTHER_VARIABLES = {"EMBSTORE_CONFIG", "EMBSTORE_ADDRESS", "EMBSTORE_TIMEOUT"}
+_OTHER_VARIABLES = {f"{_PREFIX}{name}" for name in ("CONFIG", "ADDRESS", "TIMEOUT", "TLS_CA")}
 """The file of settings, and what the commands that call a server read."""
 _SERVICE_LINK = re.compile(
     r"EMBSTORE_(\w+_)?"
