@@ -1,4 +1,5 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
+#   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...)
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on)
@@ -11,13 +12,14 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+DEMO_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: test check bench proto format clean
+.PHONY: demo test check bench proto format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -29,6 +31,9 @@ check: .venv/stamp
 	@.venv/bin/python -m ruff check --quiet .
 	@.venv/bin/python -m mypy --strict --no-error-summary
 	@.venv/bin/python -m pytest -q tests/style
+
+demo: .venv/stamp
+	@.venv/bin/python -m embstore_server demo $(DEMO_ARGS)
 
 bench: .venv-bench/stamp
 	@echo "embstore: running the benchmarks"

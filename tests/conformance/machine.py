@@ -284,6 +284,12 @@ class StoreMachine(RuleBasedStateMachine):
     def flush(self, place: int, all_tables: bool) -> None:
         (self.twin.store if all_tables else self.twin.store.table(self._name(place))).flush()
 
+    @rule(cache=PLACES)
+    def resize_cache(self, cache: int) -> None:
+        cache_bytes = self._cache(cache)
+        self.twin.store.resize_cache(cache_bytes)
+        assert self.twin.store.stats()["cache"]["memory_bytes"] <= cache_bytes
+
     @rule(
         cache=PLACES,
         policy=st.sampled_from(("lru", "lfu")),

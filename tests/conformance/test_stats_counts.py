@@ -72,7 +72,7 @@ def test_counts_are_of_their_call_though_keys_are_those_of_the_call_before(open_
 
 
 def test_nothing_else_depends_on_counts(open_twin):
-    rng, kept = generator(122), []
+    kept = []
     for name, counted in (("without", False), ("with", True)):
         twin = open_twin(name, policy="lfu", cache_bytes=64 << 10)
         table = twin.create_table("a", **config(dim=64, rows=2_000))

@@ -24,9 +24,9 @@ class State:
     remembered_calls: int
     """Answers kept for calls that may be sent again."""
     store_id: str = ""
-    """Empty until the store is open, with the two below."""
-    epoch: int = 0
-    command: int = 0
+    """Empty until the store is open; the two below are None until then."""
+    epoch: int | None = None
+    command: int | None = None
 
 
 def state_families(state: State) -> Iterator[Metric]:
@@ -45,7 +45,8 @@ def state_families(state: State) -> Iterator[Metric]:
         ("epoch", "The store's epoch: it grows with every restore.", state.epoch),
         ("command", "Number of the last acknowledged mutating command.", state.command),
     ):
-        yield GaugeMetricFamily(f"embstore_{name}", text, float(value))
+        if value is not None:
+            yield GaugeMetricFamily(f"embstore_{name}", text, float(value))
     running = GaugeMetricFamily(
         "embstore_running_calls", "1 for the call that the engine works on.", labels=["verb"]
     )

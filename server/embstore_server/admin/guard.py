@@ -1,0 +1,139 @@
+"""What is refused before any route, and the id that every request gets.
+
+**Browsers.** Whoever reaches the port may do what the routes do, and a page that an operator
+happens to visit reaches loopback. So three things are refused that only a browser sends for a page
+of another site:
+
+- an `Origin` other than the host that is asked: a page's script or form
+- a POST whose body is not declared application/json: what a page may send without asking first
+- on a loopback address, a `Host` that is not one: a name that was made to mean 127.0.0.1 (DNS
+  rebinding), whose page would be of the same origin. On other addresses any name may be right.
+
+**Sizes.** A body is small: one above BODY_BYTES_MAX is refused, at once where it is announced.
+
+**Ids.** A request keeps the `X-Request-Id` that it came with, if that is a plain word, or gets one;
+the answer names it.
+
+**Table names** hold slashes. Routes below /api/v1/tables match the path as it was sent, not yet
+unquoted, so that a slash written as %2F is always part of a name (`embstore_server.admin.tables`).
+"""
+
+import re
+from collections.abc import Iterator
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from embstore_server.admin.errors import Refusal, refused
+from embstore_server.parsing import is_loopback
+
+BODY_BYTES_MAX = 1 << 20
+TABLES_PATH = "/api/v1/tables/"
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
+        self._app = app
+        self._loopback = loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state["request_id"] = _given_id(headers) or uuid4().hex[:16]
+        state["received_bytes"] = 0
+        scope["path"] = _path(scope)
+        named = _naming(send, state["request_id"])
+        refusal = next(self._refusals(scope["method"], headers), None)
+        if refusal is not None:
+            await refusal.response(scope)(scope, receive, named)
+            return
+        await self._app(scope, _counting(receive, state), named)
+
+    def _refusals(self, method: str, headers: Headers) -> Iterator[Refusal]:
+        host = headers.get("host", "")
+        if self._loopback and host and not is_loopback(_hostname(host)):
+            yield _forbidden(f"expected a Host of this machine (localhost), found {host!r}")
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            yield _forbidden(f"expected no Origin, or that of {host!r}, found {origin!r}")
+        if method not in _SAFE_METHODS and not _is_json(headers):
+            found = headers.get("content-type", "none")
+            yield refused(415, f"expected Content-Type application/json, found {found!r}")
+        if _announced_bytes(headers) > BODY_BYTES_MAX:
+            yield _too_large()
+
+
+def _given_id(headers: Headers) -> str:
+    """Return the id that a request came with; empty for none, or one that is no plain word."""
+    value = headers.get("x-request-id", "")
+    return value if _REQUEST_ID.fullmatch(value) else ""
+
+
+def _path(scope: Scope) -> str:
+    path, raw = str(scope["path"]), scope.get("raw_path")
+    if path.startswith(TABLES_PATH) and raw and raw.startswith(TABLES_PATH.encode()):
+        return str(raw.decode("latin-1"))
+    return path
+
+
+def _hostname(host: str) -> str:
+    """Return the host without its port and an IPv6 address's brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_json(headers: Headers) -> bool:
+    """Tell whether the body is declared to be JSON, or there is neither body nor declaration."""
+    declared = headers.get("content-type")
+    if declared is None:
+        return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    return declared.partition(";")[0].strip().lower() == "application/json"
+
+
+def _announced_bytes(headers: Headers) -> int:
+    length = headers.get("content-length", "0")
+    return int(length) if length.isdecimal() else 0
+
+
+def _forbidden(message: str) -> Refusal:
+    return Refusal(403, "PERMISSION_DENIED", "PermissionDeniedError", message)
+
+
+def _too_large() -> Refusal:
+    return refused(413, f"expected a body of at most {BODY_BYTES_MAX} bytes")
+
+
+def _counting(receive: Receive, state: dict[str, int]) -> Receive:
+    """Return `receive` made to count a body's bytes, and to refuse one that grows too large."""
+
+    async def counted() -> Message:
+        message = await receive()
+        state["received_bytes"] += len(message.get("body", b""))
+        if state["received_bytes"] > BODY_BYTES_MAX:
+            refusal = _too_large()
+            raise HTTPException(refusal.status, refusal.message)
+        return message
+
+    return counted
+
+
+def _naming(send: Send, request_id: str) -> Send:
+    """Return `send` made to name the request in the answer."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["X-Request-Id"] = request_id
+        await send(message)
+
+    return named

@@ -1,0 +1,43 @@
+"""What the exit status says: one number for each kind of answer that a script can act on.
+
+2 is also what a command line that cannot be understood ends with.
+"""
+
+from embstore import errors
+from embstore.errors import EmbstoreError
+
+OK, FAILED, USAGE, NOT_FOUND, NO_ANSWER, CONFLICT = range(6)
+
+EXITS: dict[type[EmbstoreError], int] = {
+    errors.InvalidArgumentError: USAGE,
+    errors.PermissionDeniedError: FAILED,
+    errors.TableNotFoundError: NOT_FOUND,
+    errors.CheckpointNotFoundError: NOT_FOUND,
+    errors.TableExistsError: CONFLICT,
+    errors.CheckpointExistsError: CONFLICT,
+    errors.TableMismatchError: FAILED,
+    errors.StoreInUseError: CONFLICT,
+    errors.DeadlineError: NO_ANSWER,
+    errors.OutcomeUnknownError: NO_ANSWER,
+    errors.CapacityError: FAILED,
+    errors.OverloadedError: NO_ANSWER,
+    errors.StoreClosedError: NO_ANSWER,
+    errors.CorruptTableError: FAILED,
+    errors.StorageError: FAILED,
+    errors.DeviceError: FAILED,
+}
+"""Of each class of the tree. A test fails when one is missing."""
+
+LEGEND = """Exit status:
+0  done;
+1  failed;
+2  a bad argument or setting;
+3  no such table or checkpoint;
+4  no answer: server not reached, too late, overloaded, starting or stopping;
+5  a conflict: it exists already, or the directory is in use."""
+"""For the help, which may join the lines."""
+
+
+def exit_status(error: EmbstoreError) -> int:
+    """Return the exit status of an error."""
+    return EXITS.get(type(error), FAILED)

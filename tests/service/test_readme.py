@@ -1,0 +1,106 @@
+"""The README's examples are pasted by everybody, so they run as they stand.
+
+The address is the one thing replaced: a server of the test's own answers on a free port.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from embstore_proto.status import ANSWERS
+from embstore_server.launch import ServerProcess
+from embstore_server.settings import Settings
+
+from tests.style.sources import ROOT
+
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    line.replace("\\\n", "").partition("  #")[0]
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in re.findall(r"(?:.*\\\n)*.+", block)
+]
+GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("readme") / "tables") as running:
+        yield running
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_python_example_runs(
+    example: str,
+    server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = example.replace(GRPC, server.address)
+    exec(compile(example, "README.md", "exec"), {})
+    digest = capsys.readouterr().out.split()[-1]
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+
+
+def test_the_trainer_can_be_pasted_twice_and_learns(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trainer,) = (e for e in EXAMPLES if "embstore_client" in e)
+    losses = []
+    for _ in range(2):
+        exec(compile(trainer.replace(GRPC, server.address), "README.md", "exec"), {})
+        losses.append(float(re.search(r"loss (\S+)", capsys.readouterr().out)[1]))
+    assert losses[1] < 0.5 < 0.6931  # of a coin
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_operators_commands_run_in_their_order(server: ServerProcess) -> None:
+    ran = 0
+    for line in COMMANDS:
+        words = shlex.split(line)
+        if words[0] == "embstore" and words[1] != "serve":
+            run([sys.executable, "-m", "embstore_server", *words[1:], "--address", server.address])
+        elif words[0] == "curl":
+            found = run(curl(line, server.admin))
+            if "/api/" in line:
+                json.loads(found)
+        else:
+            continue
+        ran += 1
+    assert ran >= 15
+
+
+def curl(line: str, admin: str) -> list[str]:
+    return ["curl", "-sS", "--fail", *shlex.split(line.replace(REST, admin))[1:]]
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_every_setting_is_in_the_table() -> None:
+    for field in fields(Settings):
+        assert f"`--{field.name.replace('_', '-')}`" in README
+
+
+def test_every_error_is_in_the_table_with_its_codes() -> None:
+    for kind, answer in ANSWERS.items():
+        (row,) = (
+            r for r in README.splitlines() if r.startswith("| `") and f"`{kind.__name__}`" in r
+        )
+        assert f"{answer.code.name} / {answer.http}" in row
+
+
+def test_readme_has_both_examples() -> None:
+    assert len(EXAMPLES) == 2
