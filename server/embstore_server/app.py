@@ -5,6 +5,7 @@
 2. The engine thread opens the store, and both borders serve it, on one event loop.
 3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
    the store is committed and closed, and the process ends with 0. A second signal changes nothing.
+   One that comes while the store is being opened has its effect when it is open.
 
 The switch interval is lowered for the process: at the default of 5 ms the engine thread, back from
 a kernel, waits for the interpreter while the loop is busy (measured in design.md, section 3).
@@ -40,17 +41,18 @@ def serve(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
+    stop = _stop_signal()
     worker = Worker(lambda: _open(settings), settings.queue_calls_max)
     service = Service(settings, worker, Metrics())
-    stop = _stop_signal()
     border = GrpcBorder(service)
     async with rest_border(service) as admin_address:
         event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
         await border.start()
         try:
             service.opened(await worker.start())
-            await border.ready()
-            _say_ready(service, border.address, admin_address)
+            if not stop.done():
+                await border.ready()
+                _say_ready(service, border.address, admin_address)
             signal_name = await stop
             event(
                 logging.INFO,

@@ -80,7 +80,7 @@ class ServerProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=_environment(),
         )
         self._process = process
         try:
@@ -143,3 +143,9 @@ class ServerProcess:
             if self._reader is not None:
                 self._reader.join(_STOP_TIMEOUT_S)
         return status
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without settings: a server of one's own has its options."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EMBSTORE_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}

@@ -45,6 +45,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Embstore"].full_name
 _FRAME_BYTES_MAX = 1 << 20
 """What a bulk message may have beside its arrays: names and places, of thousands of tables."""
 
+_BRIEF_BYTES = 4 << 10
+"""Of a unary request: at most some hundred keys, a fraction of a millisecond of work."""
+
 _METADATA_CHARACTERS_MAX = 200
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -55,6 +58,13 @@ class Rpc:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no call is under way."""
+        await self._idle.wait()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return every method of the .proto file, for `add_generic_rpc_handlers`."""
@@ -72,6 +82,7 @@ class Rpc:
     @asynccontextmanager
     async def _answered(self, verb: str, context: Any) -> AsyncIterator[Caller]:
         caller = self._caller(verb, context)
+        self._begun(1)
         code = grpc.StatusCode.OK.name
         try:
             async with asyncio.timeout(caller.deadline - monotonic()):
@@ -83,7 +94,15 @@ class Rpc:
             code = answer_of(_named_timeout(exc, verb)).code.name
             await self._abort(context, _named_timeout(exc, verb), verb)
         finally:
+            self._begun(-1)
             self._service.finished(caller, code)
+
+    def _begun(self, calls: int) -> None:
+        self._calls += calls
+        if self._calls:
+            self._idle.clear()
+        else:
+            self._idle.set()
 
     async def _abort(self, context: Any, error: Exception, verb: str) -> None:
         metadata = []
@@ -93,6 +112,7 @@ class Rpc:
                 metadata.append((NOT_AGAIN_METADATA, "the store has failed"))
         else:
             event(logging.ERROR, "internal error", verb=verb, exc_info=error)
+        error.__traceback__ = None  # the error may be remembered, and its trace holds the message
         await context.abort(answer_of(error).code, message_of(error), tuple(metadata))
 
     def _caller(self, verb: str, context: Any) -> Caller:
@@ -122,6 +142,7 @@ class Rpc:
                 limit = self._service.settings.unary_bytes_max
                 _check_unary(len(request), limit, "request", verb)
                 caller.received_bytes = len(request)
+                caller.brief = len(request) <= _BRIEF_BYTES
                 with self._service.inflight.reservation() as held:
                     held.add(len(request))
                     reply = await self._reply(caller, prepare(codec.split(request)), held)
@@ -138,8 +159,7 @@ class Rpc:
                 with self._service.inflight.reservation() as held:
                     message = await self._assembled(caller, chunks, held)
                     reply = await self._reply(caller, prepare(codec.split(message)), held)
-                    for chunk in reply.chunks():
-                        await context.write(chunk)
+                    await _write(context, reply)
 
         return handler
 
@@ -170,8 +190,6 @@ class Rpc:
                 origin = message.origin if verb.mutates and message.HasField("origin") else None
                 work = answering(verb.prepare(message), self._service.instance)
                 answered: Answered = await self._service.mutate(caller, origin, work)
-                if name == "Restore":
-                    self._service.once.forget_all_but(origin)
                 return _serialised(answered, caller)
 
         return handler
@@ -180,6 +198,14 @@ class Rpc:
         async with self._answered("GetServerInfo", context):
             codec.parse(pb.GetServerInfoRequest, request)
             return server_info(self._service).SerializeToString()
+
+
+async def _write(context: Any, reply: Framed) -> None:
+    try:
+        for chunk in reply.chunks():
+            await context.write(chunk)
+    except Exception as exc:  # of a class without a public name: the client has gone
+        raise asyncio.CancelledError from exc
 
 
 def _serialised(answered: Answered, caller: Caller) -> bytes:

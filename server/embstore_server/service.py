@@ -37,6 +37,7 @@ class Caller:
     started: float = field(default_factory=monotonic)
     wait_s: float = 0.0
     run_s: float = 0.0
+    brief: bool = False  # a few keys: may be done at once
     received_bytes: int = 0
     sent_bytes: int = 0
 
@@ -51,6 +52,8 @@ class Service:
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.stopping = False
+        self.failed = asyncio.Event()
+        """Set once a call has found that the store has failed."""
         self.worker = worker
         self.once = Once(worker, self.instance)
         self._store: Store | None = None
@@ -61,8 +64,14 @@ class Service:
 
     @property
     def store(self) -> Store:
-        """The store, for what is not the engine thread's: limits, ids, epoch, command number."""
-        assert self._store is not None
+        """The store, for what is not the engine thread's: limits, ids, epoch, command number.
+
+        Raises
+        ------
+        StoreClosedError : it is still being opened.
+        """
+        if self._store is None:
+            raise self._closed()
         return self._store
 
     @property
@@ -113,8 +122,17 @@ class Service:
 
     def _submit(self, caller: Caller, work: Work) -> Task:
         if self._store is None or self.stopping:
-            raise StoreClosedError(f"the server is {self.not_ready}; send the call again later")
-        return self.worker.submit(caller.verb, work, lane=caller.lane, deadline=caller.deadline)
+            raise self._closed()
+        return self.worker.submit(
+            caller.verb,
+            work,
+            lane=caller.lane,
+            deadline=caller.deadline,
+            brief=caller.brief,
+        )
+
+    def _closed(self) -> StoreClosedError:
+        return StoreClosedError(f"the server is {self.not_ready}; send the call again later")
 
     def _account(self, caller: Caller, task: Task) -> None:
         caller.wait_s, caller.run_s = task.wait_s, task.run_s
@@ -131,6 +149,9 @@ class Service:
             received_bytes=caller.received_bytes,
             sent_bytes=caller.sent_bytes,
         )
+        if self.has_failed and not self.failed.is_set():
+            self.failed.set()
+            event(logging.ERROR, "store failed", reason=self.not_ready)
         if seconds * 1000 >= self.settings.slow_call_ms:
             event(
                 logging.WARNING,

@@ -1,4 +1,4 @@
-"""The engine thread: it alone touches the store, and takes what waits from a bounded, fair queue.
+"""The engine thread: it owns the store, and takes what waits from a bounded, fair queue.
 
 **Fair.** Each client has a lane; the thread takes from the lanes in turn. A client with a hundred
 calls waiting delays another's by one call, not by a hundred. Calls of one lane keep their order.
@@ -11,14 +11,22 @@ calls waiting delays another's by one call, not by a hundred. Calls of one lane 
 end, whoever still wants to know. The step from waiting to started, or to withdrawn, is taken under
 the queue's lock, so that it is always exactly one of the two.
 
-The event loop gives tasks and gets results; the thread never waits for the loop.
+**At once.** A *brief* task (a few keys) that finds the engine idle is done by the event loop itself:
+two switches of threads cost more than such a call. So what owns the store is, strictly, whoever
+holds `_engine`, a lock that the thread takes for each task; the loop only ever tries it.
+
+The event loop gives tasks and gets results; the thread never waits for the loop. It is woken by a
+token for each task, through a SimpleQueue: a Condition's wait costs several times as much, which a
+call of one key feels. The token of a task that was withdrawn wakes it for nothing.
 """
 
 import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from time import monotonic
+from traceback import clear_frames
 from typing import Any
 
 from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
@@ -42,7 +50,8 @@ class Task:
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
 
-    def _finish(self, result: Any, error: BaseException | None) -> None:
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        """Set the outcome, on the event loop."""
         if self.outcome.done():
             return  # withdrawn
         if error is None:
@@ -60,7 +69,10 @@ class Worker:
         self._queue_calls_max = queue_calls_max
         self._lanes: OrderedDict[str, deque[Task]] = OrderedDict()
         self._waiting = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._engine = threading.Lock()
+        self._store: Store | None = None
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # one a task, one for the end
         self._closing = False
         self._running: Task | None = None
         self._thread = threading.Thread(target=self._run, name="engine")
@@ -86,8 +98,10 @@ class Worker:
         """The task at work."""
         return self._running
 
-    def submit(self, verb: str, work: Work, *, lane: str, deadline: float) -> Task:
-        """Queue `work`, which gets the store, and return its task.
+    def submit(
+        self, verb: str, work: Work, *, lane: str, deadline: float, brief: bool = False
+    ) -> Task:
+        """Queue `work`, which gets the store, and return its task; do it at once if it is brief.
 
         Raises
         ------
@@ -95,7 +109,7 @@ class Worker:
         StoreClosedError : the server is stopping.
         """
         task = Task(verb, work, lane, deadline)
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise StoreClosedError("the server is stopping; send the call to it once it is up")
             if self._waiting >= self._queue_calls_max:
@@ -103,14 +117,29 @@ class Worker:
                     f"{self._waiting} calls wait for the engine (limits.queue_calls_max); "
                     "back off, then retry"
                 )
-            self._lanes.setdefault(lane, deque()).append(task)
-            self._waiting += 1
-            self._changed.notify()
+            idle = not self._waiting and self._running is None  # nor is one about to run
+            if brief and idle and self._engine.acquire(blocking=False):
+                self._running, task.is_waiting = task, False
+            else:
+                self._lanes.setdefault(lane, deque()).append(task)
+                self._waiting += 1
+                brief = False
+        if brief:
+            self._do_at_once(task)
+        else:
+            self._tokens.put(None)
         return task
+
+    def _do_at_once(self, task: Task) -> None:
+        try:
+            result, error = self._do(task)
+        finally:
+            self._engine.release()
+        task.finish(result, error)
 
     def withdraw(self, task: Task) -> bool:
         """Take a task out of the queue; False if it has started."""
-        with self._changed:
+        with self._lock:
             if not task.is_waiting:
                 return False
             task.is_waiting = False
@@ -129,9 +158,9 @@ class Worker:
         ------
         CapacityError, StorageError : not everything could be committed.
         """
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify()
+        self._tokens.put(None)
         await asyncio.to_thread(self._thread.join)
         if self._close_error is not None:
             raise self._close_error
@@ -146,32 +175,41 @@ class Worker:
         except BaseException as exc:
             loop.call_soon_threadsafe(self._opened.set_exception, exc)
             return
+        self._store = store
         loop.call_soon_threadsafe(self._opened.set_result, store)
         while (task := self._next()) is not None:
-            self._do(task, store)
-            task = None  # its arrays are not kept until the next one comes
+            with self._engine:
+                result, error = self._do(task)
+            task.loop.call_soon_threadsafe(task.finish, result, error)
+            task = result = error = None  # arrays are not kept until the next task comes
         try:
-            store.close()
+            with self._engine:
+                store.close()
         except BaseException as exc:
             self._close_error = exc
 
     def _next(self) -> Task | None:
         """Wait for a task; None when the queue is empty for good."""
-        with self._changed:
-            while not self._waiting:
+        while True:
+            self._tokens.get()
+            with self._lock:
+                if self._waiting:
+                    return self._started()
                 if self._closing:
                     return None
-                self._changed.wait()
-            name, lane = self._lanes.popitem(last=False)
-            task = lane.popleft()
-            if lane:
-                self._lanes[name] = lane  # at the end: the other lanes come first
-            self._waiting -= 1
-            task.is_waiting = False
-            self._running = task
-            return task
 
-    def _do(self, task: Task, store: Store) -> None:
+    def _started(self) -> Task:
+        name, lane = self._lanes.popitem(last=False)
+        task = lane.popleft()
+        if lane:
+            self._lanes[name] = lane  # at the end: the other lanes come first
+        self._waiting -= 1
+        task.is_waiting = False
+        self._running = task
+        return task
+
+    def _do(self, task: Task) -> tuple[Any, BaseException | None]:
+        assert self._store is not None
         started = monotonic()
         task.wait_s = started - task.enqueued
         result: Any = None
@@ -183,13 +221,22 @@ class Worker:
             )
         else:
             try:
-                result = task.work(store)
+                result = task.work(self._store)
             except BaseException as exc:
-                error = exc
+                error = _emptied(exc)
         task.run_s = monotonic() - started
         self._running = None
         task.work = _done
-        task.loop.call_soon_threadsafe(task._finish, result, error)
+        return result, error
+
+
+def _emptied(error: BaseException) -> BaseException:
+    """Return an error whose trace holds no arrays: it may be remembered for long."""
+    link: BaseException | None = error
+    while link is not None:
+        clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def _done(store: Store) -> Any:
