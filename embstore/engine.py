@@ -16,7 +16,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -421,57 +420,11 @@ class Engine:
             table.pool, table.table_id, table.rows, table.identity_json, table.t
         )
 
-    def stats(self) -> dict[str, Any]:
-        """Return what the store is and did; see `Store.stats`."""
-        catalogue = self.storage.catalogue
-        return {
-            "store_id": catalogue.store_id,
-            "epoch": catalogue.epoch,
-            "command": self.command_number,
-            "device": self.device.name,
-            "policy": self.policy,
-            "read_only": self.storage.read_only,
-            "tables": {t.name: self.table_stats(t) for t in self.tables.values()},
-            "cache": {
-                "budget_bytes": self.arena.budget_bytes,
-                "memory_bytes": self.arena.memory_bytes,
-                "pools": [pool_stats(pool) for pool in self.pools.values()],
-            },
-            "storage": self.storage.stats(),
-            "stages": self.stages.totals(),
-        }
-
-    def table_stats(self, table: TableState) -> dict[str, Any]:
-        """Return one table's figures; see `Table.stats`."""
-        slots = np.flatnonzero(table.pool.slot_keys >> 40 == table.table_id)
-        return {
-            "rows": table.rows,
-            "dim": table.dim,
-            "optimizer": table.config.optimizer.kind,
-            "learning_rate": table.learning_rate,
-            "t": table.t,
-            "resident_rows": len(slots),
-            "dirty_rows": int(np.count_nonzero(table.pool.dirty[slots])),
-            "row_bytes": 4 * table.pool.layout.stride,
-        }
-
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold."""
         for pool in self.pools.values():
             pool.check_integrity()
         self.storage.check_integrity()
-
-
-def pool_stats(pool: Pool) -> dict[str, Any]:
-    """Return one pool's figures."""
-    return {
-        "dim": pool.layout.dim,
-        "optimizer": pool.layout.optimizer,
-        "slots": pool.slot_count,
-        "resident_rows": pool.resident_count,
-        "dirty_rows": int(np.count_nonzero(pool.dirty[: pool.slot_count])),
-        "memory_bytes": pool.memory_bytes,
-    } | asdict(pool.counters)
 
 
 def _layout(config: TableConfig) -> Layout:

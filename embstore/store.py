@@ -15,6 +15,7 @@ from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.device.base import Device
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
+from embstore.figures import store_figures
 from embstore.results import AcknowledgedUpdate, Checkpoint
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
@@ -380,7 +381,7 @@ class Store:
         and laps since opening).
         """
         with self._engine.reading():
-            return self._engine.stats()
+            return store_figures(self._engine)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold.

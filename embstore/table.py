@@ -22,6 +22,7 @@ from embstore.config import Initializer, Optimizer, TableConfig
 from embstore.device.base import Gradients
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
+from embstore.figures import table_figures
 from embstore.results import Acknowledged
 from embstore.tablestate import Share, TableState
 from embstore.writes import OnNonfinite
@@ -357,7 +358,7 @@ class Table:
     def stats(self) -> dict[str, Any]:
         """Return rows, dim, t, learning rate, and how many rows are resident and dirty."""
         with self._engine.reading():
-            return self._engine.table_stats(self._table)
+            return table_figures(self._table)
 
     def _acknowledged(self, table: TableState, applied: bool = True) -> Acknowledged:
         return Acknowledged(self._engine.command_number + 1, table.t, not applied)

@@ -160,10 +160,14 @@ class Arena:
             pool.fit_budget(budget_bytes)
 
     def _release_excess(self) -> None:
-        """Have pools release slabs: the largest at the time an equal share of what is too much."""
+        """Have pools release slabs: the largest at the time an equal share of what is too much.
+
+        A slab's share of the index goes with it, or few slabs would be left of small rows.
+        """
         while (excess := self.memory_bytes - self.budget_bytes) > 0:
             donors = [pool for pool in self.pools if pool.slab_count > 1]
             if not donors:
                 return
             donor = max(donors, key=lambda pool: pool.memory_bytes)
-            donor.release_slabs(max(1, excess // (len(donors) * donor.slab_bytes)))
+            slab_bytes = donor.memory_bytes // donor.slab_count
+            donor.release_slabs(max(1, excess // (len(donors) * slab_bytes)))

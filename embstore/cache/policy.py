@@ -61,7 +61,8 @@ class Policy:
 
     def forget(self) -> None:
         """Drop the queue: scores or slots have changed wholesale."""
-        self._queue, self._next = self._queue[:0], 0
+        self._queue, self._next = np.empty(0, np.int64), 0
+        self._queued_scores = np.empty(0, np.int64)
 
     def victims(self, count: int, slot_keys: Keys) -> Slots:
         """Return `count` resident slots of lowest score that the running call has not touched."""

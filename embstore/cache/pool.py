@@ -44,6 +44,8 @@ from embstore.device.memory import lengthened, release
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
+_VACATED_SLOTS_MAX = 1 << 16
+
 Counts = NDArray[np.int64]
 """By position of a call: how many accesses of the caller it stands for."""
 
@@ -238,13 +240,17 @@ class Pool:
             release(array[low:end])
 
     def _vacate(self, low: int) -> None:
-        """Evict the rows of all slots from `low` on, no more at once than a checkpoint logs."""
-        slots = low + np.flatnonzero(self.slot_keys[low:] != EMPTY_KEY)
-        step = self._logged_rows_max
-        for begin in range(0, len(slots), step):
-            part = slots[begin : begin + step]
-            self.storage.reserve(int(np.count_nonzero(self.dirty[part])), self.layout.stride)
-            self._evict(part)
+        """Evict the rows of all slots from `low` on.
+
+        Piece by piece: arrays of many megabytes that come and go would stay with the allocator,
+        when memory is to be given back.
+        """
+        step = min(self._logged_rows_max, _VACATED_SLOTS_MAX)
+        for high in range(self.slot_count, low, -step):
+            begin = max(low, high - step)
+            slots = begin + np.flatnonzero(self._slot_keys[begin:high] != EMPTY_KEY)
+            self.storage.reserve(int(np.count_nonzero(self.dirty[slots])), self.layout.stride)
+            self._evict(slots)
 
     def _trim_index(self) -> None:
         """Make the index smaller where it is far too large, or where a slab is all there is."""

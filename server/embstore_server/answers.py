@@ -8,11 +8,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from embstore_proto.v1 import embstore_pb2 as pb
-
 from embstore.store import Store
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.worker import Work
-
 
 ENGINE_STAGE = "engine"
 """The whole of a call on the engine thread, among the seconds of its stages."""

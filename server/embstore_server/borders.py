@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc
 import uvicorn
-from embstore_proto.codec import CHUNK_BYTES_MAX
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from embstore.errors import InvalidArgumentError
+from embstore_proto.codec import CHUNK_BYTES_MAX
 from embstore_server.admin import make_admin
 from embstore_server.rpc import SERVICE_NAME, Rpc
 from embstore_server.service import Service
@@ -27,6 +27,9 @@ _RECEIVED_MARGIN = 4
 """A unary message of up to so many times the limit is received, to be refused with a reason."""
 
 _FRAME_BYTES = 1 << 10
+
+_LAST_REPLIES_S = 1.0
+"""For what is on its way when no call is under way any more."""
 
 
 class GrpcBorder:
@@ -42,11 +45,14 @@ class GrpcBorder:
                 ("grpc.max_send_message_length", -1),  # our own limits are by name
             ]
         )
-        self._server.add_generic_rpc_handlers((Rpc(service).handlers(),))
+        self._service = service
+        self._rpc = Rpc(service)
+        self._server.add_generic_rpc_handlers((self._rpc.handlers(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._failing: asyncio.Task[None] | None = None
         self.address = _bind(self._server, settings)
 
     async def start(self) -> None:
@@ -55,17 +61,32 @@ class GrpcBorder:
         await self._server.start()
 
     async def ready(self) -> None:
-        """Say SERVING to health checks."""
+        """Say SERVING to health checks, until the store fails or the server stops."""
         await self._report(health_pb2.HealthCheckResponse.SERVING)
+        self._failing = asyncio.create_task(self._say_failed())
+
+    async def _say_failed(self) -> None:
+        await self._service.failed.wait()
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _report(self, status: Any) -> None:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and give those that run `drain_s` seconds."""
+        """Refuse new calls, and give those that run `drain_s` seconds.
+
+        Calls of health and reflection are not waited for: a watcher of health never ends.
+        """
+        if self._failing is not None:
+            self._failing.cancel()
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(drain_s)
+        stopped = asyncio.create_task(self._server.stop(drain_s))
+        idle = asyncio.create_task(self._rpc.idle())
+        await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        await self._server.stop(_LAST_REPLIES_S)
+        await stopped
 
 
 def _bind(server: Any, settings: Settings) -> str:

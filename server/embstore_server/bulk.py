@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from embstore_proto.codec import Framed, Message, Received, array_of, parse
-from embstore_proto.v1 import embstore_pb2 as pb
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.results import Acknowledged
 from embstore.store import Store
 from embstore.table import Table
+from embstore_proto.codec import Framed, Message, Received, array_of, parse
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.answers import Answered
 
 

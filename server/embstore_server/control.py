@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from embstore_proto.configs import Described, config_of, description_of
-from embstore_proto.v1 import embstore_pb2 as pb
-
 from embstore.errors import InvalidArgumentError
 from embstore.results import Checkpoint
 from embstore.store import Store
 from embstore.table import Table
+from embstore_proto.configs import Described, config_of, description_of
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.bulk import id_of, named
 
 

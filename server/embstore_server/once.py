@@ -13,8 +13,11 @@ found the queue full, or its deadline passed there) is forgotten too: a further 
 A further attempt that is *not* remembered was either never received, and is then run, or belongs to
 another life of the server or another epoch of the store, where it may have been applied before the
 rows it made were rolled back. The client says what instance and epoch it first sent the call to; if
-they are others now, nobody can tell, and the answer is OutcomeUnknownError. After a restore nothing
-is remembered but the restore itself.
+they are others now, nobody can tell, and the answer is OutcomeUnknownError.
+
+A remembered answer of another epoch is not given again either: a restore has undone what it tells.
+An answer has its epoch in it, which says so at any time; to forget at a restore instead would also
+forget what was queued behind it, and never happen where nobody waits for the restore any more.
 
 Event loop only.
 """
@@ -24,8 +27,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from embstore_proto.v1 import embstore_pb2 as pb
-
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -33,6 +34,8 @@ from embstore.errors import (
     OverloadedError,
     StoreClosedError,
 )
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.answers import Answered
 from embstore_server.worker import Task, Worker
 
 CALLS_MAX = 1024
@@ -47,20 +50,33 @@ class _Call:
     def __init__(self, verb: str, task: Task) -> None:
         self.verb = verb
         self.task = task
-        self.outcome = task.outcome
+        self.outcome: asyncio.Future[Answered] = task.outcome
         self.waiters = 0
+
+    def is_undone(self, epoch: int) -> bool:
+        """Whether what it answers is of another epoch; an error is of none, it changed nothing."""
+        done = self.outcome.done() and not self.outcome.cancelled()
+        if not done or self.outcome.exception() is not None:
+            return False
+        return self.outcome.result().context.epoch != epoch
 
 
 class _Client:
-    def __init__(self) -> None:
+    def __init__(self, known_from: int) -> None:
         self.calls: dict[int, _Call] = {}
         self.floor = 1  # every lower sequence has been forgotten
+        self.known_from = known_from  # lower ones may have come before the client was forgotten
 
     def forget_below(self, sequence: int) -> None:
         if sequence > self.floor:
             self.floor = sequence
             for old in [s for s in self.calls if s < sequence]:
                 del self.calls[old]
+
+    def forget(self, sequence: int, call: _Call) -> None:
+        """Forget this call; one that came after it with the same sequence stays."""
+        if self.calls.get(sequence) is call:
+            del self.calls[sequence]
 
 
 class Once:
@@ -98,15 +114,12 @@ class Once:
             raise InvalidArgumentError(
                 f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
             )
+        elif call.is_undone(epoch):
+            raise OutcomeUnknownError(
+                "the store was restored after this call, which had been applied: what it changed "
+                "is gone; read t and the command number, then decide"
+            )
         return await self._join(client, origin.sequence, call), call.task
-
-    def forget_all_but(self, origin: pb.Origin | None) -> None:
-        """Forget every call but this one: the epoch has changed by it."""
-        kept = None if origin is None else self._clients.get(origin.client_id)
-        self._clients.clear()
-        if origin is not None and kept is not None:
-            kept.calls = {s: c for s, c in kept.calls.items() if s == origin.sequence}
-            self._clients[origin.client_id] = kept
 
     def _client(self, origin: pb.Origin) -> _Client:
         name = origin.client_id
@@ -120,7 +133,10 @@ class Once:
                 f"origin: client {name!r} is not remembered (at most {CLIENTS_MAX} are); this call "
                 "may have been applied before; read t and the command number, then decide"
             )
-        client = self._clients.setdefault(name, _Client())
+        client = self._clients.get(name)
+        if client is None:
+            known_from = origin.sequence if self._forgot_clients else 0
+            client = self._clients[name] = _Client(known_from)
         self._clients.move_to_end(name)
         if len(self._clients) > CLIENTS_MAX:
             self._clients.popitem(last=False)
@@ -133,6 +149,11 @@ class Once:
                 f"origin: sequence {origin.sequence} has been forgotten: the client had its "
                 f"answer, or is {CALLS_MAX} calls further"
             )
+        if origin.attempt and origin.sequence < client.known_from:
+            raise OutcomeUnknownError(
+                f"origin: the client was forgotten (at most {CLIENTS_MAX} are remembered) while "
+                "this call was out; read t and the command number, then decide"
+            )
         if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
             raise OutcomeUnknownError(
                 "the server restarted, or was restored, while this call was out: it may have been "
@@ -144,11 +165,11 @@ class Once:
         try:
             return await asyncio.shield(call.outcome)
         except _NOT_APPLIED:
-            client.calls.pop(sequence, None)
+            client.forget(sequence, call)
             raise
         except asyncio.CancelledError:
             if call.waiters == 1 and self._worker.withdraw(call.task):
-                client.calls.pop(sequence, None)
+                client.forget(sequence, call)
             raise
         finally:
             call.waiters -= 1

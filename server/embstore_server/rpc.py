@@ -20,10 +20,6 @@ from time import monotonic
 from typing import Any
 
 import grpc
-from embstore_proto import codec
-from embstore_proto.codec import Assembly, Framed
-from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
-from embstore_proto.v1 import embstore_pb2 as pb
 
 import embstore
 from embstore.config import INITIALIZERS, OPTIMIZERS
@@ -33,6 +29,10 @@ from embstore.errors import (
     InvalidArgumentError,
     StoreClosedError,
 )
+from embstore_proto import codec
+from embstore_proto.codec import Assembly, Framed
+from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server import bulk, control
 from embstore_server.answers import Answered, answering
 from embstore_server.inflight import Reservation

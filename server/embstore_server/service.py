@@ -12,10 +12,9 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from embstore_proto.v1 import embstore_pb2 as pb
-
 from embstore.errors import StoreClosedError
 from embstore.store import Store
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.inflight import Inflight
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
@@ -75,6 +74,11 @@ class Service:
         return self._store
 
     @property
+    def is_open(self) -> bool:
+        """Whether the store has been opened; one that failed since is still open."""
+        return self._store is not None
+
+    @property
     def has_failed(self) -> bool:
         """Whether the store refuses every call until the server is started again."""
         return self._store is not None and self._store.failure is not None
@@ -114,8 +118,9 @@ class Service:
         """
         if origin is None:
             return await self.run(caller, work)
+        verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
         result, task = await self.once.call(
-            caller.verb, origin, self.store.epoch, lambda: self._submit(caller, work)
+            verb, origin, self.store.epoch, lambda: self._submit(caller, work)
         )
         self._account(caller, task)
         return result

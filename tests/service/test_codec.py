@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from embstore_proto import codec
-from embstore_proto.v1 import embstore_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from embstore.errors import InvalidArgumentError
+from embstore_proto import codec
+from embstore_proto.v1 import embstore_pb2 as pb
 
 KEYS = arrays.arrays(np.int64, st.integers(0, 50))
 ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 20), st.integers(1, 9)))

@@ -1,8 +1,6 @@
 """Table configurations travel whole."""
 
 import pytest
-from embstore_proto.configs import Described, config_of, described_of, description_of, message_of
-from embstore_proto.v1 import embstore_pb2 as pb
 
 from embstore import (
     Adagrad,
@@ -15,6 +13,8 @@ from embstore import (
     Uniform,
 )
 from embstore.config import TableConfig
+from embstore_proto.configs import Described, config_of, described_of, description_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
 
 OPTIMIZERS = [
     Sgd(0.0),

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embstore_server.metrics import Exposition, Metrics
-from embstore_server.metrics.exposition import Captured
-from embstore_server.metrics.histogram import BOUNDS, Histogram
-from embstore_server.metrics.state import State
 from prometheus_client.parser import text_string_to_metric_families
 
 import embstore
 from embstore import RowWiseAdagrad, Sgd, Uniform
+from embstore_server.metrics import Exposition, Metrics
+from embstore_server.metrics.exposition import Captured
+from embstore_server.metrics.histogram import BOUNDS, Histogram
+from embstore_server.metrics.state import State
 
 STATE = State(
     version="1.2.3",
@@ -71,6 +71,7 @@ def stats(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "users", dim=4, rows=50, optimizer=Sgd(learning_rate=0.1), initializer=Uniform(-1, 1)
         )
         ads.lookup([1, 2, 2, 3])
+        ads.lookup([1, 1, 4])
         ads.update([1, 2], np.ones((2, 8), np.float32))
         store.checkpoint("one")
         yield store.stats()
@@ -196,15 +197,16 @@ def test_scrape_tells_cache_tables_storage_and_stages(stats: dict[str, Any]) -> 
     assert value(samples, "embstore_stats_age_seconds") == 1.5
     assert value(samples, "embstore_cache_budget_bytes") == 1 << 20
     assert value(samples, "embstore_cache_memory_bytes") == stats["cache"]["memory_bytes"]
-    assert value(samples, "embstore_pool_accesses_total", **pool) == 6
+    assert value(samples, "embstore_pool_accesses_total", **pool) == 7
     assert value(samples, "embstore_pool_access_hits_total", **pool) == 2
     assert value(samples, "embstore_pool_unique_keys_total", **pool) == 5
-    assert value(samples, "embstore_pool_misses_total", **pool, origin="initializer") == 3
+    assert value(samples, "embstore_pool_unique_hits_total", **pool) == 1
+    assert value(samples, "embstore_pool_misses_total", **pool, origin="initializer") == 4
     assert value(samples, "embstore_pool_misses_total", **pool, origin="log") == 0
     assert value(samples, "embstore_pool_evictions_total", **pool, kind="dirty") == 0
-    assert value(samples, "embstore_pool_resident_rows", **pool) == 3
+    assert value(samples, "embstore_pool_resident_rows", **pool) == 4
     assert value(samples, "embstore_table_rows", table="ads/eu") == 1000
-    assert value(samples, "embstore_table_resident_rows", table="ads/eu") == 3
+    assert value(samples, "embstore_table_resident_rows", table="ads/eu") == 4
     assert value(samples, "embstore_table_t", table="ads/eu") == 1
     assert value(samples, "embstore_table_t", table="users") == 0
     assert value(samples, "embstore_storage_written_bytes_total") > 0

@@ -14,10 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
 from embstore_proto.status import ANSWERS
 from embstore_server.launch import ServerProcess
 from embstore_server.settings import Settings
-
 from tests.style.sources import ROOT
 
 README = (ROOT / "README.md").read_text()

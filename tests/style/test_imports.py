@@ -24,7 +24,7 @@ LEVELS = (  # the lowest first
     {"stages"},
     {"cache", "storage"},
     {"digest"},
-    {"tablestate", "reads", "writes", "engine", "session", "table"},
+    {"tablestate", "reads", "writes", "engine", "figures", "session", "table"},
     {"store"},
     {"__init__"},
 )

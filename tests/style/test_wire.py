@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from embstore_proto.status import ANSWERS, ERROR_METADATA, answer_of, error_of, message_of
-from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import bulk, control
 from grpc import StatusCode
 
 from embstore import errors
+from embstore_proto.status import ANSWERS, ERROR_METADATA, answer_of, error_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server import bulk, control
 from tests.style.sources import ROOT
 
 CLASSES = [

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from embstore_proto.configs import Described
 from fastapi import APIRouter
 from pydantic import Field
 
 from embstore.results import Checkpoint
 from embstore.store import Store
+from embstore_proto.configs import Described
 from embstore_server.admin.calls import Calling, CallRoute
 from embstore_server.admin.models import CONTEXT_EXAMPLE, Context, Reply, Request, examples
 from embstore_server.admin.tables import TABLE_EXAMPLE, TableDescription

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from embstore_proto.status import answer_of, message_of
 from fastapi.exceptions import RequestValidationError
 from grpc import StatusCode
 from starlette.exceptions import HTTPException
@@ -19,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
+from embstore_proto.status import answer_of, message_of
 from embstore_server.admin.models import ErrorReply
 from embstore_server.logs import event
 

@@ -1,9 +1,9 @@
 """The models of statistics, made from `embstore.Store.stats()`.
 
-Counts are since the store was opened; a pool's since it was made. Hits are told in both ways that
-are in use: **by access**, where a key that a call names five times counts five times (what FBGEMM
-and papers call the hit rate), and **by unique key**, where it counts once (what a cache has to
-do). The first is never below the second by much, and usually far above it.
+Counts are since the store was opened; a pool's since it was made. Hits are those of lookups, told
+in both ways that are in use: **by access**, where a key that a call names five times counts five
+times, hit or missed, and **by unique key**, where it counts once. Misses are told by origin, and of
+all commands: updates bring rows in too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from embstore_server.admin.models import Reply
 
 
 class Hits(Reply):
-    """How often what was looked for was resident."""
+    """How often what lookups asked for was resident."""
 
-    count: int = Field(description="Looked for")
+    count: int = Field(description="Asked for")
     hits: int = Field(description="Of these, found resident")
     rate: float | None = Field(description="hits / count, 0 to 1; null where nothing was")
 
@@ -28,7 +28,7 @@ class Hits(Reply):
 
 
 class Misses(Reply):
-    """Unique keys that were not resident, by where their rows came from."""
+    """Rows that any command brought in, by where they came from."""
 
     log: int = Field(description="From the log")
     base: int = Field(description="From the base")
@@ -50,8 +50,8 @@ class CacheFigures(Reply):
     dirty_rows: int = Field(description="Of the rows held, those newer than on the disk")
     occupancy: float = Field(description="resident_rows / slots, 0 to 1")
     memory_bytes: int = Field(description="Of rows, index and staging")
-    by_access: Hits = Field(description="Of keys, repeated ones each time")
-    by_unique_key: Hits = Field(description="Of keys, each once a call")
+    by_access: Hits = Field(description="Of lookups: keys, repeated ones each time")
+    by_unique_key: Hits = Field(description="Of lookups: keys, each once a call")
     misses: Misses
     evictions: Evictions
     calls_in_parts: int = Field(description="Calls with more unique keys than slots")

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from embstore_proto.v1 import embstore_pb2 as pb
 from pydantic import BaseModel, ConfigDict, Field
+
+from embstore_proto.v1 import embstore_pb2 as pb
 
 
 def examples(*values: dict[str, Any]) -> ConfigDict:

@@ -12,7 +12,7 @@ from embstore_server.service import Service
 
 def opened_store(service: Service) -> Store | None:
     """Return the store, None while it is being opened; a failed one is still opened."""
-    return None if service.not_ready.startswith("starting") else service.store
+    return service.store if service.is_open else None
 
 
 def uptime_s(service: Service) -> float:

@@ -43,7 +43,10 @@ class Stats(Reply):
 
 @router.get("/stats", name="GetStats")
 async def get_stats(call: Calling) -> Stats:
-    """Return all figures. Cheap enough to be asked for every few seconds."""
+    """Return all figures.
+
+    The engine counts the rows of each table anew: ask every few seconds, not all the time.
+    """
     answered = await call.run(lambda store: store.stats())
     return _stats(answered, call.service)
 

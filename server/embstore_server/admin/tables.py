@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from embstore_proto.configs import Described
 from fastapi import APIRouter, Path
 from pydantic import Field
 
 from embstore.store import Store
 from embstore.table import Table
+from embstore_proto.configs import Described
 from embstore_server.admin.calls import Calling, CallRoute
 from embstore_server.admin.figures import TableFigures
 from embstore_server.admin.models import CONTEXT_EXAMPLE, Context, Reply, examples

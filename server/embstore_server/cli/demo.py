@@ -21,7 +21,7 @@ def demo(
         Path | None,
         _option("FILE", "In the Criteo format. Default: one is written first."),
     ] = None,
-    samples: Annotated[int | None, _option("COUNT", "Used at most. Default: 500,000.")] = None,
+    samples: Annotated[int | None, _option("COUNT", "Used at most. Default: 300,000.")] = None,
     batch: Annotated[int | None, _option("COUNT", "Samples of a step. Default: 2,048.")] = None,
     dim: Annotated[int | None, _option("COUNT", "Of the embeddings. Default: 16.")] = None,
     scale: Annotated[

@@ -78,16 +78,22 @@ def bytes_text(count: int) -> str:
 def progress(what: str, total: int | None = None) -> Iterator[Advance]:
     """Show what is going on inside the with block; `total` None: nobody knows how long it takes."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-    from rich.progress import TimeElapsedColumn as ElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     console = Console(stderr=True)
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), ElapsedColumn()]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
     with Progress(
-        *columns[:2],
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
         *counted,
-        *columns[2:],
+        TimeElapsedColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,

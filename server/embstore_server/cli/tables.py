@@ -159,7 +159,8 @@ def _show(described: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.show_json(described)
         return
-    lines = [(key.replace("_", " "), _spelt(value)) for key, value in described.items()]
+    shown = described | {"seed": str(described["seed"])}  # a name rather than a number
+    lines = [(key.replace("_", " "), _spelt(value)) for key, value in shown.items()]
     output.show_parts([(described["name"], lines[1:])])
 
 

@@ -104,7 +104,6 @@ def _written(path: Path, job: Job, phases: Phases) -> Path:
 def _served(place: Path, job: Job, phases: Phases) -> Iterator[TrainingStore]:
     """Start a server and connect to it; both end with the block."""
     from embstore_client import connect  # here, as only a run needs them
-
     from embstore_server.launch import ServerProcess
 
     with ExitStack() as running:

@@ -17,9 +17,9 @@ _POOL_GAUGES = (
     ("memory_bytes", "embstore_pool_memory_bytes", "Memory of rows, index and staging."),
 )
 _POOL_COUNTERS = (
-    ("accesses", "embstore_pool_accesses", "Keys looked for, repeated ones each time."),
+    ("accesses", "embstore_pool_accesses", "Keys of lookups, repeated ones each time."),
     ("access_hits", "embstore_pool_access_hits", "Of the accesses, those found resident."),
-    ("unique_keys", "embstore_pool_unique_keys", "Keys looked for, once a call."),
+    ("unique_keys", "embstore_pool_unique_keys", "Keys of lookups, each once a call."),
     ("unique_hits", "embstore_pool_unique_hits", "Of the unique keys, those found resident."),
     ("calls_in_parts", "embstore_pool_calls_in_parts", "Calls with more keys than slots."),
     ("parts", "embstore_pool_parts", "Parts that those calls were done in."),
@@ -29,7 +29,7 @@ _POOL_KINDS = (
         ("log", "base", "initializer"),
         "misses",
         "origin",
-        "Unique keys not resident, by where the row came from.",
+        "Rows brought in by any command, by origin.",
     ),
     (("clean", "dirty"), "evictions", "kind", "Rows that left the pool; dirty ones were logged."),
 )

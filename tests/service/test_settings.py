@@ -1,0 +1,252 @@
+"""Settings: where each comes from, what is refused, and that all problems are told at once."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embstore.errors import InvalidArgumentError
+from embstore_server.parsing import is_loopback, split_address
+from embstore_server.settings import KINDS, UNARY_BYTES_LIMIT, Settings, load
+
+DATA = {"data": "store"}
+
+
+def problems(
+    flags: Mapping[str, Any] = DATA,
+    environ: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> list[str]:
+    """Return the lines of the refusal."""
+    with pytest.raises(InvalidArgumentError) as refused:
+        load(flags, environ or {}, config)
+    return str(refused.value).splitlines()
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_setting_has_a_kind_that_takes_its_default() -> None:
+    assert list(KINDS) == [field.name for field in fields(Settings)]
+    made = Settings(data=Path("store"))
+    for name, value in vars(made).items():
+        if value is not None:
+            assert KINDS[name].read(value) == value
+
+
+def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path) -> None:
+    config = written(
+        tmp_path / "embstore.toml",
+        'data = "from-file"\npolicy = "lfu"\nthreads = 3\ncache_bytes = "3GiB"\ndrain_s = 1\n',
+    )
+    variables = {"EMBSTORE_THREADS": "2", "EMBSTORE_CACHE_BYTES": "2GiB"}
+    made = load({"cache_bytes": "1GiB", "policy": None}, variables, config)
+    assert made.cache_bytes == 1 << 30
+    assert made.threads == 2
+    assert made.policy == "lfu"
+    assert made.drain_s == 1.0
+    assert made.data == Path("from-file")
+    assert made.log_format == "plain"
+
+
+def test_a_variable_names_the_file_and_a_flag_another(tmp_path: Path) -> None:
+    first = written(tmp_path / "first.toml", 'data = "first"')
+    other = written(tmp_path / "other.toml", 'data = "other"')
+    variables = {"EMBSTORE_CONFIG": str(first)}
+    assert load({}, variables, None).data == Path("first")
+    assert load({}, variables, other).data == Path("other")
+
+
+def test_an_empty_variable_says_nothing() -> None:
+    assert load(DATA, {"EMBSTORE_TLS_CERT": "", "EMBSTORE_POLICY": ""}, None).tls_cert is None
+
+
+def test_a_false_flag_wins_over_a_true_variable() -> None:
+    assert not load(DATA | {"read_only": False}, {"EMBSTORE_READ_ONLY": "true"}, None).read_only
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (5, 5),
+        ("1073741824", 1 << 30),
+        ("4GiB", 4 << 30),
+        ("512 MiB", 512 << 20),
+        ("10GB", 10 * 10**9),
+        ("8k", 8000),
+        ("1.5GiB", 3 << 29),
+        ("1_000", 1000),
+    ],
+)
+def test_bytes_are_read(written: Any, expected: int) -> None:
+    assert load(DATA | {"cache_bytes": written}, {}, None).cache_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("cache_bytes", v) for v in ("0", -1, "1GIG", "", "1.5", "-1GiB", 1.5, True, "1e9")),
+        *(("threads", v) for v in ("0", "two", "1.5", 1.0, False, [])),
+        *(("drain_s", v) for v in ("-1", "nan", "inf", "soon", True, {})),
+        *(("call_timeout_s", v) for v in (0, "0", "1e300")),
+        *(("slow_call_ms", v) for v in (-1, "inf")),
+        *(("read_only", v) for v in ("maybe", 1, "2")),
+        *(("policy", v) for v in ("LRU", "fifo", 3, ["lru"])),
+        *(("device", v) for v in ("gpu", "")),
+        *(("data", v) for v in ("", "a\0b", 3)),
+        *(("listen", v) for v in ("off", ":1", "localhost", "a:b", "h:65536", "::1:5", "[x]:1", 5)),
+        *(("admin", v) for v in ("OFF", "8080", "[::1]")),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_source(name: str, value: Any, tmp_path: Path) -> None:
+    (line,) = problems(DATA | {name: value})
+    flag = "--" + name.replace("_", "-")
+    assert line == f"{flag}: expected {KINDS[name].expected}, found {value!r}"
+    if isinstance(value, str) and value:
+        (line,) = problems({} if name == "data" else DATA, {f"EMBSTORE_{name.upper()}": value})
+        assert line.startswith(f"EMBSTORE_{name.upper()}: expected ")
+
+
+def test_a_bad_value_in_the_file_names_file_and_key(tmp_path: Path) -> None:
+    config = written(tmp_path / "e.toml", "threads = 1.5\nread_only = 1\n")
+    assert problems(DATA, {}, config) == [
+        f"{config}: threads: expected {KINDS['threads'].expected}, found 1.5",
+        f"{config}: read_only: expected true or false, found 1",
+    ]
+
+
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    config = written(tmp_path / "e.toml", "cache-bytes = 1\n[qqq]\nzzz = 1\n")
+    near, far = problems(DATA, {}, config)
+    assert near.endswith("no setting is called 'cache-bytes'; did you mean cache_bytes?")
+    assert "'qqq', expected data, listen" in far
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
+    (line,) = problems(DATA, {"EMBSTORE_CHECKPOINT_KEEP": "3"})
+    assert line.endswith("did you mean EMBSTORE_CHECKPOINTS_KEEP?")
+
+
+def test_variables_of_the_client_and_of_others_are_left_alone() -> None:
+    load(
+        DATA,
+        {"EMBSTORE_ADDRESS": "h:1", "EMBSTORE_TIMEOUT": "x", "EMBSTORE_TLS_CA": "y", "PATH": "z"},
+        None,
+    )
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
+    links = {
+        "EMBSTORE_SERVICE_HOST": "10.0.0.1",
+        "EMBSTORE_SERVICE_PORT": "50051",
+        "EMBSTORE_SERVICE_PORT_GRPC": "50051",
+        "EMBSTORE_PORT": "tcp://10.0.0.1:50051",
+        "EMBSTORE_PORT_50051_TCP": "tcp://10.0.0.1:50051",
+        "EMBSTORE_PORT_50051_TCP_ADDR": "10.0.0.1",
+        "EMBSTORE_METRICS_SERVICE_HOST": "10.0.0.2",
+        "EMBSTORE_METRICS_PORT": "tcp://10.0.0.2:8080",
+    }
+    load(DATA, links, None)
+    assert len(problems(DATA, links | {"EMBSTORE_PORT": "50051"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"data = ", "expected TOML"), (b"data = '\xff'", "expected TOML"), (None, "No such file")],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    content: bytes | None, said: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "e.toml"
+    if content is not None:
+        config.write_bytes(content)
+    (line,) = problems(DATA, {}, config)
+    assert line.startswith(f"{config}: ")
+    assert said in line
+
+
+def test_the_directory_is_asked_for() -> None:
+    (line,) = problems({})
+    assert "--data" in line
+    assert "EMBSTORE_DATA" in line
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:0", "[::1]:0", "localhost:1"])
+def test_loopback_needs_no_tls(address: str) -> None:
+    assert load(DATA | {"listen": address}, {}, None).listen == address
+
+
+@pytest.mark.parametrize("name", ["listen", "admin"])
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "db.example:1"])
+def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str) -> None:
+    (line,) = problems(DATA | {name: address})
+    assert line.startswith(f"{name}: {address} is not a loopback address")
+    assert "--tls-cert" in line
+    assert "--insecure" in line
+    load(DATA | {name: address, "insecure": True}, {}, None)
+    load(DATA | {name: address, "tls_cert": "c", "tls_key": "k"}, {}, None)
+
+
+def test_rest_can_be_off() -> None:
+    assert load(DATA | {"admin": "off"}, {}, None).admin == "off"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"tls_cert": "c"}, "tls_cert and tls_key, both or neither, found tls_cert alone"),
+        ({"tls_key": "k"}, "found tls_key alone"),
+        ({"listen": "127.0.0.1:5", "admin": "127.0.0.1:5"}, "listen and admin to differ"),
+        ({"call_timeout_s": 9, "call_timeout_max_s": 8}, "call_timeout_s <= call_timeout_max_s"),
+        ({"unary_bytes_max": 9, "inflight_bytes_max": 8}, "unary_bytes_max <= inflight_bytes_max"),
+        ({"unary_bytes_max": UNARY_BYTES_LIMIT + 1}, "unary_bytes_max to be at most"),
+    ],
+)
+def test_relations_are_checked(flags: dict[str, Any], said: str) -> None:
+    (line,) = problems(DATA | flags)
+    assert said in line
+
+
+def test_two_free_ports_are_no_conflict() -> None:
+    load(DATA | {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}, {}, None)
+
+
+def test_settings_made_directly_are_held_to_the_relations() -> None:
+    with pytest.raises(InvalidArgumentError, match="loopback"):
+        Settings(data=Path("d"), listen="0.0.0.0:1")
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    config = written(tmp_path / "e.toml", 'polcy = "lfu"\ndrain_s = -1\n')
+    lines = problems(
+        {"threads": "0", "call_timeout_s": 10, "call_timeout_max_s": 5},
+        {"EMBSTORE_LISTEN": "0.0.0.0:1", "EMBSTORE_CACHE": "1GiB"},
+        config,
+    )
+    told = ["EMBSTORE_CACHE", "polcy", "drain_s", "--threads", "--data", "listen", "call_timeout_s"]
+    assert len(lines) == len(told)
+    assert all(name in line for name, line in zip(told, lines, strict=True))
+
+
+def test_a_relation_of_a_bad_value_is_not_told() -> None:
+    (line,) = problems(DATA | {"call_timeout_max_s": "never", "call_timeout_s": 1e6})
+    assert line.startswith("--call-timeout-max-s")
+
+
+def test_described_settings_are_json_and_hold_no_key() -> None:
+    described = load(DATA | {"tls_cert": "c.pem", "tls_key": "k.pem"}, {}, None).describe()
+    assert described["tls_key"] == "k.pem"
+    assert described["data"] == "store"
+    assert all(isinstance(v, str | int | float | bool | None) for v in described.values())
+
+
+def test_addresses_are_split() -> None:
+    assert split_address("127.0.0.1:50051") == ("127.0.0.1", 50051)
+    assert split_address("[::1]:0") == ("::1", 0)
+    assert split_address("localhost:8080") == ("localhost", 8080)
+    assert is_loopback("::1")
+    assert not is_loopback("::")
