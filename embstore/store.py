@@ -327,6 +327,14 @@ class Store:
         with self._engine.reading():
             return self._engine.flush()
 
+    def warm_up(self) -> None:
+        """Compile every kernel now, or load it from the cache of an earlier process.
+
+        A kernel that was not warmed up is compiled at its first use, which takes seconds.
+        """
+        with self._engine.reading():
+            self._engine.device.warm_up()
+
     def close(self) -> None:
         """Commit without a label, and give memory and directory back. Closing twice is harmless."""
         self._engine.close()

@@ -1,6 +1,11 @@
 """The verbs of the wire as Python calls: requests made, replies taken apart.
 
 Between the object model (store, table) and the transport. Any thread.
+
+What the wire cannot carry is refused here, with the error that the engine has for it: names and
+labels that are no text, metadata that is no JSON, numbers beyond 64 bits. So is a call that is too
+large, as it was before its keys were made unique: whether a call is taken may not depend on where
+the store is. The rest is the server's to check.
 """
 
 import json
@@ -8,33 +13,61 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from embstore_proto.codec import Message, array_of
-from embstore_proto.configs import Described, described_of, message_of
-from embstore_proto.v1 import embstore_pb2 as pb
 
 from embstore.arrays import Rows, fp32_scalar
-from embstore.config import TableConfig
+from embstore.config import Limits, TableConfig, check_name
+from embstore.errors import (
+    CapacityError,
+    CheckpointNotFoundError,
+    InvalidArgumentError,
+    TableNotFoundError,
+)
 from embstore.results import Acknowledged, Checkpoint, State, TableEntry
 from embstore_client import messages
 from embstore_client.shares import UniqueKeys
 from embstore_client.transport import Transport
+from embstore_proto.codec import Message, array_of
+from embstore_proto.configs import Described, described_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
+
+_UINT64_MAX = 2**64 - 1
 
 
 class Calls:
-    """One connection's calls."""
+    """One connection's calls. `limits` are the server's, as told when it was connected to."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self.limits = Limits()
 
     # Bulk
 
     def lookup(
-        self, keys: Mapping[str, UniqueKeys], ids: Mapping[str, int], admit: bool, reply_bytes: int
+        self,
+        keys: Mapping[str, UniqueKeys],
+        ids: Mapping[str, int],
+        dims: Mapping[str, int],
+        admit: bool,
     ) -> list[Rows]:
         """Return the rows of each table's unique keys."""
+        self.check_bytes(sum(once.call_bytes(dims[name]) for name, once in keys.items()))
         message = Message()
         header = messages.lookup(message, keys, ids, bool(admit))
-        return self.rows("Lookup", header, message, reply_bytes)
+        size = sum(4 * dims[name] * len(once.keys) for name, once in keys.items())
+        return self.rows("Lookup", header, message, size)
+
+    def check_bytes(self, size: int) -> None:
+        """Refuse a call that is too large.
+
+        Raises
+        ------
+        InvalidArgumentError
+        """
+        if size > self.limits.call_bytes_max:
+            raise InvalidArgumentError(
+                f"expected a call of at most {self.limits.call_bytes_max} bytes of keys and rows "
+                f"(limits.call_bytes_max), found {size}; split the call"
+            )
 
     def rows(self, name: str, header: Any, message: Message, reply_bytes: int) -> list[Rows]:
         """Do a call that returns rows; of ReadRows weights and state."""
@@ -71,6 +104,8 @@ class Calls:
 
     def resize_cache(self, cache_bytes: int) -> None:
         """Change the cache's budget."""
+        if cache_bytes > _UINT64_MAX:
+            raise CapacityError(f"cache_bytes {cache_bytes} is more than any system can address")
         request = pb.ResizeCacheRequest(cache_bytes=cache_bytes)
         self.transport.call("ResizeCache", request, pb.ResizeCacheReply)
 
@@ -88,6 +123,14 @@ class Calls:
         request = pb.CreateTableRequest(config=message_of(config))
         reply = self.transport.call("CreateTable", request, pb.TableReply, mutates=True)
         return described_of(reply.table)
+
+    def name(self, table: Any) -> str:
+        """Return a table's name, or raise TableNotFoundError for what no table can be called."""
+        try:
+            return check_name(table)
+        except InvalidArgumentError:
+            have = ", ".join(repr(t.config.name) for t in self.tables()[:10]) or "none"
+            raise TableNotFoundError(f"no table {table!r}; tables are: {have}") from None
 
     def described(self, table: str, table_id: int | None = None) -> Described:
         """Return what a table is."""
@@ -135,7 +178,9 @@ class Calls:
         self, label: str, metadata: Mapping[str, Any], timeout_s: float | None
     ) -> Checkpoint:
         """Make everything durable and keep it under a label."""
-        request = pb.CheckpointRequest(label=label, metadata_json=json.dumps(metadata))
+        if not _is_printable(label):
+            raise InvalidArgumentError(f"expected a label of printable characters, found {label!r}")
+        request = pb.CheckpointRequest(label=label, metadata_json=_metadata_json(metadata))
         reply = self.transport.call(
             "Checkpoint", request, pb.CheckpointReply, mutates=True, timeout_s=timeout_s
         )
@@ -150,7 +195,25 @@ class Calls:
 
     def restore(self, label: str) -> int:
         """Go back to a kept checkpoint; return the command number."""
+        if not _is_printable(label):
+            kept = ", ".join(repr(c.label) for c in self.checkpoints()) or "none"
+            raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
         return self._acknowledged("Restore", pb.RestoreRequest(label=label)).context.command
+
+
+def _is_printable(label: Any) -> bool:
+    return isinstance(label, str) and label.isprintable()  # half a surrogate pair is not
+
+
+def _metadata_json(metadata: Any) -> str:
+    if not isinstance(metadata, dict) or not all(isinstance(k, str) for k in metadata):
+        raise InvalidArgumentError(
+            f"expected metadata to be a dict with string keys, found {metadata!r}"
+        )
+    try:
+        return json.dumps(metadata, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidArgumentError(f"expected metadata that JSON can hold: {exc}") from exc
 
 
 def _checkpoint_of(message: pb.CheckpointDescription) -> Checkpoint:

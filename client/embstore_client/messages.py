@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from embstore_proto.codec import Message
-from embstore_proto.v1 import embstore_pb2 as pb
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys, Rows
+from embstore.arrays import Keys, Rows, fp32_scalar
 from embstore.errors import InvalidArgumentError
 from embstore_client.shares import Sums, UniqueKeys
+from embstore_proto.codec import Message
+from embstore_proto.v1 import embstore_pb2 as pb
 
 MODES = {"sum": pb.POOLING_MODE_SUM, "mean": pb.POOLING_MODE_MEAN}
 _ON_NONFINITE = {"refuse": pb.ON_NONFINITE_REFUSE, "skip": pb.ON_NONFINITE_SKIP}
@@ -72,9 +72,9 @@ def bags(
     ------
     InvalidArgumentError : another mode.
     """
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise InvalidArgumentError(
-            f'table {table!r}: expected mode to be "sum" or "mean", found {mode!r}'
+            f'table {table!r}: expected mode "sum" or "mean", found {mode!r}'
         )
     return pb.Bags(
         offsets=message.add(offsets),
@@ -90,14 +90,16 @@ def options(
 
     Raises
     ------
-    InvalidArgumentError : another on_nonfinite, or no number.
+    InvalidArgumentError : another on_nonfinite, or a number that is none, or out of range.
     """
-    if on_nonfinite not in _ON_NONFINITE:
+    if not isinstance(on_nonfinite, str) or on_nonfinite not in _ON_NONFINITE:
         raise InvalidArgumentError(
             f'expected on_nonfinite to be "refuse" or "skip", found {on_nonfinite!r}'
         )
+    if learning_rate is not None:
+        learning_rate = fp32_scalar(learning_rate, "learning_rate")
     return pb.UpdateOptions(
         learning_rate=learning_rate,
-        gradient_scale=gradient_scale,
+        gradient_scale=fp32_scalar(gradient_scale, "gradient_scale"),
         on_nonfinite=_ON_NONFINITE[on_nonfinite],
     )

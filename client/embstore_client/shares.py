@@ -8,14 +8,18 @@ first occurrence, so that an error names the key it would name in the embedded s
 How many times a key stood in the call is sent beside, for the statistics by access.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import check_denormals, sum_by_key, unique
-from embstore.arrays import Keys, Rows, as_keys, as_rows
+from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows
 from embstore.errors import InvalidArgumentError
+
+Counts = NDArray[np.uint32]
+_COUNT_MAX = 2**32 - 1
 
 
 class UniqueKeys(NamedTuple):
@@ -23,39 +27,57 @@ class UniqueKeys(NamedTuple):
 
     keys: Keys
     inverse: NDArray[np.int32] | None
+    counted: Counts | None = None  # accesses of each key, where the caller gave them
 
     @classmethod
-    def of(cls, keys: ArrayLike, table: str) -> "UniqueKeys":
-        """Check a caller's keys and make them unique.
+    def of(cls, keys: ArrayLike, table: str, counts: ArrayLike | None = None) -> "UniqueKeys":
+        """Check a caller's keys, and counts if there are any, and make them unique.
 
         Raises
         ------
-        InvalidArgumentError : another shape or dtype.
+        InvalidArgumentError : another shape or dtype; counts out of range.
         """
         checked = as_keys(keys, table)
+        counted = None if counts is None else _as_counts(counts, len(checked), table)
         if len(checked) < 2:
-            return cls(checked, None)
+            return cls(checked, None, counted)
         unique_keys, inverse = unique(checked)
-        return cls(unique_keys, inverse if len(unique_keys) < len(checked) else None)
+        if len(unique_keys) == len(checked):
+            return cls(checked, None, counted)
+        if counted is None:
+            return cls(unique_keys, inverse)
+        sums = np.zeros(len(unique_keys), np.int64)
+        np.add.at(sums, inverse, counted)
+        if sums.max() > _COUNT_MAX:  # too large to be sent as one
+            return cls(checked, None, counted)
+        return cls(unique_keys, inverse, sums.astype(np.uint32))
 
     @property
     def call_count(self) -> int:
         """Keys of the call, before they were made unique."""
         return len(self.keys if self.inverse is None else self.inverse)
 
+    def call_bytes(self, elements: int) -> int:
+        """Return the bytes of the call's keys, and of rows of so many fp32."""
+        return self.call_count * (8 + 4 * elements)
+
     @property
-    def counts(self) -> NDArray[np.uint32] | None:
-        """How many times each key stood in the call; None: once each."""
-        if self.inverse is None:
-            return None
+    def counts(self) -> Counts | None:
+        """How many accesses each key stands for; None: one each."""
+        if self.inverse is None or self.counted is not None:
+            return self.counted
         return np.bincount(self.inverse, minlength=len(self.keys)).astype(np.uint32)
 
-    def spread(self, rows: Rows, out: Rows | None) -> Rows:
-        """Return the rows of the call's keys from those of the unique keys."""
+    def spread(self, rows: Rows, out: Rows | None, table: str) -> Rows:
+        """Return the rows of the call's keys from those of the unique keys.
+
+        Raises
+        ------
+        InvalidArgumentError : `out` does not fit, because the table is another one by now.
+        """
         if self.inverse is None and out is None:
-            return rows
-        if out is None:
-            out = np.empty((self.call_count, rows.shape[1]), np.float32)
+            return own(rows)
+        out = as_out(out, (self.call_count, rows.shape[1]), table)
         if self.inverse is None:
             out[:] = rows
         else:  # "clip", because "raise" would go through a copy of `out`
@@ -68,6 +90,7 @@ class Sums(NamedTuple):
 
     keys: Keys
     gradients: Rows  # (len(keys), dim)
+    call_bytes: int  # of keys and gradients, before they were summed
 
     @classmethod
     def of(cls, keys: ArrayLike, gradients: ArrayLike, dim: int, table: str) -> "Sums":
@@ -80,9 +103,15 @@ class Sums(NamedTuple):
         once = UniqueKeys.of(keys, table)
         rows = as_rows(gradients, (once.call_count, dim), table, "gradients")
         if once.inverse is None:
-            return cls(once.keys, rows)
+            return cls(once.keys, rows, once.call_bytes(dim))
         check_denormals()
-        return cls(once.keys, sum_by_key(once.inverse, len(once.keys), rows))
+        sums = sum_by_key(once.inverse, len(once.keys), rows)
+        return cls(once.keys, sums, once.call_bytes(dim))
+
+
+def own(rows: Rows) -> Rows:
+    """Return rows that a caller may write to: the bytes of a unary reply are nobody's to change."""
+    return rows if rows.flags.writeable else rows.copy()
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
@@ -92,10 +121,38 @@ def mapping(value: Any, what: str) -> dict[str, Any]:
     ------
     InvalidArgumentError : it is no mapping of names.
     """
-    try:
-        parts = dict(value.items())
-    except AttributeError:
+    if not isinstance(value, Mapping):
         raise InvalidArgumentError(
             f"expected {what} to be a mapping by table name, found {type(value).__name__}"
-        ) from None
-    return parts
+        )
+    return dict(value)
+
+
+def some_of(value: Any, what: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return what was given for some of a call's tables; None: for none.
+
+    Raises
+    ------
+    InvalidArgumentError : it is no mapping, or names others.
+    """
+    given = mapping({} if value is None else value, what)
+    unknown = sorted(given.keys() - set(names), key=repr)
+    if unknown:
+        raise InvalidArgumentError(f"expected {what} to name tables of the call, found {unknown}")
+    return given
+
+
+def _as_counts(counts: ArrayLike, key_count: int, table: str) -> Counts:
+    expected = (
+        f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {_COUNT_MAX}"
+    )
+    try:
+        array = np.asarray(counts)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidArgumentError(f"{expected}: {exc}") from exc
+    if array.shape != (key_count,) or (key_count and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(f"{expected}, found {array.dtype} {array.shape}")
+    wrong = array[(array < 1) | (array > _COUNT_MAX)]
+    if len(wrong):
+        raise InvalidArgumentError(f"{expected}, found {wrong[0]}")
+    return array.astype(np.uint32)

@@ -7,21 +7,20 @@ from types import TracebackType
 from typing import Any
 
 import grpc
-import numpy as np
-from embstore_proto.codec import Message
-from embstore_proto.configs import Described
-from embstore_proto.v1 import embstore_pb2 as pb
 from numpy.typing import ArrayLike
 
 from embstore.arrays import Rows, as_out, as_pair, as_ranks
-from embstore.config import Initializer, Optimizer, TableConfig
+from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.errors import DeadlineError, InvalidArgumentError
 from embstore.results import AcknowledgedUpdate, Checkpoint
 from embstore_client import messages
 from embstore_client.calls import Calls
-from embstore_client.shares import Sums, UniqueKeys, mapping
+from embstore_client.shares import Sums, UniqueKeys, mapping, some_of
 from embstore_client.table import RemoteTable
 from embstore_client.transport import Transport
+from embstore_proto.codec import Message
+from embstore_proto.configs import Described
+from embstore_proto.v1 import embstore_pb2 as pb
 
 CONNECT_TIMEOUT_S = 10.0
 """Long enough for a server that is just starting, short enough to be told of a wrong address."""
@@ -67,8 +66,8 @@ def connect(
     except DeadlineError as exc:
         transport.close()
         raise DeadlineError(
-            f"no embstore server answered at {address} within {connect_timeout_s:g} s; is "
-            "`embstore serve` running there?"
+            f"no embstore server was ready at {address} within {connect_timeout_s:g} s; is "
+            f"`embstore serve` running there? {exc}"
         ) from exc
     except BaseException:
         transport.close()
@@ -84,6 +83,7 @@ class RemoteStore:
     """
 
     def __init__(self, calls: Calls, info: pb.GetServerInfoReply) -> None:
+        calls.limits = _limits(info)
         self._calls = calls
         self._dims: dict[str, int] = {}  # as last seen, to guess a reply's size
         self.store_id = info.context.store_id
@@ -126,7 +126,7 @@ class RemoteStore:
 
     def table(self, name: str) -> RemoteTable:
         """Return a table by name, or raise TableNotFoundError."""
-        return self._table(self._calls.described(name if isinstance(name, str) else repr(name)))
+        return self._table(self._calls.described(self._calls.name(name)))
 
     def _table(self, described: Described) -> RemoteTable:
         self._dims[described.config.name] = described.config.dim
@@ -138,7 +138,7 @@ class RemoteStore:
 
     def drop_table(self, name: str) -> int:
         """Forget a table and its rows; return the command number."""
-        return self._calls.drop_table(name)
+        return self._calls.drop_table(self._calls.name(name))
 
     # Several tables in one call
 
@@ -148,25 +148,24 @@ class RemoteStore:
         *,
         admit: bool = True,
         out: Mapping[str, Rows] | None = None,
+        counts: Mapping[str, ArrayLike] | None = None,
     ) -> dict[str, Rows]:
         """Return the rows of several tables, {name: (n, dim) float32}; see `Store.lookup`."""
-        once = {name: UniqueKeys.of(k, name) for name, k in mapping(keys, "keys").items()}
-        outs = self._outs(once, mapping({} if out is None else out, "out"))
-        size = sum(4 * len(o.keys) * self._dim(name) for name, o in once.items())
-        found = self._calls.lookup(once, {}, admit, size)
+        named = self._named(keys, "keys")
+        outs, counted = some_of(out, "out", named), some_of(counts, "counts", named)
+        once = {name: UniqueKeys.of(k, name, counted.get(name)) for name, k in named.items()}
+        for name, o in outs.items():
+            as_out(o, (once[name].call_count, self._fitting_dim(name, o)), name)
+        dims = {name: self._dim(name) for name in once}
+        found = self._calls.lookup(once, {}, dims, admit)
         return {
-            name: o.spread(rows, outs.get(name))
+            name: o.spread(rows, outs.get(name), name)
             for (name, o), rows in zip(once.items(), found, strict=True)
         }
 
-    def _outs(self, once: Mapping[str, UniqueKeys], given: dict[str, Rows]) -> dict[str, Rows]:
-        unknown = sorted(given.keys() - once.keys())
-        if unknown:
-            raise InvalidArgumentError(f"expected out to name tables of the call, found {unknown}")
-        return {
-            name: as_out(o, (once[name].call_count, self._dim(name)), name)
-            for name, o in given.items()
-        }
+    def _named(self, value: Any, what: str) -> dict[str, Any]:
+        parts = mapping(value, what).items()
+        return {self._calls.name(name): part for name, part in parts}
 
     def _dim(self, name: str) -> int:
         dim = self._dims.get(name)
@@ -185,6 +184,7 @@ class RemoteStore:
         """Apply one update to several tables, all or none; see `Store.update`."""
         message = Message()
         shares = self._sums(gradients)
+        self._calls.check_bytes(sum(s.call_bytes for s in shares.values()))
         header = pb.UpdateRequest.Header(
             tables=messages.gradients(message, shares, {}),
             options=messages.options(learning_rate, gradient_scale, on_nonfinite),
@@ -202,6 +202,7 @@ class RemoteStore:
         """Apply one update from several ranks, added in rank order; see `Store.update_ranks`."""
         message = Message()
         shares = [self._sums(rank) for rank in as_ranks(ranks)]
+        self._calls.check_bytes(sum(s.call_bytes for rank in shares for s in rank.values()))
         header = pb.UpdateRanksRequest.Header(
             ranks=messages.ranks(message, shares, {}),
             options=messages.options(learning_rate, gradient_scale, on_nonfinite),
@@ -210,16 +211,16 @@ class RemoteStore:
 
     def _sums(self, gradients: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, Sums]:
         shares = {}
-        for name, pair in mapping(gradients, "gradients").items():
+        for name, pair in self._named(gradients, "gradients").items():
             keys, rows = as_pair(pair, name)
             shares[name] = Sums.of(keys, rows, self._fitting_dim(name, rows), name)
         return shares
 
     def _fitting_dim(self, name: str, rows: ArrayLike) -> int:
-        """Return the table's dim, asked for again if the gradients do not fit the one last seen."""
-        shape = np.shape(rows)
+        """Return the table's dim, asked for again if the array does not fit the one last seen."""
+        shape: tuple[int, ...] = getattr(rows, "shape", ())
         if len(shape) == 2 and shape[1] == self._dims.get(name):
-            return int(shape[1])
+            return shape[1]
         self._dims.pop(name, None)
         return self._dim(name)
 
@@ -266,13 +267,17 @@ class RemoteStore:
         """Return what the server says of itself: version, device, limits."""
         return self._calls.server_info()
 
+    @property
+    def limits(self) -> Limits:
+        """The named bounds that the server holds calls to, as it told them at `connect`.
+
+        Those of its work in the background are its own affair, and have their defaults here.
+        """
+        return self._calls.limits
+
     def resize_cache(self, cache_bytes: int) -> None:
         """Give the server's cache another budget; see `Store.resize_cache`."""
-        if (
-            isinstance(cache_bytes, bool)
-            or not isinstance(cache_bytes, int)
-            or not 0 < cache_bytes < 2**63
-        ):
+        if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 1:
             raise InvalidArgumentError(
                 f"expected cache_bytes to be an integer >= 1, found {cache_bytes!r}"
             )
@@ -285,6 +290,16 @@ class RemoteStore:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of the server's cache or storage does not hold."""
         self._calls.check_integrity()
+
+
+def _limits(info: pb.GetServerInfoReply) -> Limits:
+    told = info.limits
+    return Limits(
+        call_bytes_max=told.call_bytes_max,
+        tables_max=told.tables_max,
+        log_rows_max=told.log_rows_max,
+        metadata_bytes_max=told.metadata_bytes_max,
+    )
 
 
 def _acknowledged(header: pb.BulkAcknowledgedReply.Header) -> AcknowledgedUpdate:

@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from embstore_proto.codec import Message
-from embstore_proto.configs import Described
-from embstore_proto.v1 import embstore_pb2 as pb
 from numpy.typing import ArrayLike
 
 from embstore.arrays import Rows, as_keys, as_offsets, as_out, as_pair, as_ranks, as_rows
@@ -15,7 +12,10 @@ from embstore.errors import InvalidArgumentError
 from embstore.results import Acknowledged
 from embstore_client import messages
 from embstore_client.calls import Calls
-from embstore_client.shares import Sums, UniqueKeys
+from embstore_client.shares import Sums, UniqueKeys, own
+from embstore_proto.codec import Message
+from embstore_proto.configs import Described
+from embstore_proto.v1 import embstore_pb2 as pb
 
 _T_MAX = 2**64 - 1
 
@@ -26,12 +26,16 @@ class RemoteTable:
     Keys, rows and gradients as in `embstore.Table`; a call that raises has changed nothing, but for
     DeadlineError and OutcomeUnknownError, after which nobody can tell. The handle means this
     table, and never another that gets its name.
+
+    A property is one call, of half a millisecond: in a loop, keep what it says in a variable. What
+    can never change is asked for as well, so that a handle of a dropped table always says so.
     """
 
     def __init__(self, calls: Calls, described: Described) -> None:
         self._calls = calls
         self._config = described.config
         self._id = described.table_id
+        self._dim = described.config.dim
         self.name = described.config.name
 
     def __repr__(self) -> str:
@@ -45,43 +49,43 @@ class RemoteTable:
         return self._id
 
     @property
-    def dim(self) -> int:
-        """Elements of a row."""
-        return self._config.dim
-
-    @property
-    def initializer(self) -> Initializer:
-        """What a row holds that was never written."""
-        return self._config.initializer
-
-    @property
-    def seed(self) -> int:
-        """The seed of the initial rows."""
-        return self._config.seed
-
-    @property
     def config(self) -> TableConfig:
-        """The whole configuration, with today's rows and learning rate. One call."""
+        """The whole configuration, with today's rows and learning rate."""
         return self._described().config
 
     @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self._described().config.dim
+
+    @property
     def rows(self) -> int:
-        """Keys are below this; `grow` raises it. One call."""
+        """Keys are below this; `grow` raises it."""
         return self._described().config.rows
 
     @property
     def t(self) -> int:
-        """Updates that named the table and were applied. One call."""
+        """Updates that named the table and were applied."""
         return self._described().t
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, with today's learning rate. One call."""
+        """The optimizer, with today's learning rate."""
         return self._described().config.optimizer
 
     @property
+    def initializer(self) -> Initializer:
+        """What a row holds that was never written."""
+        return self._described().config.initializer
+
+    @property
+    def seed(self) -> int:
+        """The seed of the initial rows."""
+        return self._described().config.seed
+
+    @property
     def learning_rate(self) -> float:
-        """The rate of updates that give none; setting it is a mutating command. One call."""
+        """The rate of updates that give none; setting it is a mutating command."""
         return self._described().config.optimizer.learning_rate
 
     @learning_rate.setter
@@ -93,15 +97,22 @@ class RemoteTable:
 
     # Reading
 
-    def lookup(self, keys: ArrayLike, admit: bool = True, *, out: Rows | None = None) -> Rows:
+    def lookup(
+        self,
+        keys: ArrayLike,
+        admit: bool = True,
+        *,
+        out: Rows | None = None,
+        counts: ArrayLike | None = None,
+    ) -> Rows:
         """Return the rows of `keys`, (n, dim) float32; see `embstore.Table.lookup`."""
-        once = UniqueKeys.of(keys, self.name)
+        once = UniqueKeys.of(keys, self.name, counts)
         if out is not None:
-            out = as_out(out, (once.call_count, self.dim), self.name)
+            as_out(out, (once.call_count, self._dim), self.name)
         (rows,) = self._calls.lookup(
-            {self.name: once}, {self.name: self._id}, admit, len(once.keys) * 4 * self.dim
+            {self.name: once}, {self.name: self._id}, {self.name: self._dim}, admit
         )
-        return once.spread(rows, out)
+        return once.spread(rows, out, self.name)
 
     def lookup_pooled(
         self,
@@ -126,8 +137,8 @@ class RemoteTable:
         )
         bag_count = header.bags.offsets.shape[0] - 1
         if out is not None:
-            out = as_out(out, (bag_count, self.dim), self.name)
-        size = bag_count * 4 * self.dim
+            out = as_out(out, (bag_count, self._dim), self.name)
+        size = bag_count * 4 * self._dim
         (rows,) = self._calls.rows("LookupPooled", header, message, size)
         return _into(rows, out)
 
@@ -137,17 +148,21 @@ class RemoteTable:
         """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache."""
         once = UniqueKeys.of(keys, self.name)
         state_dim = self._config.state_dim
+        self._calls.check_bytes(once.call_bytes(self._dim + state_dim))
         weights, state = (None, None) if out is None else as_pair(out, self.name)
         if out is not None:
-            weights = as_out(weights, (once.call_count, self.dim), self.name)
+            weights = as_out(weights, (once.call_count, self._dim), self.name)
             state = as_out(state, (once.call_count, state_dim), self.name)
         message = Message()
         header = pb.ReadRowsRequest.Header(
             keys=messages.table_keys(message, self.name, self._id, once.keys)
         )
-        size = len(once.keys) * 4 * (self.dim + state_dim)
+        size = len(once.keys) * 4 * (self._dim + state_dim)
         found = self._calls.rows("ReadRows", header, message, size)
-        return once.spread(found[0], weights), once.spread(found[1], state)
+        return (
+            once.spread(found[0], weights, self.name),
+            once.spread(found[1], state, self.name),
+        )
 
     # Writing
 
@@ -164,7 +179,8 @@ class RemoteTable:
         See `embstore.Table.update`.
         """
         message = Message()
-        share = {self.name: Sums.of(keys, grads, self.dim, self.name)}
+        share = {self.name: Sums.of(keys, grads, self._dim, self.name)}
+        self._calls.check_bytes(share[self.name].call_bytes)
         header = pb.UpdateRequest.Header(
             tables=messages.gradients(message, share, {self.name: self._id}),
             options=messages.options(learning_rate, gradient_scale, on_nonfinite),
@@ -190,7 +206,7 @@ class RemoteTable:
         message = Message()
         checked = as_keys(keys, self.name)
         bags = self._bags(message, offsets, mode, weights, len(checked))
-        rows = as_rows(grads, (bags.offsets.shape[0] - 1, self.dim), self.name, "gradients")
+        rows = as_rows(grads, (bags.offsets.shape[0] - 1, self._dim), self.name, "gradients")
         header = pb.UpdatePooledRequest.Header(
             gradients=pb.TableGradients(
                 table=self.name,
@@ -213,10 +229,11 @@ class RemoteTable:
     ) -> Acknowledged:
         """Apply one update from several ranks; see `embstore.Table.update_ranks`."""
         pairs = [as_pair(rank, self.name) for rank in as_ranks(ranks, self.name)]
-        shares = [{self.name: Sums.of(*pair, self.dim, self.name)} for pair in pairs]
+        sums = [Sums.of(*pair, self._dim, self.name) for pair in pairs]
+        self._calls.check_bytes(sum(s.call_bytes for s in sums))
         message = Message()
         header = pb.UpdateRanksRequest.Header(
-            ranks=messages.ranks(message, shares, {self.name: self._id}),
+            ranks=messages.ranks(message, [{self.name: s} for s in sums], {self.name: self._id}),
             options=messages.options(learning_rate, gradient_scale, on_nonfinite),
         )
         return self._acknowledged(self._calls.write("UpdateRanks", header, message))
@@ -225,7 +242,7 @@ class RemoteTable:
         """Set rows, (n, dim) float32; of repeated keys the last wins. See `Table.assign`."""
         message = Message()
         checked = as_keys(keys, self.name)
-        weights = as_rows(rows, (len(checked), self.dim), self.name, "rows")
+        weights = as_rows(rows, (len(checked), self._dim), self.name, "rows")
         header = pb.AssignRequest.Header(
             keys=messages.table_keys(message, self.name, self._id, checked),
             rows=message.add(weights),
@@ -239,7 +256,7 @@ class RemoteTable:
         message = Message()
         checked = as_keys(keys, self.name)
         count = len(checked)
-        new_weights = as_rows(weights, (count, self.dim), self.name, "weights")
+        new_weights = as_rows(weights, (count, self._dim), self.name, "weights")
         new_state = as_rows(state, (count, self._config.state_dim), self.name, "state")
         header = pb.PutRowsRequest.Header(
             keys=messages.table_keys(message, self.name, self._id, checked),
@@ -303,6 +320,6 @@ class RemoteTable:
 
 def _into(rows: Rows, out: Rows | None) -> Rows:
     if out is None:
-        return rows
+        return own(rows)
     out[:] = rows
     return out

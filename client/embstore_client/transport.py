@@ -1,14 +1,15 @@
 """One call over gRPC: unary or streamed, with a deadline, in as many attempts as it takes.
 
 **Size.** A message of up to UNARY_BYTES travels in a unary call, a larger one, or one whose reply
-will be larger, as a stream of chunks.
+will be larger, as a stream of chunks. A server that takes less says so in its GetServerInfo.
 
 **Attempts.** What the server surely did not do, or may do again, is sent again with a growing,
 random pause, until the deadline: calls refused because the queue is full or the server stops, and
 calls that lost their connection. A mutating call carries an Origin for that: the server applies a
 sequence once, and answers further attempts as the first. Where it cannot know, because it restarted
-or was restored in between, it says OutcomeUnknownError. gRPC connects again by itself, in the
-background; a call waits for it within its deadline.
+or was restored in between, it says OutcomeUnknownError. Attempts are counted from the first that
+was lost: one that was refused has left nothing, so that a restarted server may take the next.
+gRPC connects again by itself, in the background; a call waits for it within its deadline.
 
 **Errors.** A status that names a class of embstore.errors raises it; the others are gRPC's own: no
 connection and no time.
@@ -25,10 +26,6 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc
-from embstore_proto import codec
-from embstore_proto.codec import Framed, Received
-from embstore_proto.status import NOT_AGAIN_METADATA, error_of
-from embstore_proto.v1 import embstore_pb2 as pb
 from google.protobuf import message as protobuf
 
 from embstore.errors import (
@@ -38,12 +35,18 @@ from embstore.errors import (
     OverloadedError,
     StoreClosedError,
 )
+from embstore_proto import codec
+from embstore_proto.codec import Framed, Received
+from embstore_proto.status import NOT_AGAIN_METADATA, error_of
+from embstore_proto.v1 import embstore_pb2 as pb
 
 UNARY_BYTES = 1 << 20
 Reply = TypeVar("Reply", bound=protobuf.Message)
 
 _SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"
 _REPLY_BYTES_MAX = (1 << 31) - 1
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""No connection, or one that a server cut off as it ended; the client itself cancels no call."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -71,6 +74,7 @@ class Transport:
             self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
         self._methods: dict[str, Any] = {}
         self._origins = _Origins()
+        self._unary_bytes_max = UNARY_BYTES
         self._process = os.getpid()
         self._closed = False
 
@@ -104,6 +108,8 @@ class Transport:
 
         result: Reply = self._attempts(name, attempt, mutates, timeout_s)
         self._origins.knows(result.context)  # type: ignore[attr-defined]
+        if isinstance(result, pb.GetServerInfoReply):
+            self._unary_bytes_max = result.limits.unary_bytes_max // 2  # a reply has a header, too
         return result
 
     # Bulk calls
@@ -128,7 +134,7 @@ class Transport:
             if origin is not None:
                 header.origin.CopyFrom(origin)
             framed = message.framed(header.SerializeToString())
-            if framed.total_bytes <= UNARY_BYTES and reply_bytes <= UNARY_BYTES:
+            if max(framed.total_bytes, reply_bytes) <= min(UNARY_BYTES, self._unary_bytes_max):
                 return codec.split(self._unary(name, framed.joined(), deadline))
             return codec.split(self._stream(f"{name}Stream", framed, deadline))
 
@@ -161,7 +167,7 @@ class Transport:
                         raise self._too_late(name, seconds, again.error) from again.cause
                     sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _PAUSE_MAX_S)
-                    if origin is not None:
+                    if origin is not None and (again.was_lost or origin.attempt):
                         origin.attempt += 1
         finally:
             if origin is not None:
@@ -198,9 +204,9 @@ class Transport:
             return error
         if self._closed:
             return StoreClosedError("the connection was closed during the call")
-        if code is grpc.StatusCode.UNAVAILABLE:
+        if code in _LOST:
             lost = StoreClosedError(f"no connection to {self.address}: {details}")
-            return _PassingError(lost, status)
+            return _PassingError(lost, status, was_lost=True)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(
                 f"{self.address} did not answer in time; a mutating call may have been applied: "
@@ -244,12 +250,18 @@ class Transport:
 
 
 class _PassingError(Exception):
-    """The call may be sent again; `error` is what to raise if there is no time left."""
+    """The call may be sent again; `error` is what to raise if there is no time left.
 
-    def __init__(self, error: EmbstoreError, cause: BaseException) -> None:
+    `was_lost`: nobody knows whether the server did it; else it surely did not.
+    """
+
+    def __init__(
+        self, error: EmbstoreError, cause: BaseException, *, was_lost: bool = False
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.cause = cause
+        self.was_lost = was_lost
 
 
 class _Origins:

@@ -22,7 +22,9 @@ NOT_AGAIN_METADATA = "embstore-not-again"
 INTERNAL_MESSAGE = "internal error"
 
 _MESSAGE_CHARACTERS_MAX = 2000
-"""Of what travels: a status is a header, of which gRPC takes 8 KiB, percent-encoded."""
+_MESSAGE_BYTES_MAX = 6000
+"""Of what travels: a status is a header, of which gRPC takes 8 KiB, percent-encoded: what is not
+printable ASCII has three bytes for one there."""
 
 
 class Answer(NamedTuple):
@@ -66,9 +68,19 @@ def message_of(error: BaseException) -> str:
     if type(error) not in ANSWERS:
         return INTERNAL_MESSAGE
     text = str(error)
-    if len(text) > _MESSAGE_CHARACTERS_MAX:
-        text = f"{text[:_MESSAGE_CHARACTERS_MAX]}... ({len(text)} characters)"
-    return text
+    fitting = _fitting(text)
+    return text if fitting == len(text) else f"{text[:fitting]}... ({len(text)} characters)"
+
+
+def _fitting(text: str) -> int:
+    """Return how many characters of a text fit into a status."""
+    room = _MESSAGE_BYTES_MAX
+    for count, character in enumerate(text):
+        is_plain = " " <= character <= "~" and character != "%"
+        room -= 1 if is_plain else 3 * len(character.encode(errors="surrogatepass"))
+        if room < 0 or count == _MESSAGE_CHARACTERS_MAX:
+            return count
+    return len(text)
 
 
 def error_of(

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import signal
 import sys
+from time import monotonic
 
 import embstore
 from embstore_server import logs
@@ -97,7 +98,8 @@ def _say_ready(service: Service, listen: str, admin: str) -> None:
 
 
 def _open(settings: Settings) -> embstore.Store:
-    return embstore.open(
+    """Open the store with every kernel compiled: no caller is to wait for a compiler."""
+    store = embstore.open(
         settings.data,
         device=settings.device,
         cache_bytes=settings.cache_bytes,
@@ -106,3 +108,8 @@ def _open(settings: Settings) -> embstore.Store:
         read_only=settings.read_only,
         threads=settings.threads,
     )
+    begin = monotonic()
+    event(logging.INFO, "preparing kernels", note="some 20 s after an installation, then none")
+    store.warm_up()
+    event(logging.INFO, "kernels prepared", seconds=round(monotonic() - begin, 2))
+    return store

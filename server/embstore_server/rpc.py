@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -112,8 +113,12 @@ class Rpc:
                 metadata.append((NOT_AGAIN_METADATA, "the store has failed"))
         else:
             event(logging.ERROR, "internal error", verb=verb, exc_info=error)
-        error.__traceback__ = None  # the error may be remembered, and its trace holds the message
-        await context.abort(answer_of(error).code, message_of(error), tuple(metadata))
+        error.__traceback__ = None  # it may be remembered, and its trace holds the message
+        try:
+            await context.abort(answer_of(error).code, message_of(error), tuple(metadata))
+        except grpc.aio.AbortError as ended:
+            context.add_done_callback(partial(_untrace, ended))
+            raise
 
     def _caller(self, verb: str, context: Any) -> Caller:
         settings = self._service.settings
@@ -198,6 +203,11 @@ class Rpc:
         async with self._answered("GetServerInfo", context):
             codec.parse(pb.GetServerInfoRequest, request)
             return server_info(self._service).SerializeToString()
+
+
+def _untrace(ended: grpc.aio.AbortError, context: Any) -> None:
+    """Drop the trace of an error that gRPC keeps in a circle, with the message in its frames."""
+    ended.__traceback__ = ended.__context__ = None
 
 
 async def _write(context: Any, reply: Framed) -> None:

@@ -26,10 +26,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
-from traceback import clear_frames
+from traceback import format_exception
 from typing import Any
 
-from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
+from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
 from embstore.store import Store
 
 Work = Callable[[Store], Any]
@@ -223,18 +223,23 @@ class Worker:
             try:
                 result = task.work(self._store)
             except BaseException as exc:
-                error = _emptied(exc)
+                error = _untraced(exc)
         task.run_s = monotonic() - started
         self._running = None
         task.work = _done
         return result, error
 
 
-def _emptied(error: BaseException) -> BaseException:
-    """Return an error whose trace holds no arrays: it may be remembered for long."""
+def _untraced(error: BaseException) -> BaseException:
+    """Return an error without its trace, whose frames hold arrays: it may be remembered for long.
+
+    The trace of what is no answer, but a mistake of ours, stays as text, for the log.
+    """
+    if not isinstance(error, EmbstoreError):
+        error.add_note("".join(format_exception(error)))
     link: BaseException | None = error
     while link is not None:
-        clear_frames(link.__traceback__)
+        link.__traceback__ = None
         link = link.__cause__ or link.__context__
     return error
 

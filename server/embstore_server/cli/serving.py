@@ -155,6 +155,7 @@ def serve(
     Each setting is a flag, a variable of the environment (EMBSTORE_CACHE_BYTES for --cache-bytes)
     or a key of the TOML file of settings (cache_bytes); the first of these that says it wins.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print is said by our own log
     from embstore_server.app import serve as run
 
     flags = {name: value for name, value in context.params.items() if name in KINDS}
