@@ -94,6 +94,7 @@ class Engine:
         with self._frame():
             self.storage.check_usable(write=True)
             self.storage.tend()
+            self.storage.begin_tail()
             yield
             self.command_number += 1
 
@@ -328,6 +329,7 @@ class Engine:
             )
         try:
             text = json.dumps(metadata, allow_nan=False)
+            json.dumps(metadata, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (TypeError, ValueError, RecursionError) as exc:
             raise InvalidArgumentError(f"expected metadata that JSON can hold: {exc}") from exc
         if len(text) > self.limits.metadata_bytes_max:

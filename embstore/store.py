@@ -353,7 +353,8 @@ class Store:
 
     @property
     def epoch(self) -> int:
-        """Grows with every restore: what was known of rows and t before is void."""
+        """Grows whenever acknowledged commands were undone, by a restore or by a crash: what was
+        known of rows and t before is void."""
         return self._engine.storage.catalogue.epoch
 
     @property
@@ -365,6 +366,11 @@ class Store:
     def cache_bytes(self) -> int:
         """The budget of the cache."""
         return self._engine.arena.budget_bytes
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether a fold or compaction runs, or waits for the next call to install it."""
+        return self._engine.storage.merges.running
 
     @property
     def failure(self) -> BaseException | None:

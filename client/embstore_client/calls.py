@@ -198,7 +198,9 @@ class Calls:
         if not _is_printable(label):
             kept = ", ".join(repr(c.label) for c in self.checkpoints()) or "none"
             raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
-        return self._acknowledged("Restore", pb.RestoreRequest(label=label)).context.command
+        context = self._acknowledged("Restore", pb.RestoreRequest(label=label)).context
+        self.transport.changed_epoch(context.epoch)
+        return context.command
 
 
 def _is_printable(label: Any) -> bool:

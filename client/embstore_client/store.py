@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 
 from embstore.arrays import Rows, as_out, as_pair, as_ranks
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
-from embstore.errors import DeadlineError, InvalidArgumentError
+from embstore.errors import DeadlineError, InvalidArgumentError, TableNotFoundError
 from embstore.results import AcknowledgedUpdate, Checkpoint
 from embstore_client import messages
 from embstore_client.calls import Calls
 from embstore_client.shares import Sums, UniqueKeys, mapping, some_of
 from embstore_client.table import RemoteTable
-from embstore_client.transport import Transport
+from embstore_client.transport import Transport, checked_seconds
 from embstore_proto.codec import Message
 from embstore_proto.configs import Described
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -53,9 +53,10 @@ def connect(
     """
     if not isinstance(address, str) or ":" not in address:
         raise InvalidArgumentError(f'expected an address "host:port", found {address!r}')
-    for name, value in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise InvalidArgumentError(f"expected {name} to be a number > 0, found {value!r}")
+    checked_seconds(timeout_s, "timeout_s")
+    checked_seconds(connect_timeout_s, "connect_timeout_s")
+    if not isinstance(label, str) or not ((label.isascii() and label.isprintable()) or not label):
+        raise InvalidArgumentError(f"expected a label of printable ASCII, found {label!r}")
     credentials = None
     if tls_ca is not None:
         credentials = grpc.ssl_channel_credentials(Path(tls_ca).read_bytes())
@@ -85,7 +86,7 @@ class RemoteStore:
     def __init__(self, calls: Calls, info: pb.GetServerInfoReply) -> None:
         calls.limits = _limits(info)
         self._calls = calls
-        self._dims: dict[str, int] = {}  # as last seen, to guess a reply's size
+        self._seen: dict[str, Described] = {}  # as tables last were: ids and dims do not change
         self.store_id = info.context.store_id
 
     def __enter__(self) -> "RemoteStore":
@@ -129,7 +130,7 @@ class RemoteStore:
         return self._table(self._calls.described(self._calls.name(name)))
 
     def _table(self, described: Described) -> RemoteTable:
-        self._dims[described.config.name] = described.config.dim
+        self._seen[described.config.name] = described
         return RemoteTable(self._calls, described)
 
     def tables(self) -> list[str]:
@@ -156,8 +157,12 @@ class RemoteStore:
         once = {name: UniqueKeys.of(k, name, counted.get(name)) for name, k in named.items()}
         for name, o in outs.items():
             as_out(o, (once[name].call_count, self._fitting_dim(name, o)), name)
-        dims = {name: self._dim(name) for name in once}
-        found = self._calls.lookup(once, {}, dims, admit)
+        try:
+            found = self._rows(once, admit)
+        except TableNotFoundError:  # another may have the name since it was last seen
+            for name in once:
+                self._seen.pop(name, None)
+            found = self._rows(once, admit)
         return {
             name: o.spread(rows, outs.get(name), name)
             for (name, o), rows in zip(once.items(), found, strict=True)
@@ -167,11 +172,17 @@ class RemoteStore:
         parts = mapping(value, what).items()
         return {self._calls.name(name): part for name, part in parts}
 
-    def _dim(self, name: str) -> int:
-        dim = self._dims.get(name)
-        if dim is None:
-            dim = self._dims[name] = self._calls.described(name).config.dim
-        return dim
+    def _rows(self, once: dict[str, UniqueKeys], admit: bool) -> list[Rows]:
+        tables = {name: self._described(name) for name in once}
+        ids = {name: table.table_id for name, table in tables.items()}
+        dims = {name: table.config.dim for name, table in tables.items()}
+        return self._calls.lookup(once, ids, dims, admit)
+
+    def _described(self, name: str) -> Described:
+        described = self._seen.get(name)
+        if described is None:
+            described = self._seen[name] = self._calls.described(name)
+        return described
 
     def update(
         self,
@@ -219,10 +230,11 @@ class RemoteStore:
     def _fitting_dim(self, name: str, rows: ArrayLike) -> int:
         """Return the table's dim, asked for again if the array does not fit the one last seen."""
         shape: tuple[int, ...] = getattr(rows, "shape", ())
-        if len(shape) == 2 and shape[1] == self._dims.get(name):
+        seen = self._seen.get(name)
+        if seen is not None and len(shape) == 2 and shape[1] == seen.config.dim:
             return shape[1]
-        self._dims.pop(name, None)
-        return self._dim(name)
+        self._seen.pop(name, None)
+        return self._described(name).config.dim
 
     # Durability
 

@@ -19,11 +19,9 @@ Any thread. Nothing here knows what a table is.
 
 import os
 import random
-import threading
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import grpc
 from google.protobuf import message as protobuf
@@ -32,9 +30,11 @@ from embstore.errors import (
     DeadlineError,
     EmbstoreError,
     InvalidArgumentError,
+    OutcomeUnknownError,
     OverloadedError,
     StoreClosedError,
 )
+from embstore_client.origins import Origins
 from embstore_proto import codec
 from embstore_proto.codec import Framed, Received
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
@@ -47,6 +47,8 @@ _SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"
 _REPLY_BYTES_MAX = (1 << 31) - 1
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
+_ACKNOWLEDGEMENT_BYTES = 0
+_SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -57,6 +59,24 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished without a word is found out
 ]
+
+
+def checked_seconds(value: Any, name: str) -> float:
+    """Return a timeout, in seconds.
+
+    Raises
+    ------
+    InvalidArgumentError : no number, not above 0, or more than gRPC can count.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= _SECONDS_MAX
+    ):
+        raise InvalidArgumentError(
+            f"expected {name} to be a number of seconds in (0, {_SECONDS_MAX:g}], found {value!r}"
+        )
+    return value
 
 
 class Transport:
@@ -72,8 +92,8 @@ class Transport:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:
             self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
-        self._methods: dict[str, Any] = {}
-        self._origins = _Origins()
+        self._methods: dict[tuple[str, str], Any] = {}
+        self._origins = Origins()
         self._unary_bytes_max = UNARY_BYTES
         self._process = os.getpid()
         self._closed = False
@@ -107,10 +127,16 @@ class Transport:
             return reply.FromString(self._unary(name, request.SerializeToString(), deadline))
 
         result: Reply = self._attempts(name, attempt, mutates, timeout_s)
-        self._origins.knows(result.context)  # type: ignore[attr-defined]
         if isinstance(result, pb.GetServerInfoReply):
+            self._origins.connected(result)
             self._unary_bytes_max = result.limits.unary_bytes_max // 2  # a reply has a header, too
+        else:
+            self._origins.knows(result.context)  # type: ignore[attr-defined]
         return result
+
+    def changed_epoch(self, epoch: int) -> None:
+        """Go by another epoch from now on: this client has restored the store."""
+        self._origins.changed_epoch(epoch)
 
     # Bulk calls
 
@@ -136,7 +162,7 @@ class Transport:
             framed = message.framed(header.SerializeToString())
             if max(framed.total_bytes, reply_bytes) <= min(UNARY_BYTES, self._unary_bytes_max):
                 return codec.split(self._unary(name, framed.joined(), deadline))
-            return codec.split(self._stream(f"{name}Stream", framed, deadline))
+            return codec.split(self._stream(f"{name}Stream", framed, reply_bytes, deadline))
 
         received: Received = self._attempts(name, attempt, mutates, None)
         return received
@@ -154,9 +180,11 @@ class Transport:
         mutates: bool,
         timeout_s: float | None,
     ) -> Any:
-        seconds = self.timeout_s if timeout_s is None else timeout_s
+        seconds = self.timeout_s
+        if timeout_s is not None:
+            seconds = checked_seconds(timeout_s, "timeout_s")
         deadline = monotonic() + seconds
-        origin = self._origins.begin() if mutates else None
+        origin = self._origins.begin(deadline) if mutates else None
         pause = _PAUSE_FIRST_S
         try:
             while True:
@@ -186,13 +214,20 @@ class Transport:
         try:
             return attempt(origin, deadline)
         except grpc.RpcError as exc:
-            raise self._error(exc) from exc
+            raise self._error(exc, mutates=origin is not None) from exc
         except ValueError as exc:  # how gRPC says that its channel was closed
             if self._closed:
-                raise StoreClosedError("the connection was closed during the call") from exc
+                raise self._cut_off(mutates=origin is not None) from exc
             raise
 
-    def _error(self, status: Any) -> Exception:
+    def _cut_off(self, *, mutates: bool) -> EmbstoreError:
+        if mutates:
+            return OutcomeUnknownError(
+                "the connection was closed while a mutating call was out: it may have been applied"
+            )
+        return StoreClosedError("the connection was closed during the call")
+
+    def _error(self, status: Any, *, mutates: bool) -> Exception:
         """Return what a status means: an error of the tree, or that it may be sent again."""
         code, details = status.code(), status.details()
         trailing = status.trailing_metadata() or ()
@@ -200,10 +235,12 @@ class Transport:
         if isinstance(error, OverloadedError | StoreClosedError):
             final = any(key == NOT_AGAIN_METADATA for key, _ in trailing)
             return error if final else _PassingError(error, status)
+        if isinstance(error, OutcomeUnknownError):
+            self._origins.changed_epoch()  # the caller is told by this error, and not again
         if error is not None:
             return error
         if self._closed:
-            return StoreClosedError("the connection was closed during the call")
+            return self._cut_off(mutates=mutates)
         if code in _LOST:
             lost = StoreClosedError(f"no connection to {self.address}: {details}")
             return _PassingError(lost, status, was_lost=True)
@@ -214,7 +251,8 @@ class Transport:
             )
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return InvalidArgumentError(f"the message is too large for {self.address}: {details}")
-        return EmbstoreError(f"{self.address} answered {code.name}: {details}")
+        kind = OutcomeUnknownError if mutates else EmbstoreError
+        return kind(f"{self.address} answered {code.name}: {details}")
 
     def _too_late(self, name: str, seconds: float, last: EmbstoreError) -> EmbstoreError:
         return DeadlineError(
@@ -228,17 +266,28 @@ class Transport:
         reply: bytes = method(request, **self._call_options(deadline))
         return reply
 
-    def _stream(self, name: str, framed: Framed, deadline: float) -> memoryview:
-        method = self._method(name, self._channel.stream_stream)
+    def _stream(self, name: str, framed: Framed, reply_bytes: int, deadline: float) -> memoryview:
+        """Send and receive chunks. A side that has one chunk only is called as unary: on the wire
+        it is the same, and gRPC needs no thread or queue for it."""
+        options = self._call_options(deadline)
+        channel = self._channel
+        if framed.total_bytes <= codec.CHUNK_BYTES:
+            (request,) = framed.chunks()
+            replies = self._method(name, channel.unary_stream)(request, **options)
+        elif reply_bytes <= _ACKNOWLEDGEMENT_BYTES:
+            replies = [self._method(name, channel.stream_unary)(framed.chunks(), **options)]
+        else:
+            replies = self._method(name, channel.stream_stream)(framed.chunks(), **options)
         assembly = codec.Assembly(_REPLY_BYTES_MAX)
-        for chunk in method(framed.chunks(), **self._call_options(deadline)):
+        for chunk in replies:
             assembly.add(chunk)
         return assembly.whole()
 
     def _method(self, name: str, make: Callable[..., Any]) -> Any:
-        method = self._methods.get(name)
+        place = (name, make.__name__)
+        method = self._methods.get(place)
         if method is None:  # two threads may both make it; either will do
-            method = self._methods[name] = make(_SERVICE + name)
+            method = self._methods[place] = make(_SERVICE + name)
         return method
 
     def _call_options(self, deadline: float) -> dict[str, Any]:
@@ -262,35 +311,3 @@ class _PassingError(Exception):
         self.error = error
         self.cause = cause
         self.was_lost = was_lost
-
-
-class _Origins:
-    """The mutating calls of a client: their numbers, and what was known when they were sent."""
-
-    def __init__(self) -> None:
-        self._client_id = uuid4().hex
-        self._lock = threading.Lock()
-        self._last = 0
-        self._open: set[int] = set()
-        self._instance = ""
-        self._epoch = 0
-
-    def knows(self, context: pb.Context) -> None:
-        with self._lock:
-            self._instance, self._epoch = context.instance, context.epoch
-
-    def begin(self) -> pb.Origin:
-        with self._lock:
-            self._last += 1
-            self._open.add(self._last)
-            return pb.Origin(
-                client_id=self._client_id,
-                sequence=self._last,
-                finished_below=min(self._open),
-                instance=self._instance,
-                epoch=self._epoch,
-            )
-
-    def end(self, origin: pb.Origin) -> None:
-        with self._lock:
-            self._open.discard(origin.sequence)

@@ -10,8 +10,11 @@ record winning. The **head** is the newest state; a **checkpoint** is a state ke
 caller's label. A fold moves segments into the base only up to the oldest kept checkpoint, so that
 every kept state stays readable.
 
-Segment numbers and table ids grow for ever, as does the epoch (which counts restores: commit
-numbers go on from the restored one, and what a client knew of an older epoch is void).
+Segment numbers and table ids grow for ever, as does the **epoch**: it counts how often acknowledged
+commands were undone, by a restore or by a crash, so that what a client knew of an older epoch is
+void. For the crash the catalogue has a **tail**: it is set before the first command after a commit,
+and cleared by the next one. Whoever opens a store with a tail knows that commands were lost, and
+begins another epoch, written with whatever is written next: before that nothing can be lost.
 """
 
 import hashlib
@@ -45,6 +48,7 @@ class Catalogue:
     store_id: str
     base_segment_bytes: int  # of a base's files: it decides where a row stands, so it never changes
     epoch: int = 1
+    tail: bool = False
     next_table_id: int = 0
     next_segment: int = 1
     head: State = field(default_factory=State)
@@ -76,10 +80,18 @@ class Catalogue:
         return replace(
             self,
             epoch=self.epoch + 1,
+            tail=False,
             head=replace(checkpoint.state, command=command),
             checkpoints=tuple(c for c in self.checkpoints if c.state.commit <= commit),
             segments=tuple(s for s in self.segments if s.commit <= commit),
         )
+
+
+def reopened(catalogue: Catalogue) -> Catalogue:
+    """Return the catalogue as its next opener finds it: its tail, if it had one, is lost."""
+    if not catalogue.tail:
+        return catalogue
+    return replace(catalogue, epoch=catalogue.epoch + 1, tail=False)
 
 
 def encode(catalogue: Catalogue) -> bytes:

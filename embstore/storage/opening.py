@@ -75,7 +75,7 @@ def read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalogu
         raise CorruptTableError(
             f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}"
         )
-    return catalogue
+    return catalogues.reopened(catalogue)
 
 
 def _read_store_id(files: Files) -> str:

@@ -97,6 +97,16 @@ class Storage:
         """Look after merges, between commands."""
         self.merges.tend()
 
+    def begin_tail(self) -> None:
+        """Record that commands follow the last commit, so that losing them begins a new epoch.
+
+        Raises
+        ------
+        CapacityError : no room for the catalogue. Nothing has changed.
+        """
+        if not self.catalogue.tail:
+            self._contents.replace_catalogue(replace(self.catalogue, tail=True))
+
     def settle(self) -> None:
         """Do all merges that are due, and wait for them."""
         self.merges.settle()
@@ -299,7 +309,7 @@ class Storage:
         if label is not None:
             checkpoints = (*checkpoints, Checkpoint(label, metadata, head))[-self._keep :]
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
-        new = replace(old, head=head, checkpoints=checkpoints)
+        new = replace(old, head=head, checkpoints=checkpoints, tail=False)
         alive = {str(table_id) for table_id in new.table_ids()}
         return replace(
             new,

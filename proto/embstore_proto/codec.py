@@ -31,6 +31,10 @@ CHUNK_BYTES = 1 << 20
 CHUNK_BYTES_MAX = 4 << 20
 """What a receiver takes of others: the default limit of gRPC libraries."""
 
+HEADER_BYTES_MAX = 1 << 20
+"""Names and places of the arrays of thousands of tables. A header is parsed into objects of many
+times its size, a payload is not."""
+
 _ALIGNMENT = 64
 _HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
 _TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
@@ -176,13 +180,17 @@ def split(message: bytes | memoryview) -> Received:
     """
     parts: dict[int, memoryview] = {}
     for number, value in _fields(memoryview(message)):
-        if number not in (1, 2, 3) or isinstance(value, int) or (number != 2 and number in parts):
+        if number not in (1, 2, 3) or isinstance(value, int) or number in parts:
             raise InvalidArgumentError(
                 "expected a bulk message {header = 1, padding = 2, payload = 3}, each once, found "
                 f"field {number}"
             )
         parts[number] = value
     empty = memoryview(b"")
+    if len(parts.get(1, empty)) > HEADER_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"expected a header of at most {HEADER_BYTES_MAX} bytes, found {len(parts[1])}"
+        )
     return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
 
 
@@ -322,15 +330,12 @@ class Assembly:
 
 def _chunk(chunk: bytes) -> tuple[int, NDArray[np.uint8]]:
     """Return (total_bytes, piece) of a serialised Chunk."""
-    total, piece = 0, memoryview(b"")
+    parts: dict[int, Any] = {}
     for number, value in _fields(memoryview(chunk)):
-        match number, value:
-            case 1, int():
-                total = value
-            case 2, memoryview():
-                piece = value
-            case _:
-                raise InvalidArgumentError(
-                    f"stream: expected a Chunk {{total_bytes = 1, piece = 2}}, found field {number}"
-                )
-    return total, np.frombuffer(piece, np.uint8)
+        if number not in (1, 2) or number in parts or isinstance(value, int) != (number == 1):
+            raise InvalidArgumentError(
+                "stream: expected a Chunk {total_bytes = 1, piece = 2}, each at most once, found "
+                f"field {number}"
+            )
+        parts[number] = value
+    return parts.get(1, 0), np.frombuffer(parts.get(2, b""), np.uint8)

@@ -5,7 +5,9 @@ port with another server silently (SO_REUSEPORT); here it does not.
 """
 
 import asyncio
+import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from embstore.errors import InvalidArgumentError
 from embstore_proto.codec import CHUNK_BYTES_MAX
 from embstore_server.admin import make_admin
+from embstore_server.logs import event
 from embstore_server.rpc import SERVICE_NAME, Rpc
 from embstore_server.service import Service
 from embstore_server.settings import Settings
@@ -101,7 +104,16 @@ def _bind(server: Any, settings: Settings) -> str:
 
 
 def _credentials(settings: Settings) -> Any:
-    pair = [Path(str(path)).read_bytes() for path in (settings.tls_key, settings.tls_cert)]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            str(settings.tls_cert), str(settings.tls_key)
+        )
+        pair = [Path(str(path)).read_bytes() for path in (settings.tls_key, settings.tls_cert)]
+    except OSError as exc:  # an SSLError is one
+        raise InvalidArgumentError(
+            f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}: expected PEM files of a "
+            f"certificate and its key: {exc}"
+        ) from exc
     return grpc.ssl_server_credentials([(pair[0], pair[1])])
 
 
@@ -137,11 +149,19 @@ async def rest_border(service: Service) -> AsyncIterator[str]:
     )
     server = _Uvicorn(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving.add_done_callback(lambda ended: _tell_early_end(ended, server))
     try:
         yield f"{settings.admin.rpartition(':')[0]}:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         await serving
+
+
+def _tell_early_end(serving: "asyncio.Task[None]", server: _Uvicorn) -> None:
+    """Log that REST has ended although nobody asked it to: gRPC goes on, probes will fail."""
+    if not server.should_exit:
+        error = None if serving.cancelled() else serving.exception()
+        event(logging.ERROR, "REST has ended", exc_info=error)
 
 
 def _listener(address: str) -> socket.socket:

@@ -21,6 +21,9 @@ from embstore_proto.codec import Framed, Message, Received, array_of, parse
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.answers import Answered
 
+_RANKS_MAX = 4096
+"""More trainers than step together; a header of empty ranks would keep the event loop busy."""
+
 
 class TableRows(NamedTuple):
     """One table's part of a reply."""
@@ -263,6 +266,10 @@ def update_pooled(received: Received) -> Call:
 def update_ranks(received: Received) -> Call:
     """One update from several ranks."""
     header = parse(pb.UpdateRanksRequest.Header, received.header)
+    if len(header.ranks) > _RANKS_MAX:
+        raise InvalidArgumentError(
+            f"expected at most {_RANKS_MAX} ranks in a call, found {len(header.ranks)}"
+        )
     ranks = [_gradients(received, rank.tables) for rank in header.ranks]
     options = _options(header.options)
 

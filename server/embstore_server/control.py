@@ -100,6 +100,7 @@ def _list_tables(request: pb.ListTablesRequest) -> Callable[[Store], Any]:
 
 def _drop_table(request: pb.DropTableRequest) -> Callable[[Store], Any]:
     def work(store: Store) -> pb.AcknowledgedReply:
+        named(store, request.table, id_of(request))
         store.drop_table(request.table)
         return pb.AcknowledgedReply()
 

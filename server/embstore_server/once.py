@@ -25,6 +25,7 @@ Event loop only.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from embstore.errors import (
@@ -106,19 +107,12 @@ class Once:
         """
         client = self._client(origin)
         client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
-        call = client.calls.get(origin.sequence)
-        if call is None:
-            self._check_first(client, origin, epoch)
-            call = client.calls[origin.sequence] = _Call(verb, submit())
-        elif call.verb != verb:
-            raise InvalidArgumentError(
-                f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
-            )
-        elif call.is_undone(epoch):
-            raise OutcomeUnknownError(
-                "the store was restored after this call, which had been applied: what it changed "
-                "is gone; read t and the command number, then decide"
-            )
+        while (call := client.calls.get(origin.sequence)) is not None:
+            _check_same(call, verb, origin, epoch)
+            with suppress(*_NOT_APPLIED):  # then it is run for this attempt, or a third one's
+                return await self._join(client, origin.sequence, call), call.task
+        self._check_first(client, origin, epoch)
+        call = client.calls[origin.sequence] = _Call(verb, submit())
         return await self._join(client, origin.sequence, call), call.task
 
     def _client(self, origin: pb.Origin) -> _Client:
@@ -154,6 +148,12 @@ class Once:
                 f"origin: the client was forgotten (at most {CLIENTS_MAX} are remembered) while "
                 "this call was out; read t and the command number, then decide"
             )
+        if origin.epoch and origin.epoch != epoch:
+            raise OutcomeUnknownError(
+                f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, "
+                "or lost commands in a crash, and what the caller knew of it is void; read t and "
+                "the command number, then go on"
+            )
         if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
             raise OutcomeUnknownError(
                 "the server restarted, or was restored, while this call was out: it may have been "
@@ -173,3 +173,15 @@ class Once:
             raise
         finally:
             call.waiters -= 1
+
+
+def _check_same(call: _Call, verb: str, origin: pb.Origin, epoch: int) -> None:
+    if call.verb != verb:
+        raise InvalidArgumentError(
+            f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
+        )
+    if call.is_undone(epoch):
+        raise OutcomeUnknownError(
+            "the store was restored after this call, which had been applied: what it changed is "
+            "gone; read t and the command number, then decide"
+        )

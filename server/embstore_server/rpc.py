@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
+from traceback import clear_frames
 from typing import Any
 
 import grpc
@@ -46,8 +47,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Embstore"].full_name
 _FRAME_BYTES_MAX = 1 << 20
 """What a bulk message may have beside its arrays: names and places, of thousands of tables."""
 
-_BRIEF_BYTES = 4 << 10
-"""Of a unary request: at most some hundred keys, a fraction of a millisecond of work."""
+_BRIEF_BYTES = 1 << 10
+"""Of a unary request: at most a hundred keys, a fraction of a millisecond where rows are cached and
+milliseconds where the disk is asked for each."""
 
 _METADATA_CHARACTERS_MAX = 200
 
@@ -92,8 +94,12 @@ class Rpc:
             code = grpc.StatusCode.CANCELLED.name
             raise
         except Exception as exc:
-            code = answer_of(_named_timeout(exc, verb)).code.name
-            await self._abort(context, _named_timeout(exc, verb), verb)
+            error = _named_timeout(exc, verb)
+            code = answer_of(error).code.name
+            if not isinstance(error, EmbstoreError):
+                event(logging.ERROR, "internal error", verb=verb, exc_info=error)
+            _let_go(exc)
+            await self._abort(context, error)
         finally:
             self._begun(-1)
             self._service.finished(caller, code)
@@ -105,17 +111,15 @@ class Rpc:
         else:
             self._idle.set()
 
-    async def _abort(self, context: Any, error: Exception, verb: str) -> None:
+    async def _abort(self, context: Any, error: Exception) -> None:
         metadata = []
         if isinstance(error, EmbstoreError):
             metadata.append((ERROR_METADATA, type(error).__name__))
             if isinstance(error, StoreClosedError) and self._service.has_failed:
                 metadata.append((NOT_AGAIN_METADATA, "the store has failed"))
-        else:
-            event(logging.ERROR, "internal error", verb=verb, exc_info=error)
-        error.__traceback__ = None  # it may be remembered, and its trace holds the message
         try:
-            await context.abort(answer_of(error).code, message_of(error), tuple(metadata))
+            code, text = answer_of(error).code, message_of(error)
+            await _sent(context.abort(code, text, tuple(metadata)))
         except grpc.aio.AbortError as ended:
             context.add_done_callback(partial(_untrace, ended))
             raise
@@ -160,13 +164,26 @@ class Rpc:
         verb = f"{name}Stream"
 
         async def handler(chunks: AsyncIterator[bytes], context: Any) -> None:
+            # First of all, because a deadline that passes during the first write would leave the
+            # metadata half sent: then gRPC can send no status, and the client waits for ever.
+            await _sent(context.send_initial_metadata(()))
             async with self._answered(verb, context) as caller:
-                with self._service.inflight.reservation() as held:
-                    message = await self._assembled(caller, chunks, held)
-                    reply = await self._reply(caller, prepare(codec.split(message)), held)
-                    await _write(context, reply)
+                await self._streamed(caller, chunks, context, prepare)
 
         return handler
+
+    async def _streamed(
+        self,
+        caller: Caller,
+        chunks: AsyncIterator[bytes],
+        context: Any,
+        prepare: Callable[[Any], bulk.Call],
+    ) -> None:
+        with self._service.inflight.reservation() as held:
+            message = await self._assembled(caller, chunks, held)
+            reply = await self._reply(caller, prepare(codec.split(message)), held)
+            for chunk in reply.chunks():
+                await _sent(context.write(chunk))
 
     async def _assembled(
         self, caller: Caller, chunks: AsyncIterator[bytes], held: Reservation
@@ -205,16 +222,30 @@ class Rpc:
             return server_info(self._service).SerializeToString()
 
 
+def _let_go(error: BaseException) -> None:
+    """Drop an error's trace, and what its frames hold: the message and the reply.
+
+    The error may be remembered, and its status may wait for a client that does not read.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+
+
 def _untrace(ended: grpc.aio.AbortError, context: Any) -> None:
-    """Drop the trace of an error that gRPC keeps in a circle, with the message in its frames."""
+    """Drop the trace of an error that gRPC keeps in a circle with the request."""
     ended.__traceback__ = ended.__context__ = None
 
 
-async def _write(context: Any, reply: Framed) -> None:
+async def _sent(sending: Awaitable[None]) -> None:
+    """Wait until gRPC has sent something; if it could not, the client has gone."""
     try:
-        for chunk in reply.chunks():
-            await context.write(chunk)
-    except Exception as exc:  # of a class without a public name: the client has gone
+        await sending
+    except grpc.aio.AbortError:
+        raise
+    except Exception as exc:  # of a class that has no public name
         raise asyncio.CancelledError from exc
 
 

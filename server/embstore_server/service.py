@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from embstore.errors import StoreClosedError
+from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.store import Store
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.inflight import Inflight
@@ -33,6 +33,8 @@ class Caller:
     label: str = ""
     request: str = ""
     traceparent: str = ""
+    rank: int | None = None
+    step: int | None = None
     started: float = field(default_factory=monotonic)
     wait_s: float = 0.0
     run_s: float = 0.0
@@ -118,6 +120,13 @@ class Service:
         """
         if origin is None:
             return await self.run(caller, work)
+        if origin.store_id and origin.store_id != self.store.store_id:
+            raise InvalidArgumentError(
+                f"the call is for store {origin.store_id}, served here is {self.store.store_id}; "
+                "connect again"
+            )
+        caller.rank = origin.rank if origin.HasField("rank") else None
+        caller.step = origin.step if origin.HasField("step") else None
         verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
         result, task = await self.once.call(
             verb, origin, self.store.epoch, lambda: self._submit(caller, work)
@@ -133,7 +142,7 @@ class Service:
             work,
             lane=caller.lane,
             deadline=caller.deadline,
-            brief=caller.brief,
+            brief=caller.brief and not self._store.is_merging,  # installing a merge takes a while
         )
 
     def _closed(self) -> StoreClosedError:
@@ -171,4 +180,6 @@ class Service:
                 client=caller.label,
                 request=caller.request,
                 traceparent=caller.traceparent,
+                rank=caller.rank,
+                step=caller.step,
             )

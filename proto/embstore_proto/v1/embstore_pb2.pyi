@@ -50,7 +50,7 @@ class Context(_message.Message):
     def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[int] = ..., command: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Origin(_message.Message):
-    __slots__ = ("client_id", "sequence", "finished_below", "attempt", "instance", "epoch", "rank", "step")
+    __slots__ = ("client_id", "sequence", "finished_below", "attempt", "instance", "epoch", "rank", "step", "store_id")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_BELOW_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Origin(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     sequence: int
     finished_below: int
@@ -67,7 +68,8 @@ class Origin(_message.Message):
     epoch: int
     rank: int
     step: int
-    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., finished_below: _Optional[int] = ..., attempt: _Optional[int] = ..., instance: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    store_id: str
+    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., finished_below: _Optional[int] = ..., attempt: _Optional[int] = ..., instance: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., step: _Optional[int] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("stages",)
@@ -617,12 +619,14 @@ class ListTablesReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ...) -> None: ...
 
 class DropTableRequest(_message.Message):
-    __slots__ = ("origin", "table")
+    __slots__ = ("origin", "table", "table_id")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     table: str
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ...) -> None: ...
+    table_id: int
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
 
 class GrowTableRequest(_message.Message):
     __slots__ = ("origin", "table", "table_id", "rows")

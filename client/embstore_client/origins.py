@@ -1,0 +1,100 @@
+"""The mutating calls of a client: their numbers, and what it knew of the store when it sent them.
+
+Each mutating call has a sequence number of its own, under which the server remembers its answer.
+The server forgets what lies `calls_max` behind the newest, so no call begins that would push an
+open one out.
+
+**Epoch.** A restore, or a crash that lost commands, begins another epoch of the store: rows and t
+that this client has seen are void, and so are gradients computed from them. The client therefore
+keeps the epoch it first saw, not the newest, and sends it with every mutating call; the server
+refuses one of another epoch, and the error tells the caller once. From then on the client goes by
+the new epoch. A restore of its own is no surprise.
+
+**Store.** An address may come to serve another directory. Table ids begin alike in all of them, so
+the store's id is sent with what mutates, and compared in what comes back.
+
+Any thread.
+"""
+
+import threading
+from time import monotonic
+from uuid import uuid4
+
+from embstore.errors import DeadlineError, InvalidArgumentError
+from embstore_proto.v1 import embstore_pb2 as pb
+
+
+class Origins:
+    """What a client's mutating calls say of where they come from."""
+
+    def __init__(self) -> None:
+        self._client_id = uuid4().hex
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._calls_max = 1
+        self._last = 0
+        self._open: set[int] = set()
+        self._store_id = ""
+        self._instance = ""
+        self._epoch = 0  # 0: not known, the next reply tells
+
+    def connected(self, info: pb.GetServerInfoReply) -> None:
+        """Take what a server says of itself for what it is to stay."""
+        with self._room:
+            self._calls_max = max(info.limits.remembered_calls_max, 1)
+        self.knows(info.context)
+
+    def knows(self, context: pb.Context) -> None:
+        """Take note of the state that a reply was of.
+
+        Raises
+        ------
+        InvalidArgumentError : it is of another store.
+        """
+        with self._lock:
+            self._store_id = self._store_id or context.store_id
+            self._epoch = self._epoch or context.epoch
+            self._instance = context.instance
+            if context.store_id != self._store_id:
+                raise InvalidArgumentError(
+                    f"the address serves store {context.store_id} now, it served "
+                    f"{self._store_id}; connect again"
+                )
+
+    def changed_epoch(self, epoch: int = 0) -> None:
+        """Go by another epoch from now on; 0: by that of the next reply."""
+        with self._lock:
+            self._epoch = epoch
+
+    def begin(self, deadline: float) -> pb.Origin:
+        """Return the origin of a new call, once the server will remember it.
+
+        Raises
+        ------
+        DeadlineError : too many of this client's calls are open. Nothing was sent.
+        """
+        with self._room:
+            if not self._room.wait_for(self._has_room, deadline - monotonic()):
+                raise DeadlineError(
+                    f"{len(self._open)} calls of this client are open, the server remembers "
+                    f"{self._calls_max}; nothing was sent"
+                )
+            self._last += 1
+            self._open.add(self._last)
+            return pb.Origin(
+                client_id=self._client_id,
+                sequence=self._last,
+                finished_below=min(self._open),
+                store_id=self._store_id,
+                instance=self._instance,
+                epoch=self._epoch,
+            )
+
+    def _has_room(self) -> bool:
+        return not self._open or self._last + 1 - min(self._open) < self._calls_max
+
+    def end(self, origin: pb.Origin) -> None:
+        """Note that a call will not be sent again."""
+        with self._room:
+            self._open.discard(origin.sequence)
+            self._room.notify_all()
