@@ -10,12 +10,12 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Annotated, Any
 
-import embstore_client
 import numpy as np
 import typer
 from rich.console import Console
 
 import embstore
+import embstore_client
 from embstore import Adam, Normal, RowWiseAdagrad, Uniform
 
 TABLES: dict[str, dict[str, Any]] = {

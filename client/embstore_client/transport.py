@@ -40,7 +40,7 @@ from embstore_proto.codec import Framed, Received
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
 from embstore_proto.v1 import embstore_pb2 as pb
 
-UNARY_BYTES = 1 << 20
+UNARY_BYTES = 2 << 20
 Reply = TypeVar("Reply", bound=protobuf.Message)
 
 _SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"

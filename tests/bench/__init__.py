@@ -1,4 +1,5 @@
-"""The benchmark: the embedded store beside its peers, and its storage beside the bare disk.
+"""The benchmark: the store, embedded and served, beside its peers; the service beside the bare
+wire; its storage beside the bare disk.
 
 ``python -m tests.bench`` measures everything whose packages are installed, prints one table and
 the goals, and writes a JSON into ``results/``. Every contender lives in a process of its own, so
@@ -11,7 +12,13 @@ alike.
 * ``worker.py``     a contender's process, and how the parent asks it
 * ``rounds.py``     rounds over lanes, medians
 * ``engine.py``     embstore: 100, 20 and 5 % of the rows cached; 26 tables in one call
+* ``service.py``    embstore as a service: the same calls by a client of a server process
+* ``serving.py``    servers of the benchmark's own, and what they count
 * ``peer_*.py``     torch, FBGEMM, Redis
+* ``wire.py``       calls of one key, bulk payloads: what the service adds to the wire
+* ``turns.py``      calls that are compared, in turns
+* ``bare.py``       bare gRPC: what the wire is compared with
+* ``crowd.py``      many clients at once
 * ``memory.py``     anonymous memory of a process that holds nothing but a store
 * ``storage.py``    cold rows, write-back, checkpoint, digest
 * ``disk.py``       page cache, plain maps and plain writes: what storage is compared with

@@ -20,12 +20,17 @@ from tests.bench.worker import FailedError, SkippedError, Worker
 
 CONTENDERS = {
     "engine": "engine",
+    "service": "service",
     "torch": "peer_torch",
     "fbgemm": "peer_fbgemm",
     "redis": "peer_redis",
 }
-STORAGE_PARTS = ("write_back", "checkpoint", "digest", "cold_rows")
-NAMES = (*CONTENDERS, "memory", "storage")
+PARTS = {
+    "wire": ("one_key", "bulk", "crowd"),
+    "storage": ("write_back", "checkpoint", "digest", "cold_rows"),
+}
+"""What is measured one after the other in one process, by its module."""
+NAMES = (*CONTENDERS, "memory", *PARTS)
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
@@ -37,7 +42,8 @@ class Run:
         self._begin = time.monotonic()
         self.results: dict[str, Any] = hardware.describe(scale.data_dir)
         self.results["scale"] = dataclasses.asdict(scale)
-        self.results |= {name: {} for name in ("lanes", "memory", "storage", "skipped", "failed")}
+        sections = ("lanes", "memory", *PARTS, "skipped", "failed")
+        self.results |= {name: {} for name in sections}
 
     def progress(self, text: str) -> None:
         """Print a line with the seconds since the start."""
@@ -80,16 +86,16 @@ class Run:
             if found is not None:
                 self.results["memory"][share] = found
 
-    def storage(self) -> None:
-        """Measure the parts one after the other in one process."""
-        worker = self.attempt("storage", Worker, "storage", self._scale)
+    def parts(self, module: str) -> None:
+        """Measure a module's parts one after the other in one process."""
+        worker = self.attempt(module, Worker, module, self._scale)
         if worker is None:
             return
         try:
-            for part in STORAGE_PARTS:
+            for part in PARTS[module]:
                 found = self.attempt(part, worker.ask, part)
                 if found is not None:
-                    self.results["storage"][part] = found
+                    self.results[module][part] = found
                 if "base_skipped" in (found or {}):
                     self.results["skipped"]["cold_rows in the base"] = found["base_skipped"]
         finally:
@@ -116,8 +122,9 @@ def main() -> int:
             run.contenders(contenders)
         if "memory" in arguments.only:
             run.memory()
-        if "storage" in arguments.only:
-            run.storage()
+        for module in PARTS:
+            if module in arguments.only:
+                run.parts(module)
     run.results["hardware"]["load_average_end"] = os.getloadavg()
     run.results["goals"] = report.judge(run.results)
     print(report.table(run.results))

@@ -91,29 +91,42 @@ class EngineContender(Contender):
             super().run(name, scale.settle_batches, 0)
 
     def _open(self) -> dict[str, Lane]:
-        scale = self._scale
-        lanes: dict[str, Lane] = {}
-        for name, share in CACHED_SHARES.items():
-            store = self._store(name, share)
-            table = create_table(store, "ads", scale.rows, scale.dim)
-            lanes[name] = TableLane(table, scale)
-            self._write_all(lanes[name])
+        lanes: dict[str, Lane] = {
+            name: self._table_lane(name, share) for name, share in CACHED_SHARES.items()
+        }
         self._stores["embstore-1-table"] = self._stores["embstore-100"]
         lanes["embstore-1-table"] = CallLane(self._stores["embstore-100"], ["ads"])
-        store = self._store("embstore-26-tables", 1.0)
-        names = [f"ads-{i}" for i in range(scale.tables)]
-        for name in names:
-            create_table(store, name, scale.rows // scale.tables + 1, scale.dim)
-        lanes["embstore-26-tables"] = CallLane(store, names)
-        self._write_all(lanes["embstore-26-tables"])
+        lanes["embstore-26-tables"] = self._call_lane("embstore-26-tables")
         return lanes
+
+    def _table_lane(self, name: str, share: float) -> Lane:
+        """Return a lane of one table, written once, in a store that caches `share` of it."""
+        scale = self._scale
+        table = create_table(self._store(name, share), "ads", scale.rows, scale.dim)
+        lane = TableLane(table, scale)
+        self._write_all(lane)
+        return lane
+
+    def _call_lane(self, name: str) -> Lane:
+        """Return a lane of `scale.tables` tables, written once, in a store that caches all."""
+        scale = self._scale
+        store = self._store(name, 1.0)
+        names = [f"ads-{i}" for i in range(scale.tables)]
+        for table in names:
+            create_table(store, table, scale.rows // scale.tables + 1, scale.dim)
+        lane = CallLane(store, names)
+        self._write_all(lane)
+        return lane
 
     def _store(self, name: str, share: float) -> Any:
         rows = self._scale.rows * share * (HEADROOM if share == 1.0 else 1.0)
         path = pathlib.Path(self._scale.data_dir) / name
-        store = open_store(path, self._scale.cache_bytes(rows, self._scale.dim))
+        store = self._open_store(path, self._scale.cache_bytes(rows, self._scale.dim))
         self._stores[name] = store
         return store
+
+    def _open_store(self, path: pathlib.Path, cache_bytes: int) -> Any:
+        return open_store(path, cache_bytes)
 
     def _write_all(self, lane: Lane) -> None:
         for index, keys in enumerate(self._workload.coldest_first()):

@@ -11,7 +11,16 @@ from typing import Any
 
 from tests.bench.disk import file_system, read_ahead_bytes
 
-PACKAGES = ("numpy", "numba", "torch", "fbgemm-gpu-cpu", "redis", "hiredis")
+PACKAGES = (
+    "numpy",
+    "numba",
+    "grpcio",
+    "protobuf",
+    "torch",
+    "fbgemm-gpu-cpu",
+    "redis",
+    "hiredis",
+)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

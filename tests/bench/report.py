@@ -33,16 +33,16 @@ def figure(results: Results, *path: str) -> Any:
     return found
 
 
-def best_peer_ms(results: Results) -> float:
-    """Return lookup + update of the fastest peer there is."""
-    times = [results["lanes"][p]["both_ms"] for p in PEERS if p in results["lanes"]]
+def best_peer_ms(results: Results, peers: tuple[str, ...] = PEERS) -> float:
+    """Return lookup + update of the fastest of these peers that there is."""
+    times = [results["lanes"][p]["both_ms"] for p in peers if p in results["lanes"]]
     if not times:
         raise NotMeasuredError("no peer")
     return float(min(times))
 
 
-def _times_best_peer(lane: str) -> Callable[[Results], float]:
-    return lambda results: best_peer_ms(results) / figure(results, "lanes", lane, "both_ms")
+def _times_best_peer(lane: str, peers: tuple[str, ...] = PEERS) -> Callable[[Results], float]:
+    return lambda results: best_peer_ms(results, peers) / figure(results, "lanes", lane, "both_ms")
 
 
 def _tables_ratio(results: Results) -> float:
@@ -56,6 +56,16 @@ def _memory(share: str) -> Callable[[Results], float]:
 
 def _storage(*path: str, unit: float = 1.0) -> Callable[[Results], float]:
     return lambda results: figure(results, "storage", *path) * unit
+
+
+def _wire(*path: str) -> Callable[[Results], float]:
+    return lambda results: figure(results, "wire", *path)
+
+
+def _least_ratio(way: str) -> Callable[[Results], float]:
+    return lambda results: min(
+        size["ratio"] for size in figure(results, "wire", "bulk", way).values()
+    )
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,35 @@ GOALS = (
     Goal("all rows cached: faster than the best peer", _times_best_peer(BASE_LANE), 4, "times"),
     Goal("5 % cached: faster than the best peer", _times_best_peer("embstore-5"), 1, "times"),
     Goal("26 tables in one call : one table", _tables_ratio, 1.3, "times", at_least=False),
+    Goal(
+        "service: faster than FBGEMM in process (target 1.5)",
+        _times_best_peer("service", ("fbgemm", "fbgemm-1-thread")),
+        1.3,
+        "times",
+    ),
+    Goal(
+        "service: faster than Redis (target 4)",
+        _times_best_peer("service", ("redis",)),
+        3.5,
+        "times",
+    ),
+    Goal(
+        "lookup of one key beyond an echo",
+        _wire("one_key", "lookup", "difference_ms"),
+        0.3,
+        "ms",
+        at_least=False,
+    ),
+    Goal(
+        "update of one key beyond an echo",
+        _wire("one_key", "update", "difference_ms"),
+        0.3,
+        "ms",
+        at_least=False,
+    ),
+    Goal("bulk down : bare bytes, the least of all sizes", _least_ratio("down"), 0.75, "times"),
+    Goal("bulk up : bare bytes, the least of all sizes", _least_ratio("up"), 0.75, "times"),
+    Goal("crowd: slowest client : mean", _wire("crowd", "slowest_to_mean"), 0.5, "times"),
     Goal(
         "cold rows in the log: plain map : lookup",
         _storage("cold_rows", "log", "ratio"),
@@ -149,6 +188,52 @@ def _stage_lines(lanes: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _call_lines(lanes: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {verb}: {call['received_bytes']:,.0f} bytes up, {call['sent_bytes']:,.0f} down, "
+        f"{1e3 * call['call_s']:.2f} ms in the server, {1e3 * call['engine_s']:.2f} on the engine"
+        for name, lane in lanes.items()
+        for verb, call in lane.get("calls", {}).items()
+        if verb.startswith(("Lookup", "Update"))
+    ]
+
+
+def _one_key_lines(one_key: dict[str, Any]) -> list[str]:
+    lines = [f"{'one key':24}{'median ms':>12}{'p99 ms':>12}{'echo ms':>12}{'echo p99':>12}"]
+    for verb, found in one_key.items():
+        times = [
+            found[who][what] for who in ("service", "echo") for what in ("median_ms", "p99_ms")
+        ]
+        lines.append(f"{verb:24}" + "".join(f"{ms:12.3f}" for ms in times))
+    return lines
+
+
+def _bulk_lines(bulk: dict[str, Any]) -> list[str]:
+    titles = ("call ms", "engine ms", "MB/s", "stream", "whole", "joined", "ratio", "to its form")
+    lines = ["bulk: MB/s of the service without its engine, and of bare bytes"]
+    lines.append(f"{'':24}" + "".join(f"{title:>12}" for title in titles))
+    for way, sizes in bulk.items():
+        for size, found in sizes.items():
+            rates = {name: f"{rate / 1e6:.0f}" for name, rate in found["bytes_per_s"].items()}
+            cells = [f"{found['call_ms']:.2f}", f"{found['engine_ms']:.2f}"]
+            cells += [rates.get(name, "") for name in ("service", "stream", "whole", "joined")]
+            cells += [f"{found['ratio']:.2f}", f"{found['ratio_to_form']:.2f} {found['form']}"]
+            lines.append(f"{way + ' ' + size:24}" + "".join(f"{cell:>12}" for cell in cells))
+    return lines
+
+
+def _crowd_lines(found: dict[str, Any]) -> list[str]:
+    return [
+        f"crowd: {found['clients']} clients, {found['keys']} keys a call, "
+        f"{found['calls_per_s']:.0f} calls/s; each {min(found['calls'])} to {max(found['calls'])}"
+    ]
+
+
+def _wire_lines(wire: dict[str, Any]) -> list[str]:
+    parts = {"one_key": _one_key_lines, "bulk": _bulk_lines, "crowd": _crowd_lines}
+    return [line for name, part in parts.items() if name in wire for line in part(wire[name])]
+
+
 def _goal_line(goal: dict[str, Any]) -> str:
     outcome = {True: "reached", False: "MISSED", None: "not measured"}[goal["reached"]]
     value = "" if goal["value"] is None else f"{goal['value']:.2f}"
@@ -158,7 +243,8 @@ def _goal_line(goal: dict[str, Any]) -> str:
 def table(results: Results) -> str:
     """Return the text that is printed at the end."""
     lines = _lane_lines(results["lanes"]) if results["lanes"] else []
-    lines += _stage_lines(results["lanes"])
+    lines += _stage_lines(results["lanes"]) + _call_lines(results["lanes"])
+    lines += _wire_lines(results["wire"])
     lines += ["", *(_goal_line(goal) for goal in results["goals"])]
     lines += [f"skipped: {name}: {why}" for name, why in results["skipped"].items()]
     lines += [f"FAILED: {name}: {why}" for name, why in results["failed"].items()]

@@ -43,6 +43,17 @@ class Scale:
     digest_rows: int = 2_000_000
     storage_repeats: int = 5
 
+    wire_rounds: int = 20
+    one_key_calls: int = 50
+    """Timed calls of a kind in a round."""
+    bulk_bytes: tuple[int, ...] = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+    """Payloads: rows down, or gradients up. From 1 MiB on, as the goal is stated."""
+    bulk_calls: int = 3
+    crowd_clients: int = 16
+    crowd_keys: int = 2_048
+    """Half a MiB of rows: between a call of one key and a trainer's whole batch."""
+    crowd_s: float = 8.0
+
     @property
     def batches(self) -> int:
         """Distinct batches in the trace: few, repeated, would fit into the 5 % cache whole."""
@@ -75,6 +86,12 @@ def quick(data_dir: str) -> Scale:
         checkpoint_rows=10_000,
         digest_rows=51_200,
         storage_repeats=1,
+        wire_rounds=2,
+        one_key_calls=20,
+        bulk_bytes=(1 << 20, 4 << 20),
+        bulk_calls=1,
+        crowd_clients=3,
+        crowd_s=0.5,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from tests.bench.scale import Scale, set_threads
 
+OWN = ("embstore", "embstore_client", "embstore_proto", "embstore_server", "tests")
+"""Packages that are always there: what cannot be imported of them is broken, not missing."""
 CLOSE_TIMEOUT_S = 60.0
 WATCH_INTERVAL_S = 0.005
 
@@ -44,9 +46,15 @@ def _import(module: str) -> Any:
         ImportError,
         OSError,
     ) as exc:  # OSError: the wheel is there, a library that it loads is not
-        if not module.startswith("peer_"):
+        if not (module.startswith("peer_") or _is_missing_package(exc)):
             raise
         raise SkippedError(f"not installed: {exc}") from exc
+
+
+def _is_missing_package(error: Exception) -> bool:
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    return error.name.partition(".")[0] not in OWN
 
 
 def _serve(connection: Connection, module: str, scale: Scale) -> None:

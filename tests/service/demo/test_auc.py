@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from embstore_server.demo.auc import area_under_curve
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from embstore_server.demo.dense import DenseTable, DenseTables
 
 from embstore.config import (
     Adagrad,
@@ -16,6 +15,7 @@ from embstore.config import (
     TableConfig,
     Uniform,
 )
+from embstore_server.demo.dense import DenseTable, DenseTables
 from tests.reference import ReferenceStore
 
 ROWS, DIM = 700, 5

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from embstore_server.demo.adam import Adam
 from embstore_server.demo.dlrm import Dlrm, dense_features
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embstore_server import demo
-from embstore_server.demo import synthetic
-from embstore_server.demo.job import CHECKPOINT_LABEL, Job, train_and_compare
-from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import DemoResult, show
-from embstore_server.demo.stores import TrainingStore
 from rich.console import Console
 
 import embstore
 from embstore.arrays import Keys, Rows
 from embstore.config import Adagrad
 from embstore.errors import InvalidArgumentError
+from embstore_server import demo
+from embstore_server.demo import synthetic
+from embstore_server.demo.job import CHECKPOINT_LABEL, Job, train_and_compare
+from embstore_server.demo.phases import Phases
+from embstore_server.demo.result import DemoResult, show
+from embstore_server.demo.stores import TrainingStore
 
 SMALL = Job(samples=20_000, batch=256, dim=8, scale=0.002)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from embstore.errors import InvalidArgumentError
 from embstore_server.demo.columns import CARDINALITIES, keys_by_table, scaled_rows, table_name
 from embstore_server.demo.criteo import Samples, read
 from embstore_server.demo.synthetic import write
-
-from embstore.errors import InvalidArgumentError
 
 SAMPLES = 10_000
 ROWS = scaled_rows(0.001)

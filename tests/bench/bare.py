@@ -1,0 +1,136 @@
+"""Bare gRPC: what bytes cost where nothing is made of them, as a yardstick for the service.
+
+The server is what any gRPC server in Python must be, and no more: one event loop in a process of
+its own, handlers without serialisers, no store, no messages. It counts the bytes that come and
+answers with bytes that were prepared before. They are random: pages of zeros are all one page of
+memory, and would cost less to send. The client has the channel options of the real one, and either
+throws the answer away as it comes (a **sink**) or joins it, as the real one must.
+
+Requests and replies go whole, in a unary call, or as a stream of chunks cut as the real ones are.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+from collections.abc import AsyncIterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import grpc
+import numpy as np
+
+from embstore_client.transport import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
+from embstore_proto.codec import Assembly, Framed
+
+SERVICE = "bare"
+SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+STOP_TIMEOUT_S = 10.0
+_NUMBER_BYTES = 8
+
+
+def random_bytes(count: int) -> bytes:
+    """Return `count` bytes, the same ones each time."""
+    return np.random.default_rng(count).bytes(count)
+
+
+def chunks_of(whole: bytes) -> list[bytes]:
+    """Return the bytes as the chunks of a stream, cut and framed as those of the service."""
+    return list(Framed([whole], len(whole)).chunks())
+
+
+class _Handlers:
+    """Prepare: makes the answer of the calls that follow. Whole, Stream: take bytes, answer."""
+
+    def __init__(self) -> None:
+        self._whole = b""
+        self._chunks: list[bytes] = []
+        self._received_bytes = 0
+
+    async def prepare(self, request: bytes, context: Any) -> bytes:
+        count = int.from_bytes(request, "little")
+        if len(self._whole) != count:
+            self._whole = random_bytes(count)
+            self._chunks = chunks_of(self._whole)
+        return b""
+
+    async def whole(self, request: bytes, context: Any) -> bytes:
+        self._received_bytes += len(request)
+        return self._whole
+
+    async def stream(self, chunks: AsyncIterator[bytes], context: Any) -> None:
+        async for chunk in chunks:
+            self._received_bytes += len(chunk)
+        for chunk in self._chunks:
+            await context.write(chunk)
+
+
+def _server(handlers: _Handlers) -> Any:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    methods = {
+        "Prepare": grpc.unary_unary_rpc_method_handler(handlers.prepare),
+        "Whole": grpc.unary_unary_rpc_method_handler(handlers.whole),
+        "Stream": grpc.stream_stream_rpc_method_handler(handlers.stream),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    return server
+
+
+async def _serve(connection: Connection) -> None:
+    server = _server(_Handlers())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    connection.send(f"127.0.0.1:{port}")
+    with contextlib.suppress(EOFError):
+        await asyncio.to_thread(connection.recv)  # nothing is sent: the parent closes, or dies
+    await server.stop(None)
+
+
+def _run(connection: Connection) -> None:
+    asyncio.run(_serve(connection))
+
+
+class BareServer:
+    """The server as a child process, and a client of it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_run, args=(other,), name="bare")
+        self._process.start()
+        other.close()
+        self._channel = grpc.insecure_channel(self._connection.recv(), options=CHANNEL_OPTIONS)
+        self._prepare = self._channel.unary_unary(f"/{SERVICE}/Prepare")
+        self._whole = self._channel.unary_unary(f"/{SERVICE}/Whole")
+        self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
+
+    def prepare(self, reply_bytes: int) -> None:
+        """Let the calls that follow be answered with so many bytes."""
+        self._prepare(reply_bytes.to_bytes(_NUMBER_BYTES, "little"), wait_for_ready=True)
+
+    def whole(self, request: bytes) -> int:
+        """Send and receive in a unary call; return how many bytes came."""
+        return len(self._whole(request))
+
+    def stream(self, chunks: Sequence[bytes]) -> int:
+        """Send and receive streams; return how many bytes came, and keep none."""
+        return sum(len(chunk) for chunk in self._stream(iter(chunks)))
+
+    def joined(self, chunks: Sequence[bytes]) -> memoryview:
+        """Send and receive streams; join what comes, as the client of the service does."""
+        assembly = Assembly(1 << 31)
+        for chunk in self._stream(iter(chunks)):
+            assembly.add(chunk)
+        return assembly.whole()
+
+    def close(self) -> None:
+        """End the server."""
+        self._channel.close()
+        self._connection.close()
+        self._process.join(STOP_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
