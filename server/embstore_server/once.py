@@ -148,12 +148,7 @@ class Once:
                 f"origin: the client was forgotten (at most {CLIENTS_MAX} are remembered) while "
                 "this call was out; read t and the command number, then decide"
             )
-        if origin.epoch and origin.epoch != epoch:
-            raise OutcomeUnknownError(
-                f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, "
-                "or lost commands in a crash, and what the caller knew of it is void; read t and "
-                "the command number, then go on"
-            )
+        check_epoch(origin, epoch)
         if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
             raise OutcomeUnknownError(
                 "the server restarted, or was restored, while this call was out: it may have been "
@@ -173,6 +168,21 @@ class Once:
             raise
         finally:
             call.waiters -= 1
+
+
+def check_epoch(origin: pb.Origin, epoch: int) -> None:
+    """Refuse a call whose sender goes by another epoch than the store's. Any thread.
+
+    Raises
+    ------
+    OutcomeUnknownError
+    """
+    if origin.epoch and origin.epoch != epoch:
+        raise OutcomeUnknownError(
+            f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "
+            "lost commands in a crash, and what the caller knew of it is void; read t and the "
+            "command number, then go on"
+        )
 
 
 def _check_same(call: _Call, verb: str, origin: pb.Origin, epoch: int) -> None:

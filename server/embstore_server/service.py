@@ -18,7 +18,7 @@ from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.inflight import Inflight
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
-from embstore_server.once import Once
+from embstore_server.once import Once, check_epoch
 from embstore_server.settings import Settings
 from embstore_server.worker import Task, Work, Worker
 
@@ -128,8 +128,13 @@ class Service:
         caller.rank = origin.rank if origin.HasField("rank") else None
         caller.step = origin.step if origin.HasField("step") else None
         verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
+
+        def in_its_epoch(store: Store) -> Any:
+            check_epoch(origin, store.epoch)  # again: a restore may have been ahead in the queue
+            return work(store)
+
         result, task = await self.once.call(
-            verb, origin, self.store.epoch, lambda: self._submit(caller, work)
+            verb, origin, self.store.epoch, lambda: self._submit(caller, in_its_epoch)
         )
         self._account(caller, task)
         return result

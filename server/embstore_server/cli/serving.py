@@ -6,7 +6,11 @@ Defaults are shown from there, too.
 """
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -156,7 +160,27 @@ def serve(
     or a key of the TOML file of settings (cache_bytes); the first of these that says it wins.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print is said by our own log
-    from embstore_server.app import serve as run
+    with _ending_at_once():
+        from embstore_server.app import serve as run
 
-    flags = {name: value for name, value in context.params.items() if name in KINDS}
-    raise typer.Exit(run(load(flags, os.environ, config)))
+        flags = {name: value for name, value in context.params.items() if name in KINDS}
+        raise typer.Exit(run(load(flags, os.environ, config)))
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Let a signal end the process with 0 until the server has handlers of its own.
+
+    Nothing has been opened by then. As process 1 of a container, SIGTERM would else be ignored, and
+    the container killed after its grace period.
+    """
+    before = {n: signal.signal(n, _end) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)

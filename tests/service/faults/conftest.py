@@ -1,0 +1,83 @@
+"""What the fault tests of the service share."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.faults.ledger import Ledger, make_tables
+from tests.service.faults.served import Served
+from tests.service.faults.wire import Sender, Wire
+
+MEMORY = "/dev/shm"
+_SWITCH_INTERVAL_S = 1e-4
+"""As the server's own process has it: here client, loop and engine share an interpreter."""
+
+
+@pytest.fixture(autouse=True)
+def switch_interval() -> Iterator[None]:
+    """Let threads take turns as they do in a server."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def quick_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory, where there is one, for stores that no real disk needs to hold."""
+    if not os.access(MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="embstore-", dir=MEMORY) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def serve(quick_path: Path) -> Iterator[Callable[..., Served]]:
+    """Return a function that starts a server; all are stopped at the end."""
+    started: list[Served] = []
+
+    def start(name: str = "store", **settings: Any) -> Served:
+        started.append(Served(quick_path / name, **settings))
+        return started[-1]
+
+    yield start
+    for served in reversed(started):
+        served.stop()
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served]) -> Served:
+    """A server with the ledger's tables."""
+    made = serve()
+    made.on_engine(make_tables)
+    return made
+
+
+@pytest.fixture
+def wire(served: Served) -> Iterator[Wire]:
+    """A connection to it."""
+    with Wire(served.address) as made:
+        yield made
+
+
+@pytest.fixture
+def sender(wire: Wire) -> Sender:
+    """A client of that connection."""
+    return Sender(wire)
+
+
+@pytest.fixture
+def ledger(served: Served) -> Iterator[Ledger]:
+    """What became of the updates; the store must agree in the end, and hold nothing for them."""
+    made = Ledger()
+    yield made
+    with served.connect() as store:
+        made.check(store)
+        store.check_integrity()
+    served.assert_idle()

@@ -1,0 +1,82 @@
+"""Servers and trainers as processes to be killed, forked from one that has everything loaded.
+
+What is imported here is loaded once, by the process that forks (`tests.faults.forks`); neither gRPC
+nor numba has a thread before something is opened.
+"""
+
+import os
+import signal
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import embstore_client.table  # noqa: F401
+from embstore.store import Store
+from embstore_client.store import connect
+from embstore_server import app
+from embstore_server.settings import Settings
+from tests.faults.forks import Child, Forks
+from tests.service.faults.ledger import gradients
+from tests.service.faults.served import PATIENCE_S
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def serve(reports: Connection, path: str, address: str) -> None:
+    """Serve a store; report the command number that it was opened at."""
+    opening = app._open
+
+    def reporting(settings: Settings) -> Store:
+        store = opening(settings)
+        reports.send(store.command)
+        return store
+
+    app._open = reporting
+    settings = Settings(
+        data=Path(path),
+        listen=address,
+        admin="off",
+        log_level="error",
+        cache_bytes=1 << 22,
+        threads=1,
+    )
+    os._exit(app.serve(settings))
+
+
+def train(reports: Connection, address: str, first: int) -> None:
+    """Send updates from number `first` on, and report each with its command number."""
+    with connect(address, timeout_s=PATIENCE_S) as store:
+        for n in range(first, first + 1000):
+            reports.send((n, store.update(gradients(n)).command))
+
+
+class ForkedServer:
+    """A server that can be started again and again at one address."""
+
+    def __init__(self, forks: Forks, path: Path) -> None:
+        self._forks, self._path = forks, path
+        self.address = f"127.0.0.1:{free_port()}"
+        self._child: Child | None = None
+
+    def start(self) -> int:
+        """Start it; return the command number of the store that it found."""
+        self._child = self._forks.start(serve, str(self._path), self.address)
+        assert self._child.reports.poll(PATIENCE_S)
+        command: Any = self._child.reports.recv()
+        return int(command)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        assert self._child is not None
+        assert self._child.kill() == -signal.SIGKILL
+
+    def stop(self) -> None:
+        """Ask it to end; everything is committed then."""
+        assert self._child is not None
+        os.kill(self._child._pid, signal.SIGTERM)
+        assert self._child.wait() == 0

@@ -1,0 +1,102 @@
+"""A store that has failed under a server: everybody is told, at once, and nobody tries again."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import embstore
+from embstore.errors import StorageError, StoreClosedError
+from embstore_proto.status import NOT_AGAIN_METADATA
+from tests.faults.refusing import RefusingFiles
+from tests.service.faults.ledger import Ledger, gradients, make_tables
+from tests.service.faults.served import Served, until
+from tests.service.faults.wire import Wire, lookup, refusal, update
+
+
+@pytest.fixture
+def files(quick_path: Path) -> RefusingFiles:
+    return RefusingFiles(quick_path / "store")
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], files: RefusingFiles) -> Served:
+    def opened() -> embstore.Store:
+        return embstore.open(files.root, files=files, cache_bytes=1 << 22, threads=1)
+
+    made = serve(open_store=opened)
+    made.on_engine(make_tables)
+    return made
+
+
+@pytest.fixture
+def failed(served: Served, files: RefusingFiles) -> Served:
+    """A server whose disk has just refused to sync."""
+    with served.connect() as store:
+        store.checkpoint("good")
+        store.update(gradients(1))
+        files.refuse(("sync",), 1, errno.EIO, lasting=True)
+        with pytest.raises(StorageError):
+            store.checkpoint("bad")
+    return served
+
+
+def test_every_call_is_refused_for_good(failed: Served, wire: Wire) -> None:
+    calls = {
+        "GetStats": b"",
+        "Update": update(gradients(2)).joined(),
+        "Lookup": lookup({"rows": [1]}).joined(),
+    }
+    for name, message in calls.items():
+        found = refusal(lambda n=name, m=message: wire.unary(n, m))
+        assert (found.code, found.error) == ("UNAVAILABLE", "StoreClosedError")
+        assert NOT_AGAIN_METADATA in found.trailing
+    assert wire.unary("GetServerInfo", b"")
+
+
+def test_client_is_told_at_once(failed: Served) -> None:
+    with failed.connect() as store:
+        begun = monotonic()
+        with pytest.raises(StoreClosedError):
+            store.stats()
+        assert monotonic() - begun < 1.0
+    until(lambda: failed.answered("GetStats", "UNAVAILABLE") == 1)
+
+
+def test_operator_is_told(failed: Served) -> None:
+    assert "restart the server" in failed.service.not_ready
+    until(failed.service.failed.is_set)
+
+
+def test_log_says_it_once(
+    served: Served, files: RefusingFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served.connect() as store:
+        files.refuse(("sync",), 1, errno.EIO, lasting=True)
+        for _ in range(3):
+            with pytest.raises((StorageError, StoreClosedError)):
+                store.checkpoint("bad")
+    until(lambda: [r.getMessage() for r in caplog.records if r.levelname == "ERROR"])
+    assert [r.getMessage() for r in caplog.records] == ["store failed"]
+
+
+def test_health_says_not_serving(failed: Served, wire: Wire) -> None:
+    def status() -> object:
+        stub = health_pb2_grpc.HealthStub(wire._channel)
+        return stub.Check(health_pb2.HealthCheckRequest()).status
+
+    until(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+def test_server_ends_and_the_next_one_has_the_last_commit(
+    failed: Served, files: RefusingFiles, serve: Callable[..., Served]
+) -> None:
+    files.relent()
+    failed.stop()
+    again = serve()
+    with again.connect() as store:
+        Ledger().check(store)
+        assert [kept.label for kept in store.checkpoints()] == ["good"]

@@ -1,0 +1,193 @@
+"""What no client sends: noise, messages cut off or with flipped bits. Each is refused by name.
+
+A refusal changes nothing, which the command number and the digest say, and no other client notices.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from embstore.config import Sgd, Uniform
+from embstore_proto.status import ANSWERS
+from embstore_proto.v1 import embstore_pb2 as pb
+from tests.service.faults.ledger import Ledger, digests, gradients
+from tests.service.faults.served import Served
+from tests.service.faults.wire import Refusal, Sender, Wire, lookup, refusal_of, update
+
+SEED = 20_261_120
+METHODS = list(pb.DESCRIPTOR.services_by_name["Embstore"].methods)
+CODES = {(kind.__name__, answer.code.name) for kind, answer in ANSWERS.items()}
+NOISES, CUTS, FLIPS = 8, 6, 60
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    sys.stdout.write(f"seed {SEED}\n")
+    return np.random.default_rng([SEED, *request.node.name.encode()])
+
+
+def sent(wire: Wire, method: Any, message: bytes) -> Refusal | None:
+    """Send bytes to a method; return how they were refused, or None if they meant something."""
+    try:
+        if method.client_streaming:
+            name = method.name.removesuffix("Stream")
+            wire.stream(name, [message])
+        else:
+            wire.unary(method.name, message)
+    except grpc.RpcError as exc:
+        found = refusal_of(exc)
+        assert (found.error, found.code) in CODES, found
+        return found
+    return None
+
+
+def assert_serves(wire: Wire, ledger: Ledger, n: int) -> None:
+    """Check that a call that means something is answered, in its turn."""
+    reply = wire.unary("Update", update(gradients(n)).joined())
+    header = pb.BulkAcknowledgedReply.Header.FromString(reply[2 : 2 + reply[1]])
+    ledger.acknowledged[n] = header.context.command
+    assert ledger.acknowledged[n] == ledger.first_command + len(ledger.acknowledged) - 1
+
+
+def example(name: str, sender: Sender) -> bytes:
+    """Return a message that the method understands."""
+    if name == "Update":
+        return update(gradients(5), sender.origin()).joined()
+    if name == "Lookup":
+        return lookup({"rows": [1, 2, 3], "marks": [0]}).joined()
+    config = pb.TableConfig(name="x", dim=4, rows=10, sgd=pb.Sgd(), constant=pb.Constant())
+    control: dict[str, Any] = {
+        "CreateTable": pb.CreateTableRequest(config=config),
+        "GrowTable": pb.GrowTableRequest(table="rows", rows=1 << 30),
+        "Checkpoint": pb.CheckpointRequest(label="x", metadata_json='{"step": 1}'),
+    }
+    return bytes(control[name].SerializeToString())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_noise_is_refused_by_name(
+    method: Any, wire: Wire, served: Served, ledger: Ledger, rng: np.random.Generator
+) -> None:
+    before = served.store.command
+    for _ in range(NOISES):
+        noise = rng.integers(0, 256, rng.integers(1, 200), np.uint8).tobytes()
+        found = sent(wire, method, noise)
+        assert found is not None and found.error == "InvalidArgumentError"
+    assert served.store.command == before
+    assert_serves(wire, ledger, 0)
+
+
+@pytest.mark.parametrize("name", ["Update", "Lookup"])
+def test_message_cut_off_is_refused(
+    name: str, wire: Wire, sender: Sender, ledger: Ledger, rng: np.random.Generator
+) -> None:
+    whole = example(name, sender)
+    lengths = {1, len(whole) - 1, *rng.integers(1, len(whole), CUTS * 8).tolist()}
+    for length in sorted(lengths):
+        found = sent(wire, _method(name), whole[:length])
+        assert found is not None and found.error == "InvalidArgumentError", length
+        short = pb.Chunk(total_bytes=length, piece=whole[:length]).SerializeToString()
+        found = sent(wire, _method(f"{name}Stream"), short)
+        assert found is not None and found.error == "InvalidArgumentError", length
+    assert_serves(wire, ledger, 0)
+
+
+def _method(name: str) -> Any:
+    return next(method for method in METHODS if method.name == name)
+
+
+@pytest.mark.parametrize("name", ["Update", "Lookup", "CreateTable", "GrowTable", "Checkpoint"])
+def test_flipped_bits_never_break_the_server(
+    name: str, wire: Wire, served: Served, sender: Sender, rng: np.random.Generator
+) -> None:
+    """A flipped bit may mean something else: then it is answered, and a command is counted."""
+    message = example(name, sender)
+    for _ in range(FLIPS):
+        flipped = bytearray(message)
+        for at in rng.integers(0, len(message), rng.integers(1, 4)):
+            flipped[at] ^= 1 << int(rng.integers(8))
+        before, content = served.store.command, served.on_engine(digests)
+        if sent(wire, _method(name), bytes(flipped)) is not None:
+            assert served.store.command == before
+            assert served.on_engine(digests) == content
+    served.on_engine(lambda store: store.check_integrity())
+    served.assert_idle()
+
+
+def test_unknown_method_is_refused(wire: Wire, ledger: Ledger) -> None:
+    for call in (lambda: wire.unary("Upsert", b"x"), lambda: wire.stream("Upsert", [b"x"])):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert refusal_of(caught.value).code == "UNIMPLEMENTED"
+    assert_serves(wire, ledger, 0)
+
+
+NAMES = ["", "A", "a" * 5000, "ä" * 1900, "\U0001f600" * 1900, "a\nb", "a\0b", "../x", "a//b", "\t"]
+
+
+@pytest.mark.parametrize("table", NAMES, ids=[ascii(n[:4]) + str(len(n)) for n in NAMES])
+def test_name_of_no_table_is_told_as_it_came(table: str, wire: Wire, ledger: Ledger) -> None:
+    """A message of any length and alphabet fits the status that it travels in."""
+    config = pb.TableConfig(name=table, dim=4, rows=10, sgd=pb.Sgd(), constant=pb.Constant())
+    messages = {
+        "CreateTable": pb.CreateTableRequest(config=config).SerializeToString(),
+        "GetTable": pb.GetTableRequest(table=table).SerializeToString(),
+        "DropTable": pb.DropTableRequest(table=table).SerializeToString(),
+        "Update": update({table: ([0], [[1.0]])}).joined(),
+        "Lookup": lookup({table: [0]}).joined(),
+    }
+    for name, message in messages.items():
+        found = sent(wire, _method(name), message)
+        assert found is not None
+        assert found.error in ("InvalidArgumentError", "TableNotFoundError")
+        assert found.text
+    assert_serves(wire, ledger, 0)
+
+
+TEXTS = ['{"a": ' * 2000, "[]", "1" * 9000, "{", '{"a": NaN}', '"\\ud800"', '{"a": "\\ud800"}x']
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=[t[:6] for t in TEXTS])
+def test_metadata_that_is_no_object_is_refused(text: str, wire: Wire, ledger: Ledger) -> None:
+    request = pb.CheckpointRequest(label="x", metadata_json=text)
+    found = sent(wire, _method("Checkpoint"), request.SerializeToString())
+    assert found is not None and found.error == "InvalidArgumentError"
+    assert_serves(wire, ledger, 0)
+
+
+def test_fields_of_a_later_version_are_refused(wire: Wire, ledger: Ledger) -> None:
+    later = b"\x9a\x3e\x01x"  # field 995
+    for name in ("CreateTable", "GetTable", "Flush", "Checkpoint", "GetServerInfo", "ListTables"):
+        found = sent(wire, _method(name), later)
+        assert found is not None and found.error == "InvalidArgumentError", name
+        assert "newer" in found.text
+    for name in ("Update", "LookupPooled", "PutRows"):
+        message = pb.UpdateRequest().SerializeToString() + b"\x0a\x04" + later
+        found = sent(wire, _method(name), message)
+        assert found is not None and found.error == "InvalidArgumentError", name
+    assert_serves(wire, ledger, 0)
+
+
+@pytest.fixture
+def crowd(served: Served) -> Iterator[Any]:
+    """Another client, in the middle of its work."""
+    with served.connect() as store:
+        yield store
+
+
+def test_other_clients_go_on_beside_noise(
+    served: Served, crowd: Any, wire: Wire, ledger: Ledger, rng: np.random.Generator
+) -> None:
+    for n in range(20):
+        calls = [
+            wire.begin("Update", rng.integers(0, 256, 300, np.uint8).tobytes()) for _ in range(4)
+        ]
+        ledger.acknowledged[n] = crowd.update(gradients(n)).command
+        assert all(call.code() is grpc.StatusCode.INVALID_ARGUMENT for call in calls)
+    made = crowd.create_table("t", dim=1, rows=1, optimizer=Sgd(1.0), initializer=Uniform(0, 0.5))
+    assert made.t == 0
+    crowd.drop_table("t")

@@ -1,0 +1,121 @@
+"""Servers that come and go under a trainer, by SIGTERM and by SIGKILL.
+
+After SIGTERM everything acknowledged is there; after SIGKILL the store is what it was at its last
+checkpoint, and updates after that are gone as a whole. The trainer goes on by itself: it gets an
+answer, or is told that nobody knows the outcome.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.errors import CheckpointExistsError, OutcomeUnknownError
+from embstore_client import RemoteStore, connect
+from tests.faults.forks import Forks
+from tests.service.faults.ledger import Ledger, gradients, make_tables
+from tests.service.faults.processes import ForkedServer
+from tests.service.faults.served import PATIENCE_S, until
+
+SEED = 20_261_123
+RESTARTS = 20
+UPDATES_PER_CHECKPOINT = 7
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
+class Trainer:
+    """Sends one update after the other on a thread, and writes down what it was told."""
+
+    def __init__(self, store: RemoteStore, ledger: Ledger) -> None:
+        self._store, self._ledger = store, ledger
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for n in count():
+                if self._over.is_set():
+                    return
+                self._update(n)
+                if n % UPDATES_PER_CHECKPOINT == 0:
+                    self._checkpoint(n)
+        except BaseException as exc:
+            self._error = exc
+
+    def _update(self, n: int) -> None:
+        try:
+            command = self._store.update(gradients(n)).command
+        except OutcomeUnknownError:
+            self._ledger.unknown.add(n)
+        else:
+            self._ledger.acknowledged[n] = command
+
+    def _checkpoint(self, n: int) -> None:
+        try:
+            self._store.checkpoint(f"update-{n}")
+        except (OutcomeUnknownError, CheckpointExistsError):
+            return  # it is there, or the next one will be
+
+    def await_progress(self, updates: int) -> None:
+        """Wait until so many more updates are acknowledged."""
+        wanted = len(self._ledger.acknowledged) + updates
+        until(lambda: len(self._ledger.acknowledged) >= wanted or self._error)
+        assert self._error is None
+
+    def stop(self) -> None:
+        """Let it end."""
+        self._over.set()
+        self._thread.join(PATIENCE_S)
+        assert self._error is None
+
+
+def roll_back(ledger: Ledger, command: int) -> None:
+    """Take back what a store that was opened at `command` does not have."""
+    for n, number in list(ledger.acknowledged.items()):
+        if number > command:
+            del ledger.acknowledged[n]
+            ledger.refused.add(n)
+
+
+@pytest.mark.slow
+def test_trainer_goes_on_over_restarts(forks: Forks, quick_path: Path) -> None:
+    sys.stdout.write(f"seed {SEED}\n")
+    rng = np.random.default_rng(SEED)
+    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
+    server.start()
+    lost = 0
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        store.checkpoint("tables")
+        trainer = Trainer(store, ledger)
+        for n in range(RESTARTS):
+            trainer.await_progress(int(rng.integers(1, 30)))
+            if n % 2:
+                server.stop()
+                told = max(ledger.acknowledged.values())
+                command = server.start()
+                assert command >= told, "SIGTERM lost what was acknowledged"
+            else:
+                server.kill()
+                before = len(ledger.acknowledged)
+                roll_back(ledger, server.start())
+                lost += before - len(ledger.acknowledged)
+        trainer.await_progress(5)
+        trainer.stop()
+        ledger.check(store)
+        store.check_integrity()
+    server.stop()
+    assert lost, "some rounds lost updates after a checkpoint"
+    assert ledger.unknown, "some rounds cut a call off"

@@ -1,0 +1,265 @@
+"""How a server begins and ends: drained, committed, status 0; and why it would not begin."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+import embstore
+from embstore.errors import OutcomeUnknownError, PermissionDeniedError, StoreClosedError
+from embstore_client import connect
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.launch import ServerProcess
+from tests.service.faults.ledger import Ledger, digests, gradients, make_tables
+from tests.service.faults.served import PATIENCE_S, Served, until
+from tests.service.faults.wire import Sender, Wire, acknowledged, refusal, update
+
+QUICK_S = 3.0
+
+
+# The end
+
+
+def test_calls_in_the_queue_are_finished(
+    serve: Callable[..., Served], served: Served, wire: Wire
+) -> None:
+    ledger, calls = Ledger(), {}
+    with served.held():
+        for n in range(8):
+            calls[n] = wire.begin("Update", update(gradients(n)).joined())
+        served.await_queue(8)
+        stopping = threading.Thread(target=served.stop)
+        stopping.start()
+        until(lambda: served.service.stopping)
+        late = wire.begin("Update", update(gradients(8)).joined())
+    stopping.join()
+    ledger.acknowledged = {n: acknowledged(c.result()).context.command for n, c in calls.items()}
+    assert late.code() is grpc.StatusCode.UNAVAILABLE
+    with serve().connect() as store:
+        ledger.check(store)
+
+
+def test_calls_beyond_the_drain_time_are_cut_off(serve: Callable[..., Served]) -> None:
+    served = serve(drain_s=0.05)
+    served.on_engine(make_tables)
+    with Wire(served.address) as wire:
+        with served.held():
+            call = wire.begin("Update", update(gradients(1)).joined())
+            served.await_queue(1)
+            stopping = threading.Thread(target=served.stop)
+            stopping.start()
+            assert refusal(call.result).code == "UNAVAILABLE"
+            served.await_queue(0)
+        stopping.join()
+    with serve().connect() as store:
+        Ledger().check(store)
+
+
+@pytest.mark.parametrize("opened", ["nothing", "connection", "health", "reflection"])
+def test_nobody_who_only_listens_delays_the_end(opened: str, served: Served) -> None:
+    channel = grpc.insecure_channel(served.address)
+    calls: list[Any] = []
+    if opened == "connection":
+        grpc.channel_ready_future(channel).result(PATIENCE_S)
+    if opened == "health":
+        calls.append(health_pb2_grpc.HealthStub(channel).Watch(HealthCheckRequest()))
+        assert next(calls[0]).status == HealthCheckResponse.SERVING
+    if opened == "reflection":
+        name = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        over = threading.Event()
+        calls.append(channel.stream_stream(name)(iter(over.wait, True)))
+        until(lambda: calls[0].initial_metadata is not None)
+    begun = monotonic()
+    served.stop()
+    assert monotonic() - begun < QUICK_S
+    if opened == "health":
+        with pytest.raises(grpc.RpcError):
+            while True:
+                assert next(calls[0]).status == HealthCheckResponse.NOT_SERVING
+    channel.close()
+
+
+def test_client_of_a_stopping_server_tries_the_next(
+    serve: Callable[..., Served], quick_path: Path
+) -> None:
+    """What the first server refused it has surely not done: the second one takes it."""
+    served = serve()
+    served.on_engine(make_tables)
+    with served.connect() as store:
+        ledger = Ledger({0: store.update(gradients(0)).command})
+        served.service.stopping = True
+        done: list[int] = []
+        waiting = threading.Thread(target=lambda: done.append(store.update(gradients(1)).command))
+        waiting.start()
+        until(lambda: served.answered("Update", "UNAVAILABLE") >= 1)
+        served.service.instance = served.service.once._instance = "another"  # as after a restart
+        served.service.stopping = False
+        waiting.join()
+        ledger.acknowledged[1] = done[0]
+        ledger.check(store)
+
+
+# The beginning
+
+
+def test_calls_before_the_store_is_open_may_be_sent_again(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.on_engine(make_tables)
+    store, served.service._store = served.service._store, None
+    with Wire(served.address) as wire:
+        origin = pb.Origin(client_id="a", sequence=1)
+        message = update(gradients(1), origin)
+        for name, request in {"GetServerInfo": b"", "Update": message.joined()}.items():
+            found = refusal(lambda n=name, r=request: wire.unary(n, r))
+            assert (found.code, found.error) == ("UNAVAILABLE", "StoreClosedError")
+            assert "starting" in found.text
+        assert refusal(lambda: wire.stream("Update", message.chunks())).error == "StoreClosedError"
+        served.service._store = store
+        assert acknowledged(wire.unary("Update", message.joined())).context.command == 3
+        assert Sender(wire).context.command == 3
+
+
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+from embstore_server import app
+from embstore_server.settings import Settings
+
+opening = app._open
+
+def interrupted(settings):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return opening(settings)
+
+app._open = interrupted
+sys.exit(app.serve(Settings(data=Path(sys.argv[1]), listen="127.0.0.1:0", admin="127.0.0.1:0")))
+"""
+
+
+def test_signal_while_the_store_is_opened_ends_the_process_in_order(quick_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(quick_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert " stopped " in ended.stderr and " ready " not in ended.stderr
+    with embstore.open(quick_path / "store") as store:
+        assert store.tables() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_signal_as_soon_as_it_says_anything(number: int, quick_path: Path) -> None:
+    options = ["--data", str(quick_path / "store"), "--listen", "127.0.0.1:0", "--admin", "off"]
+    command = [sys.executable, "-m", "embstore_server", "serve", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(number)
+        rest = process.stderr.read()
+        assert process.wait(60) == 0, first + rest
+    assert " starting " in first
+    assert "Traceback" not in rest
+
+
+# A process and what it is given
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+    path = tmp_path_factory.mktemp("running") / "store"
+    with ServerProcess(path, "--cache-bytes", "4MiB") as server:
+        yield server, path
+
+
+def test_directory_in_use_is_said(running: tuple[ServerProcess, Path]) -> None:
+    with pytest.raises(StoreClosedError, match="status 5") as caught:
+        ServerProcess(running[1]).start()
+    assert str(running[1]) in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--listen", "--admin"])
+def test_port_in_use_names_the_option(
+    option: str, running: tuple[ServerProcess, Path], quick_path: Path
+) -> None:
+    address = running[0].address if option == "--listen" else running[0].admin
+    with pytest.raises(StoreClosedError, match="status 2") as caught:
+        ServerProcess(quick_path / "store", option, address).start()
+    assert option in str(caught.value) and address in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert not (quick_path / "store").exists(), "nothing was opened"
+
+
+def test_load_is_drained_and_committed(quick_path: Path) -> None:
+    """SIGTERM in the middle of three trainers: all they were told is there."""
+    ledger, lock = Ledger(), threading.Lock()
+    with ServerProcess(quick_path / "store", "--cache-bytes", "4MiB") as server:
+        stores = [connect(server.address, timeout_s=PATIENCE_S) for _ in range(3)]
+        make_tables(stores[0])
+
+        def train(trainer: int) -> None:
+            for n in range(trainer * 1000, (trainer + 1) * 1000):
+                try:
+                    command = stores[trainer].update(gradients(n)).command
+                except (StoreClosedError, OutcomeUnknownError):
+                    with lock:
+                        ledger.unknown.add(n)
+                    return
+                with lock:
+                    ledger.acknowledged[n] = command
+
+        threads = [threading.Thread(target=train, args=[n]) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(ledger.acknowledged) > 100)
+        descriptors = len(os.listdir(f"/proc/{server.pid}/fd"))
+        assert server.stop() == 0
+        for store in stores:
+            store.close()
+        for thread in threads:
+            thread.join()
+    assert "Traceback" not in "\n".join(server.log)
+    assert descriptors < 100
+    with embstore.open(quick_path / "store") as opened:
+        ledger.check(opened)
+
+
+def test_read_only_server_reads_and_refuses_to_write(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.on_engine(make_tables)
+    content = served.on_engine(digests)
+    path = served.service.settings.data
+    served.stop()
+
+    def opened() -> embstore.Store:
+        return embstore.open(path, read_only=True, cache_bytes=1 << 22, threads=1)
+
+    readers = [serve(open_store=opened, read_only=True) for _ in range(2)]
+    for reader in readers:
+        with reader.connect() as store, Wire(reader.address) as wire:
+            assert digests(store) == content
+            assert store.server_info().read_only
+            with pytest.raises(PermissionDeniedError):
+                store.update(gradients(1))
+            with pytest.raises(PermissionDeniedError):
+                store.checkpoint("x")
+            found = refusal(lambda w=wire: w.unary("Update", update(gradients(1)).joined()))
+            assert (found.code, found.error) == ("PERMISSION_DENIED", "PermissionDeniedError")
+            assert store.table("rows").lookup(np.arange(4)).shape == (4, 4)
+
+
+def test_port_that_is_not_ours_is_never_shared(running: tuple[ServerProcess, Path]) -> None:
+    host, _, port = running[0].address.rpartition(":")
+    with pytest.raises(OSError, match="in use"), socket.create_server((host, int(port))):
+        pass

@@ -1,0 +1,145 @@
+"""Peers that hold a call open: one that never reads its reply, one that never sends what it said.
+
+Others go on meanwhile; what such a call holds is given back at its deadline, or when it is gone.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from embstore.config import Constant, Sgd
+from embstore_proto.codec import Message
+from embstore_proto.v1 import embstore_pb2 as pb
+from tests.service.faults.served import PATIENCE_S, Served, resident_bytes, until
+from tests.service.faults.wire import Wire, lookup, refusal
+
+ROWS, DIM = 20_000, 1024
+REPLY_BYTES = 4 * DIM * 8000
+SHORT_S = 0.6
+
+
+@pytest.fixture
+def wide(serve: Callable[..., Served]) -> Served:
+    """A server of long rows, that cuts calls off soon."""
+    served = serve(call_timeout_s=SHORT_S, call_timeout_max_s=SHORT_S)
+    served.on_engine(
+        lambda store: store.create_table(
+            "wide", dim=DIM, rows=ROWS, optimizer=Sgd(1.0), initializer=Constant(1.0)
+        )
+    )
+    served.on_engine(lambda store: store.table("wide").lookup(np.arange(8000)))  # warm
+    return served
+
+
+@pytest.fixture
+def wire(wide: Served) -> Iterator[Wire]:
+    with Wire(wide.address) as made:
+        yield made
+
+
+def held(served: Served) -> int:
+    return served.service.inflight.held_bytes
+
+
+def assert_others_go_on(served: Served) -> None:
+    with served.connect() as store:
+        table = store.table("wide")
+        assert table.update([1], np.ones((1, DIM), np.float32)).t == table.t
+        assert table.lookup(np.arange(600)).shape == (600, DIM)
+
+
+TIMEOUTS = pytest.mark.parametrize("timeout", [0.5, None, 100.0], ids=["own", "none", "long"])
+
+
+@pytest.fixture
+def replies(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """The memory of the rows that are sent."""
+    sent: list[weakref.ref[Any]] = []
+    add = Message.add
+
+    def watched(self: Message, array: Any) -> pb.Array:
+        if array.nbytes > 1 << 20:
+            sent.append(weakref.ref(array))
+        return add(self, array)
+
+    monkeypatch.setattr(Message, "add", watched)
+    return sent
+
+
+@TIMEOUTS
+def test_reader_that_never_reads_is_cut_off(
+    timeout: float | None, wide: Served, wire: Wire, replies: list[weakref.ref[Any]]
+) -> None:
+    """Its status stays behind the chunk that it does not read; the rows do not."""
+    call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks(), timeout)
+    until(lambda: replies)
+    assert_others_go_on(wide)
+    wide.assert_free()
+    until(lambda: replies[0]() is None)
+    assert refusal(lambda: list(call)).code == "DEADLINE_EXCEEDED"
+    wide.assert_idle()
+
+
+def test_reader_that_never_reads_one_chunk_is_cut_off(wide: Served, wire: Wire) -> None:
+    """It has a megabyte at most: that much is on its way before anybody waits."""
+    message = lookup({"wide": np.arange(200)})
+    calls = [wire.begin_stream("Lookup", message.chunks(), None) for _ in range(20)]
+    assert_others_go_on(wide)
+    wide.assert_free()
+    for call in calls:
+        try:
+            assert len(b"".join(call)) > 200 * 4 * DIM
+        except grpc.RpcError as exc:
+            assert exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    wide.assert_idle()
+
+
+def test_reader_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
+    call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks())
+    until(lambda: held(wide) > REPLY_BYTES)
+    call.cancel()
+    wide.assert_idle()
+    assert wide.answered("LookupStream", "CANCELLED") == 1
+
+
+class Announcer:
+    """Announces a gigabyte and sends a kilobyte of it."""
+
+    def __init__(self, wire: Wire, timeout: float | None = PATIENCE_S) -> None:
+        self._over = threading.Event()
+        self.call: Any = wire.begin_stream("Update", self._chunks(), timeout)
+
+    def _chunks(self) -> Iterator[bytes]:
+        yield pb.Chunk(total_bytes=1 << 30, piece=bytes(1 << 10)).SerializeToString()
+        self._over.wait(PATIENCE_S)
+
+    def end(self) -> None:
+        """Let the sending thread go."""
+        self._over.set()
+
+
+@TIMEOUTS
+def test_sender_that_stops_is_cut_off(timeout: float | None, wide: Served, wire: Wire) -> None:
+    resident = resident_bytes()
+    senders = [Announcer(wire, timeout) for _ in range(3)]
+    until(lambda: held(wide) == 3 << 30)
+    assert resident_bytes() - resident < 256 << 20, "memory is taken where bytes come"
+    assert_others_go_on(wide)
+    wide.assert_idle()
+    for sender in senders:
+        assert refusal(lambda s=sender: list(s.call)).code == "DEADLINE_EXCEEDED"
+        sender.end()
+
+
+def test_sender_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
+    with Wire(wide.address) as other:
+        senders = [Announcer(other) for _ in range(3)]
+        until(lambda: held(wide) == 3 << 30)
+    wide.assert_idle()
+    for sender in senders:
+        sender.end()

@@ -1,0 +1,95 @@
+"""Real servers inside the test's process: engine thread, service and gRPC border, on loopback.
+
+To start a process for every store would cost seconds each; here it is milliseconds, and what
+happens on the engine thread can be looked into. What is left out is the life of the process: its
+settings, signals, log and REST.
+
+All servers share one event loop, on a thread that lives as long as the process: gRPC's asyncio
+layer has one poller a process, and wakes every loop that ever used it.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import cache
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from embstore.store import Store
+from embstore_server.borders import GrpcBorder
+from embstore_server.metrics import Metrics
+from embstore_server.service import Service
+from embstore_server.settings import Settings
+from embstore_server.worker import Worker
+
+_TIMEOUT_S = 60.0
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop that all servers of this process run on, started when first asked for."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
+    return loop
+
+
+def on_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on the event loop's thread, and return what it returns."""
+    return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result(_TIMEOUT_S)
+
+
+class Server:
+    """A served store; a context manager. `open_store` is called on the engine thread.
+
+    `address` is where gRPC listens. Errors of opening are raised as they are, and nothing is left
+    running then. `settings` are more of embstore_server's.
+    """
+
+    def __init__(self, open_store: Callable[[], Store], data: Path, **settings: Any) -> None:
+        self._settings = Settings(data=data, listen="127.0.0.1:0", admin="off", **settings)
+        self._worker = Worker(open_store, self._settings.queue_calls_max)
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.address = ""
+        on_loop(self._start())
+
+    async def _start(self) -> None:
+        self._service = Service(self._settings, self._worker, Metrics())
+        store = await self._worker.start()
+        self._border = GrpcBorder(self._service)
+        self.address = self._border.address
+        await self._border.start()
+        self._service.opened(store)
+        await self._border.ready()
+
+    @property
+    def store(self) -> Store:
+        """The served store, to be looked into; calls on it go by `on_engine`."""
+        return self._service.store
+
+    def on_engine(self, work: Callable[[Store], Any]) -> Any:
+        """Do work on the engine thread, in its turn, and return its result."""
+        return on_loop(self._submit(work))
+
+    async def _submit(self, work: Callable[[Store], Any]) -> Any:
+        deadline = monotonic() + _TIMEOUT_S
+        return await self._worker.submit("test", work, lane="test", deadline=deadline).outcome
+
+    def stop(self) -> None:
+        """Answer the calls that run, refuse others, commit and close, as SIGTERM does."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                on_loop(self._stop())
+
+    async def _stop(self) -> None:
+        self._service.stopping = True
+        await self._border.stop(self._settings.drain_s)
+        await self._worker.stop()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
