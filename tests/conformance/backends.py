@@ -2,14 +2,15 @@
 it.
 
 A backend opens stores and says in `offers` what else a case may ask of it. Every case may use the
-public verbs of Store and Table. What only the embedded store has is named by `needs`:
+public verbs of Store and Table. What not every backend has is named by `needs`:
 
     integrity   store.check_integrity()
     merges      settle(): do all folds and compactions that are due
     directory   the files of the store: crash, copy, damage
     limits      embstore.config.Limits, and errors that name them
+    process     the process is the store's own: its descriptors, threads, memory, its end
 
-A client over a network later is one more backend, with fewer offers.
+`Embedded` opens them here. `Served` puts a server and a client in between (`served.py`).
 """
 
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 
 import embstore
 from embstore.config import Limits
+from embstore.engine import Engine
 from embstore.storage.files import File, Files
 
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
@@ -37,7 +39,8 @@ class UnsyncedFiles(Files):
 class Embedded:
     """Stores of this process, each in a directory below `root`."""
 
-    offers = frozenset({"integrity", "merges", "directory", "limits"})
+    offers = frozenset({"integrity", "merges", "directory", "limits", "process"})
+    is_remote = False
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -51,14 +54,21 @@ class Embedded:
     def open_store(self, name: str = "store", **options: Any) -> Any:
         """Open a store by name; options as of `embstore.open`."""
         options.setdefault("cache_bytes", 1 << 20)
-        path = self.path(name)
+        store = self._open(self.path(name), options)
+        self._opened.append(store)
+        return store
+
+    def _open(self, path: Path, options: dict[str, Any]) -> Any:
         store = embstore.open(path, files=self._files(path), **options)
         store._engine.device._split_bytes = 0  # small calls too are shared out to all threads
-        self._opened.append(store)
         return store
 
     def _files(self, path: Path) -> Files:
         return UnsyncedFiles(path)
+
+    def engine(self, store: Any) -> Engine:
+        """Return the engine of a store, for the few cases that look into it."""
+        return store._engine
 
     def copy(self, name: str) -> str:
         """Copy a store's files as they are now, as a killed process leaves them; return the name.
@@ -72,7 +82,7 @@ class Embedded:
 
     def settle(self, store: Any) -> None:
         """Do all merges that are due."""
-        store._engine.storage.settle()
+        self.engine(store).storage.settle()
 
     def close(self) -> None:
         """Close what the case left open."""

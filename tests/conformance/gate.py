@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.backends import Embedded, UnsyncedFiles
+from tests.conformance.served import Served
 
 _LOOK_S = 0.0005
 """How long to wait for a thread before looking whether it stands at a point."""
@@ -54,7 +55,7 @@ class GatedFiles(UnsyncedFiles):
 
 
 class Gated(Embedded):
-    """Embedded stores whose merges are held."""
+    """Stores whose merges are held: embedded ones, or served ones, of the class below."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -67,7 +68,7 @@ class Gated(Embedded):
     def open_store(self, name: str = "store", **options: Any) -> Any:
         store = super().open_store(name, **options)
         gate = self._gates[store] = self._newest
-        stop = store._engine.storage.merges._stop
+        stop = self.engine(store).storage.merges._stop
         tell = stop.set
 
         def tell_and_open() -> None:
@@ -93,9 +94,13 @@ class Gated(Embedded):
 
     def advance(self, store: Any, points: int = 0) -> str:
         """Let a merge pass so many points; return where it stands then, "" if there is none."""
-        merge, gate = store._engine.storage.merges._thread, self._gates[store]
+        merge, gate = self.engine(store).storage.merges._thread, self._gates[store]
         gate.let_pass(points)
         while merge is not None and merge.is_alive() and not gate.holding:
             merge.join(_LOOK_S)
         gate.let_pass(0)
         return gate.held_at
+
+
+class GatedServed(Gated, Served):
+    """Served stores whose merges are held; calls come over the wire."""

@@ -8,7 +8,7 @@ import pytest
 from embstore.config import Constant, Sgd
 from tests.conformance.backends import TINY
 
-pytestmark = pytest.mark.needs("merges", "directory", "limits")
+pytestmark = pytest.mark.needs("merges", "directory", "limits", "process")
 TABLES = 60
 CONFIG = {"dim": 4, "rows": 1000, "optimizer": Sgd(0.1), "initializer": Constant(0.0)}
 

@@ -85,11 +85,10 @@ def test_fork_may_not_use_the_store_nor_free_its_directory(tmp_path) -> None:
     store.close()
 
 
-def test_metadata_that_another_process_could_not_read_is_refused(tmp_path) -> None:
+def test_metadata_that_another_process_could_not_read_is_refused(backend) -> None:
     deep: dict[str, object] = {}
     for _ in range(40):
         deep = {"deeper": deep}
-    store, _ = opened(tmp_path)
+    store = backend.open_store()
     with pytest.raises(InvalidArgumentError, match="deep"):
         store.checkpoint("c", deep)
-    store.close()

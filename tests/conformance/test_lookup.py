@@ -83,6 +83,8 @@ def test_result_is_the_callers_own(twin):
     table.lookup(KEYS)[:] = 7.0
     table.lookup(KEYS, admit=False)[:] = 7.0
     twin.store.lookup({"a": KEYS})["a"][:] = 7.0
+    table.lookup([5, 3])[:] = 7.0
+    table.lookup_pooled(KEYS, [0, 6])[:] = 7.0
     assert_same(table.lookup(KEYS), wanted(twin, "a", KEYS))
 
 

@@ -300,7 +300,7 @@ store.checkpoint("c")
 """
 
 
-@pytest.mark.needs("directory")
+@pytest.mark.needs("directory", "process")
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_interpreter_exit(backend, ending):
     """Source: "object destruction order / interpreter exit": HugeCTR#371, NVE's memblock notes.

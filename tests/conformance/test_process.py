@@ -55,6 +55,7 @@ finally:
 """
 
 
+@pytest.mark.needs("process")
 def test_closing_frees_the_directory_though_a_forked_child_lives(backend):
     """Data loaders fork. A lock lives as long as a copy of its descriptor, unless undone."""
     command = [sys.executable, "-c", FORK, str(backend.path())]
@@ -74,6 +75,7 @@ def fill(store, count=400):
     return table
 
 
+@pytest.mark.needs("process")
 def test_closing_gives_descriptors_and_threads_back(backend):
     """With handles still about: an object that nobody uses may live for long."""
     before = descriptors(), threading.active_count()
@@ -85,6 +87,7 @@ def test_closing_gives_descriptors_and_threads_back(backend):
     assert (descriptors(), threading.active_count()) == before
 
 
+@pytest.mark.needs("process")
 def test_refused_openings_keep_no_descriptor(backend):
     fill(backend.open_store())
     backend.close()
@@ -127,6 +130,7 @@ for turn in range(2):
 """
 
 
+@pytest.mark.needs("process")
 def test_more_tables_than_descriptors(backend):
     """limits.tables_max is 4,096 and the usual limit of open files 1,024: a table may hold none."""
     command = [sys.executable, "-c", FEW, str(backend.path())]

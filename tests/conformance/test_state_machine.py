@@ -1,4 +1,4 @@
-"""Random lives of a store beside the reference.
+"""Random lives of a store beside the reference, embedded and over the wire.
 
 For a long run: pytest tests/conformance/test_state_machine.py --hypothesis-profile=long --timeout=0
 """
@@ -9,24 +9,39 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.conformance.gate import Gated
+from tests.conformance.gate import Gated, GatedServed
 from tests.conformance.machine import OTHER_LAYOUT, StoreMachine
+from tests.conformance.served import small_pieces
 from tests.conformance.traces import TABLES, smallest_cache
 
 STEPS = 100
+SERVED_SHARE = 8
+"""One example in so many is lived over the wire, where a command takes several times as long."""
 
 
-@pytest.mark.slow
-def test_a_store_follows_the_reference(tmp_path):
-    smallest = smallest_cache(Gated(tmp_path), TABLES | {"c/otherwise": OTHER_LAYOUT})
+def live(root, backend, examples):
+    """Run the machine on so many random lives, each in a directory of its own."""
+    smallest = smallest_cache(Gated(root), TABLES | {"c/otherwise": OTHER_LAYOUT})
     caches = (smallest, smallest + 8192, 2 * smallest, 1 << 20)
     numbers = itertools.count()
     run_state_machine_as_test(
-        lambda: StoreMachine(Gated(tmp_path / str(next(numbers))), caches),
+        lambda: StoreMachine(backend(root / str(next(numbers))), caches),
         settings=settings(
+            max_examples=examples,
             deadline=None,
             stateful_step_count=STEPS,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),
     )
+
+
+@pytest.mark.slow
+def test_a_store_follows_the_reference(tmp_path):
+    live(tmp_path, Gated, settings().max_examples)
+
+
+@pytest.mark.slow
+def test_a_served_store_follows_the_reference(tmp_path):
+    with small_pieces():
+        live(tmp_path, GatedServed, settings().max_examples // SERVED_SHARE)

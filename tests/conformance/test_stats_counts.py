@@ -101,6 +101,13 @@ def test_counts_of_32_bits_add_up(open_twin):
     assert counters(store)[:2] == (1000 * (2**32 - 1), 500 * (2**32 - 1))
 
 
+def test_counts_of_one_key_add_up_beyond_32_bits(open_twin):
+    table, store = (twin := open_twin()).create_table("a", **config()), twin.store
+    found = table.lookup([1, 2, 1], counts=[2**32 - 1, 1, 2**32 - 1])
+    assert_same(found, twin.reference.table("a").lookup([1, 2, 1]))
+    assert counters(store) == (2**33 - 1, 0, 2, 0)
+
+
 def test_an_empty_lookup_takes_empty_counts(open_twin):
     table, store = (twin := open_twin()).create_table("a", **config()), twin.store
     table.lookup([], counts=[])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Sgd
-from embstore.errors import EmbstoreError, StoreClosedError
+from embstore.errors import EmbstoreError, OutcomeUnknownError, StoreClosedError
 from tests.conformance.backends import TINY
 from tests.conformance.cases import OPTIMIZERS, assert_same, batch, config, normal, ones
 
@@ -164,7 +164,11 @@ def test_several_threads_create_the_same_table(backend):
 
 
 def test_closing_under_running_calls(backend):
-    """Each call is answered or refused; what was answered before is there after opening again."""
+    """Each call is answered or refused; what was answered before is there after opening again.
+
+    Over the wire there is a third end: a call cut off with its connection, which may have been
+    applied. Each thread has at most one of them.
+    """
     store = backend.open_store(cache_bytes=64 << 10)
     table = store.create_table("a", **config(dim=16))
     ready = threading.Barrier(THREADS)
@@ -173,7 +177,7 @@ def test_closing_under_running_calls(backend):
         if place == 0:
             ready.wait()
             store.close()
-            return 0
+            return 0, 0
         last, rng = 0, np.random.default_rng([203, place])
         try:
             for step in range(10_000):
@@ -181,19 +185,21 @@ def test_closing_under_running_calls(backend):
                     ready.wait()
                 last = table.update(*batch(rng, 50, dim=16)).t
         except StoreClosedError:
-            return last
+            return last, 0
+        except OutcomeUnknownError:
+            assert backend.is_remote
+            return last, 1
         raise AssertionError("the store was never closed")
 
-    last = max(together(work))
+    lasts, cut_off = zip(*together(work), strict=True)
     with backend.open_store() as store:
-        assert store.table("a").t == last
+        assert max(lasts) <= store.table("a").t <= max(lasts) + sum(cut_off)
         store.check_integrity()
 
 
 PROPERTIES = ("t", "rows", "dim", "learning_rate", "optimizer", "initializer", "seed")
 
 
-@pytest.mark.needs("integrity")
 def test_properties_are_answered_while_another_thread_restores(backend):
     """A table that a restore keeps is there all the time: its handle may not say that it is gone.
 
@@ -203,7 +209,7 @@ def test_properties_are_answered_while_another_thread_restores(backend):
     store = backend.open_store()
     table = store.create_table("a", **config())
     store.checkpoint("c")
-    device, answers, lookers = store._engine.device, [], []
+    device, answers, lookers = backend.engine(store).device, [], []
     allocate = device.allocate_rows
 
     def look():

@@ -71,8 +71,19 @@ def cut_into_bags(rng: np.random.Generator, count: int) -> Any:
     return np.array([0, *np.sort(inner), count], np.int64)
 
 
+_SMALLEST: dict[str, int] = {}
+"""What was found, by the tables: it depends on nothing else."""
+
+
 def smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
     """Return the least cache_bytes with which a store can have these tables, by bisection."""
+    asked = repr(tables)
+    if asked not in _SMALLEST:
+        _SMALLEST[asked] = _smallest_cache(backend, tables)
+    return _SMALLEST[asked]
+
+
+def _smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
     low, high = 1, 1 << 24
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,0 +1,69 @@
+"""The second backend: every store behind a server of its own, every verb over the wire.
+
+The client is the real one, the wire is gRPC on loopback, and the server is all of it but its
+process (`tests.serving`); it shares this process, so that a case can settle merges, copy the files
+as a kill leaves them, and set limits. What the process itself does is therefore not offered.
+
+`close` of such a store stops its server, as SIGTERM does, and then the connection: what a case
+means by closing is that everything is committed and the directory is free.
+
+Messages of a test are small, and would all travel as unary calls in one piece. So the sizes where
+streams begin, and of a chunk, are made small as well: both kinds are met all the time, and arrays
+are cut wherever it may be.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from embstore.engine import Engine
+from embstore_client.store import RemoteStore, connect
+from tests.conformance.backends import Embedded
+from tests.serving import Server
+
+_UNARY_BYTES, _CHUNK_BYTES = 8 << 10, 16381
+
+
+@contextmanager
+def small_pieces() -> Iterator[None]:
+    """Have messages of more than some KiB travel as streams of odd chunks."""
+    with (
+        patch("embstore_client.transport.UNARY_BYTES", _UNARY_BYTES),
+        patch("embstore_proto.codec.CHUNK_BYTES", _CHUNK_BYTES),
+    ):
+        yield
+
+
+class ServedStore(RemoteStore):
+    """A client's store that is alone with its server, and ends it when it is closed."""
+
+    def __init__(self, server: Server) -> None:
+        client = connect(server.address)
+        super().__init__(client._calls, client.server_info())
+        self.server = server
+
+    def close(self) -> None:
+        try:
+            self.server.stop()  # first, so that calls that run are answered
+        finally:
+            super().close()
+
+
+class Served(Embedded):
+    """Stores served by this process, each in a directory below `root`."""
+
+    offers = Embedded.offers - {"process"}
+    is_remote = True
+
+    def _open(self, path: Path, options: dict[str, Any]) -> Any:
+        told = {name: options[name] for name in ("policy", "read_only") if name in options}
+        opening = super()._open
+        return ServedStore(Server(lambda: opening(path, options), path, **told))
+
+    def engine(self, store: Any) -> Engine:
+        return store.server.store._engine
+
+    def settle(self, store: Any) -> None:
+        store.server.on_engine(lambda served: served._engine.storage.settle())
