@@ -15,7 +15,9 @@ Any protobuf library can write and read the same messages; what it does not alig
 once. All sizes are checked with Python integers, so no offset or shape can overflow.
 """
 
-from collections.abc import Iterator
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +38,9 @@ HEADER_BYTES_MAX = 1 << 20
 times its size, a payload is not."""
 
 _ALIGNMENT = 64
+_FRONT_BYTES_MAX = 3 + 5 + 5 + 6
+"""Tags and lengths of the three fields, and room to make the padding's length come out."""
+
 _HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
 _TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
 
@@ -92,6 +97,75 @@ class Message:
         return Framed([front, *self._arrays], len(front) + self.payload_bytes)
 
 
+class Blank:
+    """A bulk message made before its arrays are known: they are filled where they are sent from.
+
+    gRPC takes a message as one bytes object. Joining it from arrays is a copy of everything, which
+    at several MiB costs as much as a lookup; so the object is made first, blank, as the C interface
+    of bytes allows until anybody else sees it, and `arrays` are views into it. The header comes
+    last, into room left for it in front; what it does not need is padding.
+
+    Parameters
+    ----------
+    header_room : bytes that the header will take, at most
+    shapes : of the arrays, all float32
+    """
+
+    def __init__(self, header_room: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._front_bytes = -(-(header_room + _FRONT_BYTES_MAX) // _ALIGNMENT) * _ALIGNMENT
+        self.places: list[pb.Array] = []
+        ends = [0]
+        for shape in shapes:
+            offset = -(-ends[-1] // _ALIGNMENT) * _ALIGNMENT
+            self.places.append(pb.Array(dtype=pb.DTYPE_FLOAT32, shape=shape, offset=offset))
+            ends.append(offset + 4 * math.prod(shape))
+        self._payload_bytes = ends[-1]
+        self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
+        self._memory = _memory_of(self._message)
+        self.arrays = [
+            self._array(place, end) for place, end in zip(self.places, ends, strict=False)
+        ]
+
+    def _array(self, place: pb.Array, end_before: int) -> NDArray[np.float32]:
+        begin = self._front_bytes + place.offset
+        gap = self._front_bytes + end_before
+        self._memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
+        count = math.prod(place.shape)
+        flat = np.frombuffer(self._memory[begin : begin + 4 * count], np.float32)
+        return flat.reshape(tuple(place.shape))
+
+    def framed(self, header: bytes) -> "Framed":
+        """Return the whole message with its serialised header. The arrays may change no more."""
+        payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
+        front = _HEADER_TAG + _varint(len(header)) + header + _PADDING_TAG
+        room = self._front_bytes - len(front) - len(payload)
+        padding = next((n for n in range(room, -1, -1) if n + len(_varint(n)) == room), None)
+        if padding is None:  # the header is larger than its room: the front is made anew, beside
+            rest = memoryview(self._message)[self._front_bytes :]
+            front = _HEADER_TAG + _varint(len(header)) + header + payload
+            return Framed([front, rest], len(front) + len(rest))
+        front += _varint(padding) + bytes(padding) + payload
+        self._memory[: len(front)] = front
+        return Framed([self._message], len(self._message))
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+_address_of = ctypes.pythonapi.PyBytes_AsString
+_address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
+
+
+def _blank_bytes(size: int) -> bytes:
+    """Return a new bytes object of no particular content, which its maker may still write."""
+    blank: bytes = _new_bytes(None, size)
+    return blank
+
+
+def _memory_of(blank: bytes) -> memoryview:
+    """Return the memory of a blank bytes object, valid as long as it is."""
+    return memoryview((ctypes.c_ubyte * len(blank)).from_address(_address_of(blank))).cast("B")
+
+
 class Framed(NamedTuple):
     """A serialised bulk message, in parts."""
 
@@ -100,6 +174,8 @@ class Framed(NamedTuple):
 
     def joined(self) -> bytes:
         """Return the message for a unary call."""
+        if len(self.parts) == 1 and isinstance(self.parts[0], bytes):
+            return self.parts[0]
         return b"".join(self.parts)
 
     def chunks(self) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ expects is the engine's to check. It returns a `Call`, whose `work` runs on the 
 whose `reply` frames what that returned. Arrays are views of the message that came.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.results import Acknowledged
 from embstore.store import Store
 from embstore.table import Table
-from embstore_proto.codec import Framed, Message, Received, array_of, parse
+from embstore_proto.codec import Blank, Framed, Message, Received, array_of, parse
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.answers import Answered
 
@@ -25,13 +25,13 @@ _RANKS_MAX = 4096
 """More trainers than step together; a header of empty ranks would keep the event loop busy."""
 
 
-class TableRows(NamedTuple):
-    """One table's part of a reply."""
+@dataclass(frozen=True)
+class Rows:
+    """Rows read, in the message that takes them to the client."""
 
-    table: str
-    t: int
-    rows: NDArray[np.float32]
-    state: NDArray[np.float32] | None = None
+    tables: list[tuple[str, int]]  # names, and t of each
+    blank: Blank  # its arrays are each table's rows; of ReadRows rows and state
+    has_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,17 +140,32 @@ def _admits(header: Any) -> bool:
 # What goes
 
 
+_CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
+"""Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
+
+
+def _blank(
+    store: Store, names: Iterable[str], shapes: Sequence[tuple[int, int]], stages: bool
+) -> Blank | None:
+    """Return the reply in which rows of these shapes are to be written; None: it is too large.
+
+    In that case the engine refuses the call, by name.
+    """
+    if sum(4 * rows * dim for rows, dim in shapes) > store.limits.call_bytes_max:
+        return None
+    room = _CONTEXT_ROOM + sum(len(name) + _TABLE_ROOM for name in names)
+    return Blank(room + (_STAGES_ROOM if stages else 0), shapes)
+
+
 def _rows_reply(answered: Answered) -> Framed:
-    message = Message()
+    rows: Rows = answered.value
     header = pb.RowsReply.Header(context=answered.context, stage_seconds=answered.stage_seconds)
-    for part in answered.value:
+    places = iter(rows.blank.places)
+    for name, t in rows.tables:
         header.tables.add(
-            table=part.table,
-            t=part.t,
-            rows=message.add(part.rows),
-            state=None if part.state is None else message.add(part.state),
+            table=name, t=t, rows=next(places), state=next(places) if rows.has_state else None
         )
-    return message.framed(header.SerializeToString())
+    return rows.blank.framed(header.SerializeToString())
 
 
 class Written(NamedTuple):
@@ -190,10 +205,14 @@ def lookup(received: Received) -> Call:
     }
     admit = _admits(header)
 
-    def work(store: Store) -> list[TableRows]:
+    def work(store: Store) -> Rows:
         _check_ids(store, header.tables)
-        rows = store.lookup(keys, admit=admit, counts=counts)
-        return [TableRows(name, store.table(name).t, out) for name, out in rows.items()]
+        shapes = [(len(k), store.table(name).dim) for name, k in keys.items()]
+        blank = _blank(store, keys, shapes, header.trace.stages)
+        outs = dict(zip(keys, blank.arrays, strict=True)) if blank else None
+        store.lookup(keys, admit=admit, counts=counts, out=outs)
+        assert blank is not None
+        return Rows([(name, store.table(name).t) for name in keys], blank)
 
     return Call(work, _rows_reply, header.trace.stages)
 
@@ -205,10 +224,14 @@ def lookup_pooled(received: Received) -> Call:
     keys, bags = _keys(received, header.keys), _bags(received, header.bags, name)
     admit = _admits(header)
 
-    def work(store: Store) -> list[TableRows]:
+    def work(store: Store) -> Rows:
         table = named(store, name, id_of(header.keys))
-        rows = table.lookup_pooled(keys, bags.offsets, bags.mode, bags.weights, admit=admit)
-        return [TableRows(name, table.t, rows)]
+        shapes = [(max(len(bags.offsets) - 1, 0), table.dim)]
+        blank = _blank(store, [name], shapes, header.trace.stages)
+        out = blank.arrays[0] if blank else None
+        table.lookup_pooled(keys, bags.offsets, bags.mode, bags.weights, admit=admit, out=out)
+        assert blank is not None
+        return Rows([(name, table.t)], blank)
 
     return Call(work, _rows_reply, header.trace.stages)
 
@@ -218,9 +241,13 @@ def read_rows(received: Received) -> Call:
     header = parse(pb.ReadRowsRequest.Header, received.header)
     name, keys = header.keys.table, _keys(received, header.keys)
 
-    def work(store: Store) -> list[TableRows]:
+    def work(store: Store) -> Rows:
         table = named(store, name, id_of(header.keys))
-        return [TableRows(name, table.t, *table.read_rows(keys))]
+        shapes = [(len(keys), table.dim), (len(keys), table.config.state_dim)]
+        blank = _blank(store, [name], shapes, header.trace.stages)
+        table.read_rows(keys, out=(blank.arrays[0], blank.arrays[1]) if blank else None)
+        assert blank is not None
+        return Rows([(name, table.t)], blank, has_state=True)
 
     return Call(work, _rows_reply, header.trace.stages)
 
