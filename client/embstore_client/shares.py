@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.arithmetic import check_denormals, sum_by_key, unique
+from embstore.arithmetic import sum_by_key, unique
 from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows
 from embstore.errors import InvalidArgumentError
 
@@ -86,27 +86,48 @@ class UniqueKeys(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """One table's gradients, summed by key."""
+    """One table's gradients, to be summed by key where they are sent from."""
 
-    keys: Keys
-    gradients: Rows  # (len(keys), dim)
-    call_bytes: int  # of keys and gradients, before they were summed
+    once: UniqueKeys
+    gradients: Rows  # (n, dim), one for each key of the call
 
     @classmethod
     def of(cls, keys: ArrayLike, gradients: ArrayLike, dim: int, table: str) -> "Sums":
-        """Check a caller's keys and gradients and sum them.
+        """Check a caller's keys and gradients.
 
         Raises
         ------
         InvalidArgumentError : another shape or dtype.
         """
         once = UniqueKeys.of(keys, table)
-        rows = as_rows(gradients, (once.call_count, dim), table, "gradients")
-        if once.inverse is None:
-            return cls(once.keys, rows, once.call_bytes(dim))
-        check_denormals()
-        sums = sum_by_key(once.inverse, len(once.keys), rows)
-        return cls(once.keys, sums, once.call_bytes(dim))
+        return cls(once, as_rows(gradients, (once.call_count, dim), table, "gradients"))
+
+    @property
+    def keys(self) -> Keys:
+        """The keys, each once."""
+        return self.once.keys
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the sums: (unique keys, dim)."""
+        return len(self.keys), self.gradients.shape[1]
+
+    @property
+    def call_bytes(self) -> int:
+        """Bytes of keys and gradients, before they are summed."""
+        return self.once.call_bytes(self.gradients.shape[1])
+
+    def write(self, out: Rows) -> None:
+        """Write the sums to `out`, of their shape.
+
+        Raises
+        ------
+        DeviceError : this thread flushes denormals.
+        """
+        if self.once.inverse is None:
+            out[:] = self.gradients
+        else:
+            sum_by_key(self.once.inverse, len(self.keys), self.gradients, out)
 
 
 def own(rows: Rows) -> Rows:

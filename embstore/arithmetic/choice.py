@@ -36,7 +36,9 @@ class Implementation(Protocol):
     def unique(self, keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
         """Return the distinct keys in order of first occurrence, and the way back."""
 
-    def sum_by_key(self, inverse: NDArray[np.int32], count: int, values: Rows) -> Rows:
+    def sum_by_key(
+        self, inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
+    ) -> Rows:
         """Return the rule 2 sum of each id's values."""
 
 
@@ -89,6 +91,8 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
     return _in_use().unique(keys)
 
 
-def sum_by_key(inverse: NDArray[np.int32], count: int, values: Rows) -> Rows:
+def sum_by_key(
+    inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
+) -> Rows:
     """`sums.sum_by_key`, by the implementation in use."""
-    return _in_use().sum_by_key(inverse, count, values)
+    return _in_use().sum_by_key(inverse, count, values, out)

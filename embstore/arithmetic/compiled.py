@@ -372,7 +372,10 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
 
 
 def sum_by_key(
-    inverse: NDArray[np.int32], count: int, values: NDArray[np.float32]
+    inverse: NDArray[np.int32],
+    count: int,
+    values: NDArray[np.float32],
+    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """`sums.sum_by_key`. Any thread.
 
@@ -381,6 +384,6 @@ def sum_by_key(
     DeviceError : this thread flushes denormals.
     """
     check_denormals()
-    sums = np.empty((count, values.shape[1]), np.float32)
+    sums = np.empty((count, values.shape[1]), np.float32) if out is None else out
     _sum_by_key(inverse, values, sums)
     return sums

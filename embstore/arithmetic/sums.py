@@ -102,7 +102,9 @@ def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
     return sums
 
 
-def sum_by_key(inverse: NDArray[np.int32], count: int, values: Rows) -> Rows:
+def sum_by_key(
+    inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
+) -> Rows:
     """Return the (count, dim) rule 2 sums of the values of each id, in batch order.
 
     Parameters
@@ -110,6 +112,7 @@ def sum_by_key(inverse: NDArray[np.int32], count: int, values: Rows) -> Rows:
     inverse : (n,) int32, the id of each value, 0 <= id < count, as `unique` returns it
     count : how many ids there are; one that does not occur gets zeros
     values : (n, dim) float32, non-finite ones included
+    out : (count, dim) float32 to fill and return; None: a new array
 
     Raises
     ------
@@ -117,10 +120,14 @@ def sum_by_key(inverse: NDArray[np.int32], count: int, values: Rows) -> Rows:
 
     Notes
     -----
-    The result is a new array. The bits of a NaN in it are not defined (see `nans.py`).
+    The bits of a NaN in the result are not defined (see `nans.py`).
     """
     positions = np.argsort(inverse, kind="stable")
-    return sum_groups(values, positions, np.bincount(inverse, minlength=count))
+    sums = sum_groups(values, positions, np.bincount(inverse, minlength=count))
+    if out is None:
+        return sums
+    out[:] = sums
+    return out
 
 
 @np.errstate(all="ignore")

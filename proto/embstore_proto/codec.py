@@ -6,8 +6,8 @@ Every bulk message has one shape:
     padding = 2   any bytes: lets the payload begin at a multiple of 64 bytes of the message
     payload = 3   the arrays' bytes, little-endian, row-major, each at a multiple of 64
 
-A sender (`Message`) keeps references to its arrays and joins them once, into the bytes that gRPC
-takes: a unary message whole, a stream's Chunk piece by piece. A receiver (`split`, `array_of`) gets
+A sender (`Message`, `Blank`) has its arrays written once, where they are sent from: into the bytes
+that gRPC takes, of which a stream's Chunk is a piece. A receiver (`split`, `array_of`) gets
 views of the bytes that came. Protobuf's own `bytes` fields would copy each array twice on either
 side.
 
@@ -17,7 +17,7 @@ once. All sizes are checked with Python integers, so no offset or shape can over
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,34 +67,56 @@ def _varint(value: int) -> bytes:
 
 
 class Message:
-    """A bulk message in the making: arrays first, then the header that describes them."""
+    """A bulk message in the making: arrays first, then the header that describes them.
+
+    Arrays are written where they are sent from (see `Blank`) when the message is framed; until then
+    they must keep their content.
+    """
 
     def __init__(self) -> None:
-        self._arrays: list[memoryview | bytes] = []
-        self.payload_bytes = 0
+        self._parts: list[tuple[pb.Array, Callable[[NDArray[Any]], object]]] = []
+        self._payload_bytes = 0
 
     def add(self, array: NDArray[Any]) -> pb.Array:
-        """Append an array of int64, float32 or uint32, and return its place for the header.
+        """Append an array of int64, float32 or uint32, and return its place for the header."""
+        return self.add_written(
+            _NUMBERS[array.dtype], array.shape, lambda out: np.copyto(out, array)
+        )
 
-        The array is not copied: it must keep its content until the message is sent.
-        """
-        array = np.ascontiguousarray(array)
-        padding = -self.payload_bytes % _ALIGNMENT
-        if padding:
-            self._arrays.append(bytes(padding))
-        offset = self.payload_bytes + padding
-        if array.nbytes:
-            self._arrays.append(array.data.cast("B"))
-        self.payload_bytes = offset + array.nbytes
-        return pb.Array(dtype=_NUMBERS[array.dtype], shape=array.shape, offset=offset)
+    def add_written(
+        self, dtype: pb.DType, shape: tuple[int, ...], write: Callable[[NDArray[Any]], object]
+    ) -> pb.Array:
+        """Append an array that `write` computes into the message, and return its place."""
+        offset = -(-self._payload_bytes // _ALIGNMENT) * _ALIGNMENT
+        place = pb.Array(dtype=dtype, shape=shape, offset=offset)
+        self._parts.append((place, write))
+        self._payload_bytes = offset + _DTYPES[dtype].itemsize * math.prod(shape)
+        return place
 
     def framed(self, header: bytes) -> "Framed":
-        """Return the whole message with its serialised header."""
+        """Return the whole message with its serialised header; each time another one."""
         front = _HEADER_TAG + _varint(len(header)) + header
-        payload = _PAYLOAD_TAG + _varint(self.payload_bytes)
+        payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
         padding = -(len(front) + 2 + len(payload)) % _ALIGNMENT
         front += _PADDING_TAG + _varint(padding) + bytes(padding) + payload
-        return Framed([front, *self._arrays], len(front) + self.payload_bytes)
+        message = _blank_bytes(len(front) + self._payload_bytes)
+        memory = _memory_of(message)
+        memory[: len(front)] = front
+        end = len(front)
+        for place, write in self._parts:
+            begin = len(front) + place.offset
+            memory[end:begin] = bytes(begin - end)
+            array = _array_in(memory, begin, _DTYPES[place.dtype], place)
+            write(array)
+            end = begin + array.nbytes
+        return Framed([message], len(message))
+
+
+def _array_in(
+    memory: memoryview, begin: int, dtype: np.dtype[Any], place: pb.Array
+) -> NDArray[Any]:
+    end = begin + dtype.itemsize * math.prod(place.shape)
+    return np.frombuffer(memory[begin:end], dtype).reshape(tuple(place.shape))
 
 
 class Blank:
@@ -127,12 +149,9 @@ class Blank:
         ]
 
     def _array(self, place: pb.Array, end_before: int) -> NDArray[np.float32]:
-        begin = self._front_bytes + place.offset
-        gap = self._front_bytes + end_before
+        begin, gap = self._front_bytes + place.offset, self._front_bytes + end_before
         self._memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
-        count = math.prod(place.shape)
-        flat = np.frombuffer(self._memory[begin : begin + 4 * count], np.float32)
-        return flat.reshape(tuple(place.shape))
+        return _array_in(self._memory, begin, np.dtype("<f4"), place)
 
     def framed(self, header: bytes) -> "Framed":
         """Return the whole message with its serialised header. The arrays may change no more."""

@@ -26,7 +26,7 @@ from embstore_server.rpc import SERVICE_NAME, Rpc
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 
-_RECEIVED_MARGIN = 4
+_RECEIVED_MARGIN = 2
 """A unary message of up to so many times the limit is received, to be refused with a reason."""
 
 _FRAME_BYTES = 1 << 10

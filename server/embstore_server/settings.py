@@ -77,8 +77,9 @@ class Settings:
     """
     inflight_bytes_max: int = 4 << 30
     """Bytes of requests and replies held at once: four of the largest calls."""
-    unary_bytes_max: int = 4 << 20
-    """Of one unary message; larger ones are streamed. gRPC's default, which plain clients have."""
+    unary_bytes_max: int = 16 << 20
+    """Of one unary message; larger ones are streamed. Measured: up to about this, unary is the
+    faster. A client whose gRPC has its default limit of 4 MiB streams from there."""
     call_timeout_s: float = 60.0
     """Deadline of a call that brings none: long for a call, short for someone who waits."""
     call_timeout_max_s: float = 3600.0

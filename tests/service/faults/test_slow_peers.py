@@ -3,8 +3,8 @@
 Others go on meanwhile; what such a call holds is given back at its deadline, or when it is gone.
 """
 
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Constant, Sgd
-from embstore_proto.codec import Message
+from embstore_proto import codec
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.served import PATIENCE_S, Served, resident_bytes, until
 from tests.service.faults.wire import Wire, lookup, refusal
@@ -57,30 +57,31 @@ TIMEOUTS = pytest.mark.parametrize("timeout", [0.5, None, 100.0], ids=["own", "n
 
 
 @pytest.fixture
-def replies(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """The memory of the rows that are sent."""
-    sent: list[weakref.ref[Any]] = []
-    add = Message.add
+def replies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The messages with rows that are sent. This list holds each once."""
+    sent: list[bytes] = []
+    make = codec._blank_bytes
 
-    def watched(self: Message, array: Any) -> pb.Array:
-        if array.nbytes > 1 << 20:
-            sent.append(weakref.ref(array))
-        return add(self, array)
+    def watched(size: int) -> bytes:
+        blank = make(size)
+        if size > 1 << 20:
+            sent.append(blank)
+        return blank
 
-    monkeypatch.setattr(Message, "add", watched)
+    monkeypatch.setattr(codec, "_blank_bytes", watched)
     return sent
 
 
 @TIMEOUTS
 def test_reader_that_never_reads_is_cut_off(
-    timeout: float | None, wide: Served, wire: Wire, replies: list[weakref.ref[Any]]
+    timeout: float | None, wide: Served, wire: Wire, replies: list[bytes]
 ) -> None:
     """Its status stays behind the chunk that it does not read; the rows do not."""
     call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks(), timeout)
     until(lambda: replies)
     assert_others_go_on(wide)
     wide.assert_free()
-    until(lambda: replies[0]() is None)
+    until(lambda: sys.getrefcount(replies[0]) == 2)  # the list, and the call itself
     assert refusal(lambda: list(call)).code == "DEADLINE_EXCEEDED"
     wide.assert_idle()
 
