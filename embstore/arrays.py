@@ -24,6 +24,9 @@ TABLE_IDS_MAX = 1 << 22
 ROWS_MAX = 1 << KEY_BITS
 DIM_MAX = 4096
 EMPTY_KEY = np.int64(-1)
+COUNT_MAX = 2**32 - 1
+"""Accesses that one key of a lookup may stand for: 32 bits on the wire, and so the sum over a call
+comes nowhere near 2**63."""
 
 Keys = NDArray[np.int64]
 Rows = NDArray[np.float32]
@@ -106,6 +109,28 @@ def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
             f"found {getattr(out, 'dtype', type(out).__name__)} {getattr(out, 'shape', '')}"
         )
     return out
+
+
+def as_counts(counts: Any, key_count: int, table: str) -> NDArray[np.int64]:
+    """Return how many accesses each key of a lookup stands for, (key_count,) int64.
+
+    Raises
+    ------
+    InvalidArgumentError : another shape, no integers, or one not in [1, COUNT_MAX].
+    """
+    expected = (
+        f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {COUNT_MAX}"
+    )
+    try:
+        array = np.asarray(counts)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidArgumentError(f"{expected}: {exc}") from exc
+    if array.shape != (key_count,) or (key_count and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(f"{expected}, found {array.dtype} {array.shape}")
+    wrong = array[(array < 1) | (array > COUNT_MAX)]
+    if len(wrong):
+        raise InvalidArgumentError(f"{expected}, found {wrong[0]}")
+    return array.astype(np.int64)
 
 
 def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore import reads, writes
 from embstore.arrays import (
     Rows,
+    as_counts,
     as_keys,
     as_offsets,
     as_out,
@@ -17,7 +18,6 @@ from embstore.arrays import (
     as_rows,
     fp32_scalar,
 )
-from embstore.cache.pool import Counts
 from embstore.config import Initializer, Optimizer, TableConfig
 from embstore.device.base import Gradients
 from embstore.engine import Engine
@@ -28,8 +28,6 @@ from embstore.tablestate import Share, TableState
 from embstore.writes import OnNonfinite
 
 PoolingMode = Literal["sum", "mean"]
-_COUNT_MAX = 2**32 - 1
-"""A key's count travels in 32 bits, and so no call's sum of counts comes near 2**63."""
 
 
 class Table:
@@ -405,23 +403,7 @@ def lookup_share(table: TableState, keys: ArrayLike, counts: ArrayLike | None) -
     checked = as_keys(keys, table.name)
     if counts is None:
         return Share(table, checked)
-    return Share(table, checked, counts=_checked_counts(counts, len(checked), table.name))
-
-
-def _checked_counts(counts: ArrayLike, key_count: int, table: str) -> Counts:
-    expected = (
-        f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {_COUNT_MAX}"
-    )
-    try:
-        array = np.asarray(counts)
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidArgumentError(f"{expected}: {exc}") from exc
-    if array.shape != (key_count,) or (key_count and array.dtype.kind not in "iu"):
-        raise InvalidArgumentError(f"{expected}, found {array.dtype} {array.shape}")
-    wrong = array[(array < 1) | (array > _COUNT_MAX)]
-    if len(wrong):
-        raise InvalidArgumentError(f"{expected}, found {wrong[0]}")
-    return array.astype(np.int64)
+    return Share(table, checked, counts=as_counts(counts, len(checked), table.name))
 
 
 def gradient_share(table: TableState, keys: ArrayLike, gradients: ArrayLike) -> Share:

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import sum_by_key, unique
-from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows
+from embstore.arrays import COUNT_MAX, Keys, Rows, as_counts, as_keys, as_out, as_rows
 from embstore.errors import InvalidArgumentError
 
 Counts = NDArray[np.uint32]
-_COUNT_MAX = 2**32 - 1
 
 
 class UniqueKeys(NamedTuple):
@@ -38,7 +37,9 @@ class UniqueKeys(NamedTuple):
         InvalidArgumentError : another shape or dtype; counts out of range.
         """
         checked = as_keys(keys, table)
-        counted = None if counts is None else _as_counts(counts, len(checked), table)
+        counted = None
+        if counts is not None:
+            counted = as_counts(counts, len(checked), table).astype(np.uint32)
         if len(checked) < 2:
             return cls(checked, None, counted)
         unique_keys, inverse = unique(checked)
@@ -48,7 +49,7 @@ class UniqueKeys(NamedTuple):
             return cls(unique_keys, inverse)
         sums = np.zeros(len(unique_keys), np.int64)
         np.add.at(sums, inverse, counted)
-        if sums.max() > _COUNT_MAX:  # too large to be sent as one
+        if sums.max() > COUNT_MAX:  # too large to be sent as one
             return cls(checked, None, counted)
         return cls(unique_keys, inverse, sums.astype(np.uint32))
 
@@ -161,19 +162,3 @@ def some_of(value: Any, what: str, names: Iterable[str]) -> dict[str, Any]:
     if unknown:
         raise InvalidArgumentError(f"expected {what} to name tables of the call, found {unknown}")
     return given
-
-
-def _as_counts(counts: ArrayLike, key_count: int, table: str) -> Counts:
-    expected = (
-        f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {_COUNT_MAX}"
-    )
-    try:
-        array = np.asarray(counts)
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidArgumentError(f"{expected}: {exc}") from exc
-    if array.shape != (key_count,) or (key_count and array.dtype.kind not in "iu"):
-        raise InvalidArgumentError(f"{expected}, found {array.dtype} {array.shape}")
-    wrong = array[(array < 1) | (array > _COUNT_MAX)]
-    if len(wrong):
-        raise InvalidArgumentError(f"{expected}, found {wrong[0]}")
-    return array.astype(np.uint32)
