@@ -50,7 +50,7 @@ def gradients(
             table=name,
             table_id=ids.get(name),
             keys=message.add(sums.keys),
-            gradients=message.add_written(pb.DTYPE_FLOAT32, sums.shape, sums.write),
+            gradients=sums.add_to(message),
         )
         for name, sums in shares.items()
     ]

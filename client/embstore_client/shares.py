@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.arithmetic import sum_by_key, unique
 from embstore.arrays import COUNT_MAX, Keys, Rows, as_counts, as_keys, as_out, as_rows
 from embstore.errors import InvalidArgumentError
+from embstore_proto.codec import Message
+from embstore_proto.v1 import embstore_pb2 as pb
 
 Counts = NDArray[np.uint32]
 
@@ -77,7 +79,7 @@ class UniqueKeys(NamedTuple):
         InvalidArgumentError : `out` does not fit, because the table is another one by now.
         """
         if self.inverse is None and out is None:
-            return own(rows)
+            return rows
         out = as_out(out, (self.call_count, rows.shape[1]), table)
         if self.inverse is None:
             out[:] = rows
@@ -109,31 +111,23 @@ class Sums(NamedTuple):
         return self.once.keys
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Of the sums: (unique keys, dim)."""
-        return len(self.keys), self.gradients.shape[1]
-
-    @property
     def call_bytes(self) -> int:
         """Bytes of keys and gradients, before they are summed."""
         return self.once.call_bytes(self.gradients.shape[1])
 
-    def write(self, out: Rows) -> None:
-        """Write the sums to `out`, of their shape.
+    def add_to(self, message: Message) -> pb.Array:
+        """Add the sums, (unique keys, dim), to a message, in which they are computed.
 
-        Raises
-        ------
-        DeviceError : this thread flushes denormals.
+        There it raises DeviceError if the thread flushes denormals.
         """
-        if self.once.inverse is None:
-            out[:] = self.gradients
-        else:
-            sum_by_key(self.once.inverse, len(self.keys), self.gradients, out)
-
-
-def own(rows: Rows) -> Rows:
-    """Return rows that a caller may write to: the bytes of a unary reply are nobody's to change."""
-    return rows if rows.flags.writeable else rows.copy()
+        inverse, count, gradients = self.once.inverse, len(self.keys), self.gradients
+        if inverse is None:
+            return message.add(gradients)
+        return message.add_written(
+            pb.DTYPE_FLOAT32,
+            (count, gradients.shape[1]),
+            lambda out: sum_by_key(inverse, count, gradients, out),
+        )
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:

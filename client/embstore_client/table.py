@@ -12,7 +12,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.results import Acknowledged
 from embstore_client import messages
 from embstore_client.calls import Calls
-from embstore_client.shares import Sums, UniqueKeys, own
+from embstore_client.shares import Sums, UniqueKeys
 from embstore_proto.codec import Message
 from embstore_proto.configs import Described
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -320,6 +320,6 @@ class RemoteTable:
 
 def _into(rows: Rows, out: Rows | None) -> Rows:
     if out is None:
-        return own(rows)
+        return rows
     out[:] = rows
     return out

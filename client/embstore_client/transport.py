@@ -162,9 +162,12 @@ class Transport:
         def attempt(origin: pb.Origin | None, deadline: float) -> Received:
             if origin is not None:
                 header.origin.CopyFrom(origin)
-            framed = message.framed(header.SerializeToString())
-            if max(framed.total_bytes, reply_bytes) <= min(UNARY_BYTES, self._unary_bytes_max):
-                return codec.split(self._unary(name, framed.joined(), deadline))
+            serialised = header.SerializeToString()
+            size = max(message.total_bytes(serialised), reply_bytes)
+            if size <= min(UNARY_BYTES, self._unary_bytes_max):
+                reply = self._unary(name, message.joined(serialised), deadline)
+                return codec.split(codec.writable(reply))
+            framed = message.framed(serialised)
             return codec.split(self._stream(f"{name}Stream", framed, reply_bytes, deadline))
 
         received: Received = self._attempts(name, attempt, mutates, None)

@@ -7,9 +7,9 @@ Every bulk message has one shape:
     payload = 3   the arrays' bytes, little-endian, row-major, each at a multiple of 64
 
 A sender (`Message`, `Blank`) has its arrays written once, where they are sent from: into the bytes
-that gRPC takes, of which a stream's Chunk is a piece. A receiver (`split`, `array_of`) gets
-views of the bytes that came. Protobuf's own `bytes` fields would copy each array twice on either
-side.
+that gRPC takes; a stream's Chunks are joined from them piece by piece. A receiver (`split`,
+`array_of`) gets views of the bytes that came. Protobuf's own `bytes` fields would copy each array
+twice on either side.
 
 Any protobuf library can write and read the same messages; what it does not align is copied here,
 once. All sizes are checked with Python integers, so no offset or shape can overflow.
@@ -66,50 +66,80 @@ def _varint(value: int) -> bytes:
 # Sending
 
 
+Writer = Callable[[NDArray[Any]], object]
+"""Computes an array into memory of its shape."""
+
+
 class Message:
     """A bulk message in the making: arrays first, then the header that describes them.
 
-    Arrays are written where they are sent from (see `Blank`) when the message is framed; until then
-    they must keep their content.
+    Of a unary call, arrays are written where they are sent from (see `Blank`), when the message is
+    joined; until then they must keep their content.
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[pb.Array, Callable[[NDArray[Any]], object]]] = []
+        self._parts: list[tuple[pb.Array, NDArray[Any] | Writer]] = []
         self._payload_bytes = 0
 
     def add(self, array: NDArray[Any]) -> pb.Array:
         """Append an array of int64, float32 or uint32, and return its place for the header."""
-        return self.add_written(
-            _NUMBERS[array.dtype], array.shape, lambda out: np.copyto(out, array)
-        )
+        return self._add(_NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array))
 
-    def add_written(
-        self, dtype: pb.DType, shape: tuple[int, ...], write: Callable[[NDArray[Any]], object]
-    ) -> pb.Array:
+    def add_written(self, dtype: pb.DType, shape: tuple[int, ...], write: "Writer") -> pb.Array:
         """Append an array that `write` computes into the message, and return its place."""
+        return self._add(dtype, shape, write)
+
+    def _add(
+        self, dtype: pb.DType, shape: tuple[int, ...], part: "NDArray[Any] | Writer"
+    ) -> pb.Array:
         offset = -(-self._payload_bytes // _ALIGNMENT) * _ALIGNMENT
         place = pb.Array(dtype=dtype, shape=shape, offset=offset)
-        self._parts.append((place, write))
+        self._parts.append((place, part))
         self._payload_bytes = offset + _DTYPES[dtype].itemsize * math.prod(shape)
         return place
 
-    def framed(self, header: bytes) -> "Framed":
-        """Return the whole message with its serialised header; each time another one."""
-        front = _HEADER_TAG + _varint(len(header)) + header
-        payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
-        padding = -(len(front) + 2 + len(payload)) % _ALIGNMENT
-        front += _PADDING_TAG + _varint(padding) + bytes(padding) + payload
+    def total_bytes(self, header: bytes) -> int:
+        """Return the size of the whole message with this header."""
+        return len(self._front(header)) + self._payload_bytes
+
+    def joined(self, header: bytes) -> bytes:
+        """Return the whole message with its serialised header, for a unary call."""
+        front = self._front(header)
         message = _blank_bytes(len(front) + self._payload_bytes)
         memory = _memory_of(message)
         memory[: len(front)] = front
         end = len(front)
-        for place, write in self._parts:
+        for place, part in self._parts:
             begin = len(front) + place.offset
             memory[end:begin] = bytes(begin - end)
-            array = _array_in(memory, begin, _DTYPES[place.dtype], place)
-            write(array)
-            end = begin + array.nbytes
-        return Framed([message], len(message))
+            out = _array_in(memory, begin, _DTYPES[place.dtype], place)
+            if isinstance(part, np.ndarray):
+                out[:] = part
+            else:
+                part(out)
+            end = begin + out.nbytes
+        return message
+
+    def framed(self, header: bytes) -> "Framed":
+        """Return the message in parts, for a stream, whose chunks are joined from them."""
+        front = self._front(header)
+        parts: list[memoryview | bytes] = [front]
+        end = 0
+        for place, part in self._parts:
+            if isinstance(part, np.ndarray):
+                array = part
+            else:
+                array = np.empty(tuple(place.shape), _DTYPES[place.dtype])
+                part(array)
+            parts += [bytes(place.offset - end), array.data.cast("B") if array.size else b""]
+            end = place.offset + array.nbytes
+        return Framed(parts, len(front) + self._payload_bytes)
+
+    def _front(self, header: bytes) -> bytes:
+        front = _HEADER_TAG + _varint(len(header)) + header
+        payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
+        padding = -(len(front) + 2 + len(payload)) % _ALIGNMENT
+        return front + _PADDING_TAG + _varint(padding) + bytes(padding) + payload
 
 
 def _array_in(
@@ -180,9 +210,20 @@ def _blank_bytes(size: int) -> bytes:
     return blank
 
 
-def _memory_of(blank: bytes) -> memoryview:
-    """Return the memory of a blank bytes object, valid as long as it is."""
-    return memoryview((ctypes.c_ubyte * len(blank)).from_address(_address_of(blank))).cast("B")
+def _memory_of(own: bytes) -> memoryview:
+    """Return the memory of a bytes object that nobody else has, to be written; keeps it alive."""
+    memory = (ctypes.c_ubyte * len(own)).from_address(_address_of(own))
+    memory.owner = own  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
+
+
+def writable(message: bytes) -> memoryview:
+    """Return a received message as memory that may be written: arrays of it are their reader's own.
+
+    For the one reference that there is, as gRPC hands it over: to copy the rows of a lookup only
+    so that a trainer may change them would cost as much as to look them up.
+    """
+    return _memory_of(message) if message else memoryview(b"")
 
 
 class Framed(NamedTuple):
