@@ -210,11 +210,25 @@ def _blank_bytes(size: int) -> bytes:
     return blank
 
 
+class _Owner:
+    """Lends NumPy the memory of a bytes object, which lives as long as an array of it does.
+
+    (A ctypes array would do, but ctypes keeps a type for every length there ever was.)
+    """
+
+    def __init__(self, own: bytes) -> None:
+        self.own = own
+        self.__array_interface__ = {
+            "data": (_address_of(own), False),
+            "shape": (len(own),),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
 def _memory_of(own: bytes) -> memoryview:
     """Return the memory of a bytes object that nobody else has, to be written; keeps it alive."""
-    memory = (ctypes.c_ubyte * len(own)).from_address(_address_of(own))
-    memory.owner = own  # type: ignore[attr-defined]
-    return memoryview(memory).cast("B")
+    return np.asarray(_Owner(own)).data
 
 
 def writable(message: bytes) -> memoryview:

@@ -1,5 +1,7 @@
 """Framing by hand is protobuf: what one side writes, the other and any library reads."""
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -143,3 +145,65 @@ def test_unknown_fields_are_refused():
     newer = pb.UpdateRequest.Header().SerializeToString() + b"\xfa\x3e\x01x"  # field 1007
     with pytest.raises(InvalidArgumentError, match="fields that this server does not know"):
         codec.parse(pb.UpdateRequest.Header, newer)
+
+
+SIZES = [*range(40), *range(110, 140), 16_370, 16_380, 16_390]
+"""Names of these lengths make the header's length and its padding's take one, two or three bytes."""
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 126, 127, 128, 129, 300, 16_500])
+def test_a_blank_message_is_what_was_written_into_it(room):
+    for size in SIZES:
+        blank = codec.Blank(room, [(3, 5), (0, 4), (2, 7)])
+        rows = [np.random.default_rng(size).random(a.shape, np.float32) for a in blank.arrays]
+        for array, row in zip(blank.arrays, rows, strict=True):
+            array[:] = row
+        header = pb.RowsReply.Header()
+        for place in blank.places:
+            header.tables.add(table="x" * size, rows=place)
+        framed = blank.framed(header.SerializeToString())
+        message = framed.joined()
+        assert len(message) == framed.total_bytes
+        pieces = [pb.Chunk.FromString(chunk).piece for chunk in framed.chunks()]
+        assert b"".join(pieces) == message
+        assert pb.RowsReply.FromString(message).header == header
+        received = codec.split(message)
+        for place, row in zip(blank.places, rows, strict=True):
+            assert (codec.array_of(received, place, np.float32, 2, "rows") == row).all()
+
+
+def test_a_blank_message_tells_nothing_of_what_the_memory_held(monkeypatch):
+    monkeypatch.setattr(codec, "_blank_bytes", lambda size: bytes([0xEE]) * size)
+    blank = codec.Blank(50, [(1, 1), (3, 3), (1, 2)])
+    for array in blank.arrays:
+        array[:] = 0
+    assert 0xEE not in blank.framed(b"").joined()
+    message = codec.Message()
+    header = pb.LookupRequest.Header()
+    for count in (1, 3, 2):
+        header.tables.add(keys=message.add(np.zeros(count, np.int64)))
+    assert 0xEE not in message.joined(header.SerializeToString())
+
+
+@given(KEYS, ROWS)
+def test_joined_at_once_and_in_parts_is_the_same(keys, rows):
+    message = codec.Message()
+    header = pb.UpdateRequest.Header()
+    gradients = message.add_written(pb.DTYPE_FLOAT32, rows.shape, lambda out: np.copyto(out, rows))
+    header.tables.add(table="a", keys=message.add(keys), gradients=gradients)
+    serialised = header.SerializeToString()
+    whole = message.joined(serialised)
+    assert whole == message.framed(serialised).joined()
+    assert len(whole) == message.total_bytes(serialised)
+    assert unframed(codec.split(whole))[1].tobytes() == rows.tobytes()
+
+
+def test_a_reply_may_be_written_and_outlives_its_bytes():
+    received = codec.split(
+        codec.writable(framed(np.arange(5), np.ones((2, 3), np.float32)).joined())
+    )
+    _, rows = unframed(received)
+    del received
+    gc.collect()
+    rows += 1
+    assert (rows == 2).all()
