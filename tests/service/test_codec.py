@@ -148,7 +148,7 @@ def test_unknown_fields_are_refused():
 
 
 SIZES = [*range(40), *range(110, 140), 16_370, 16_380, 16_390]
-"""Names of these lengths make the header's length and its padding's take one, two or three bytes."""
+"""Names so long that lengths of header and padding take one, two or three bytes."""
 
 
 @pytest.mark.parametrize("room", [0, 1, 100, 126, 127, 128, 129, 300, 16_500])
