@@ -46,7 +46,8 @@ def test_calls_in_the_queue_are_finished(
         late = wire.begin("Update", update(gradients(8)).joined())
     stopping.join()
     ledger.acknowledged = {n: acknowledged(c.result()).context.command for n, c in calls.items()}
-    assert late.code() is grpc.StatusCode.UNAVAILABLE
+    # By the server's own answer, or by gRPC's as it ends: a client sends both again.
+    assert late.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     with serve().connect() as store:
         ledger.check(store)
 
