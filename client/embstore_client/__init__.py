@@ -10,8 +10,11 @@
 
     store      RemoteStore: the verbs of embstore.Store
     table      RemoteTable: the verbs of embstore.Table
+    calls      the verbs of the wire: requests made, replies taken apart
+    messages   bulk calls as messages
     shares     keys made unique and gradients summed before they are sent
     transport  one call: unary or stream, deadline, attempts, errors
+    origins    the numbers of mutating calls, and what was known when they were sent
 
 It is light: NumPy, gRPC and protobuf; Numba only where it is installed and something is summed.
 """

@@ -91,14 +91,17 @@ class Calls:
     def server_info(self, timeout_s: float | None = None) -> pb.GetServerInfoReply:
         """Return what the server says of itself."""
         return self.transport.call(
-            "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoReply, timeout_s=timeout_s
+            "GetServerInfo",
+            pb.GetServerInfoRequest(),
+            pb.GetServerInfoReply.FromString,
+            timeout_s=timeout_s,
         )
 
     def stats(self, table: str = "", table_id: int | None = None) -> dict[str, Any]:
         """Return the figures of a table, or of the store."""
         request = pb.GetStatsRequest(table=table, table_id=table_id)
         stats: dict[str, Any] = json.loads(
-            self.transport.call("GetStats", request, pb.GetStatsReply).json
+            self.transport.call("GetStats", request, pb.GetStatsReply.FromString).json
         )
         return stats
 
@@ -107,12 +110,12 @@ class Calls:
         if cache_bytes > _UINT64_MAX:
             raise CapacityError(f"cache_bytes {cache_bytes} is more than any system can address")
         request = pb.ResizeCacheRequest(cache_bytes=cache_bytes)
-        self.transport.call("ResizeCache", request, pb.ResizeCacheReply)
+        self.transport.call("ResizeCache", request, pb.ResizeCacheReply.FromString)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of the server's store does not hold."""
         reply = self.transport.call(
-            "CheckIntegrity", pb.CheckIntegrityRequest(), pb.CheckIntegrityReply
+            "CheckIntegrity", pb.CheckIntegrityRequest(), pb.CheckIntegrityReply.FromString
         )
         assert not reply.violation, reply.violation
 
@@ -121,7 +124,7 @@ class Calls:
     def create_table(self, config: TableConfig) -> Described:
         """Make a table, or return the one that was made so before."""
         request = pb.CreateTableRequest(config=message_of(config))
-        reply = self.transport.call("CreateTable", request, pb.TableReply, mutates=True)
+        reply = self.transport.call("CreateTable", request, pb.TableReply.FromString, mutates=True)
         return described_of(reply.table)
 
     def name(self, table: Any) -> str:
@@ -135,11 +138,15 @@ class Calls:
     def described(self, table: str, table_id: int | None = None) -> Described:
         """Return what a table is."""
         request = pb.GetTableRequest(table=table, table_id=table_id)
-        return described_of(self.transport.call("GetTable", request, pb.TableReply).table)
+        return described_of(
+            self.transport.call("GetTable", request, pb.TableReply.FromString).table
+        )
 
     def tables(self) -> list[Described]:
         """Return what all tables are, by name."""
-        reply = self.transport.call("ListTables", pb.ListTablesRequest(), pb.ListTablesReply)
+        reply = self.transport.call(
+            "ListTables", pb.ListTablesRequest(), pb.ListTablesReply.FromString
+        )
         return [described_of(table) for table in reply.tables]
 
     def drop_table(self, table: str) -> int:
@@ -161,18 +168,20 @@ class Calls:
     def digest(self, table: str, table_id: int, timeout_s: float | None) -> str:
         """Return a table's digest."""
         request = pb.GetDigestRequest(table=table, table_id=table_id)
-        reply = self.transport.call("GetDigest", request, pb.GetDigestReply, timeout_s=timeout_s)
+        reply = self.transport.call(
+            "GetDigest", request, pb.GetDigestReply.FromString, timeout_s=timeout_s
+        )
         return reply.digest
 
     def _acknowledged(self, name: str, request: Any) -> pb.AcknowledgedReply:
-        return self.transport.call(name, request, pb.AcknowledgedReply, mutates=True)
+        return self.transport.call(name, request, pb.AcknowledgedReply.FromString, mutates=True)
 
     # Durability
 
     def flush(self, table: str = "", table_id: int | None = None) -> int:
         """Write dirty rows to the log; return how many."""
         request = pb.FlushRequest(table=table, table_id=table_id)
-        return self.transport.call("Flush", request, pb.FlushReply).rows
+        return self.transport.call("Flush", request, pb.FlushReply.FromString).rows
 
     def checkpoint(
         self, label: str, metadata: Mapping[str, Any], timeout_s: float | None
@@ -182,14 +191,14 @@ class Calls:
             raise InvalidArgumentError(f"expected a label of printable characters, found {label!r}")
         request = pb.CheckpointRequest(label=label, metadata_json=_metadata_json(metadata))
         reply = self.transport.call(
-            "Checkpoint", request, pb.CheckpointReply, mutates=True, timeout_s=timeout_s
+            "Checkpoint", request, pb.CheckpointReply.FromString, mutates=True, timeout_s=timeout_s
         )
         return _checkpoint_of(reply.checkpoint)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the kept checkpoints, oldest first."""
         reply = self.transport.call(
-            "ListCheckpoints", pb.ListCheckpointsRequest(), pb.ListCheckpointsReply
+            "ListCheckpoints", pb.ListCheckpointsRequest(), pb.ListCheckpointsReply.FromString
         )
         return [_checkpoint_of(checkpoint) for checkpoint in reply.checkpoints]
 

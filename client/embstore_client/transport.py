@@ -23,10 +23,9 @@ import os
 import random
 from collections.abc import Callable
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
-from google.protobuf import message as protobuf
 
 from embstore.errors import (
     DeadlineError,
@@ -43,13 +42,22 @@ from embstore_proto.status import NOT_AGAIN_METADATA, error_of
 from embstore_proto.v1 import embstore_pb2 as pb
 
 UNARY_BYTES = 8 << 20
-Reply = TypeVar("Reply", bound=protobuf.Message)
+
+
+class InContext(Protocol):
+    """A reply, which says what state it is of."""
+
+    @property
+    def context(self) -> pb.Context:
+        """Store, epoch, command number, instance."""
+
+
+Reply = TypeVar("Reply", bound=InContext)
 
 _SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"
 _REPLY_BYTES_MAX = (1 << 31) - 1
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
-_ACKNOWLEDGEMENT_BYTES = 0
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _OPTIONS = [
@@ -111,12 +119,12 @@ class Transport:
         self,
         name: str,
         request: Any,
-        reply: type[Reply],
+        parse: Callable[[bytes], Reply],
         *,
         mutates: bool = False,
         timeout_s: float | None = None,
     ) -> Reply:
-        """Do a control call and return its reply.
+        """Do a control call and return its reply, parsed.
 
         Raises
         ------
@@ -126,7 +134,7 @@ class Transport:
         def attempt(origin: pb.Origin | None, deadline: float) -> Reply:
             if origin is not None:
                 request.origin.CopyFrom(origin)
-            return reply.FromString(self._unary(name, request.SerializeToString(), deadline))
+            return parse(self._unary(name, request.SerializeToString(), deadline))
 
         result: Reply = self._attempts(name, attempt, mutates, timeout_s)
         if isinstance(result, pb.GetServerInfoReply):
@@ -134,7 +142,7 @@ class Transport:
             limit = result.limits.unary_bytes_max  # for a reply's header, too
             self._unary_bytes_max = max(limit // 2, limit - codec.HEADER_BYTES_MAX)
         else:
-            self._origins.knows(result.context)  # type: ignore[attr-defined]
+            self._origins.knows(result.context)
         return result
 
     def changed_epoch(self, epoch: int) -> None:
@@ -280,7 +288,7 @@ class Transport:
         if framed.total_bytes <= codec.CHUNK_BYTES:
             (request,) = framed.chunks()
             replies = self._method(name, channel.unary_stream)(request, **options)
-        elif reply_bytes <= _ACKNOWLEDGEMENT_BYTES:
+        elif not reply_bytes:  # an acknowledgement
             replies = [self._method(name, channel.stream_unary)(framed.chunks(), **options)]
         else:
             replies = self._method(name, channel.stream_stream)(framed.chunks(), **options)

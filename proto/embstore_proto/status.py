@@ -60,7 +60,8 @@ _CLASSES = {kind.__name__: kind for kind in ANSWERS}
 
 def answer_of(error: BaseException) -> Answer:
     """Return how an error is answered; one that is not of the tree is INTERNAL."""
-    return ANSWERS.get(type(error), Answer(StatusCode.INTERNAL, 500))  # type: ignore[arg-type]
+    known = ANSWERS.get(type(error)) if isinstance(error, EmbstoreError) else None
+    return known or Answer(StatusCode.INTERNAL, 500)
 
 
 def message_of(error: BaseException) -> str:

@@ -5,7 +5,9 @@ it is queued or running, a further attempt joins it; when it is done, it is answ
 What is kept is an answer (a command number, t), never rows.
 
 A client says which numbers it has the answers of; those are forgotten, and so is what lies more
-than CALLS_MAX behind its newest. Clients beyond CLIENTS_MAX are forgotten by age.
+than CALLS_MAX behind its newest. Clients beyond CLIENTS_MAX are forgotten by age, none with a call
+under way. From then on a client that is new here may be one that was forgotten: it is *doubtful*.
+Its first attempts are run as ever; a further one that is not remembered is OutcomeUnknownError.
 
 A call that surely changed nothing, and may do so another time (it was cancelled before it started,
 found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
@@ -63,10 +65,15 @@ class _Call:
 
 
 class _Client:
-    def __init__(self, known_from: int) -> None:
+    def __init__(self, *, doubtful: bool) -> None:
         self.calls: dict[int, _Call] = {}
         self.floor = 1  # every lower sequence has been forgotten
-        self.known_from = known_from  # lower ones may have come before the client was forgotten
+        self.is_doubtful = doubtful  # it may have been forgotten, with calls that were applied
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call of it is under way."""
+        return any(not call.outcome.done() for call in self.calls.values())
 
     def forget_below(self, sequence: int) -> None:
         if sequence > self.floor:
@@ -122,20 +129,20 @@ class Once:
                 f"origin: expected a client_id of 1 to {_CLIENT_ID_CHARACTERS_MAX} characters and "
                 f"a sequence from 1, found {name[:80]!r}, {origin.sequence}"
             )
-        if origin.attempt and self._forgot_clients and name not in self._clients:
-            raise OutcomeUnknownError(
-                f"origin: client {name!r} is not remembered (at most {CLIENTS_MAX} are); this call "
-                "may have been applied before; read t and the command number, then decide"
-            )
         client = self._clients.get(name)
         if client is None:
-            known_from = origin.sequence if self._forgot_clients else 0
-            client = self._clients[name] = _Client(known_from)
+            client = self._clients[name] = _Client(doubtful=self._forgot_clients)
         self._clients.move_to_end(name)
         if len(self._clients) > CLIENTS_MAX:
-            self._clients.popitem(last=False)
-            self._forgot_clients = True
+            self._forget_oldest(client)
         return client
+
+    def _forget_oldest(self, newest: _Client) -> None:
+        for name, client in self._clients.items():
+            if client is not newest and not client.is_busy:
+                del self._clients[name]
+                self._forgot_clients = True
+                return
 
     def _check_first(self, client: _Client, origin: pb.Origin, epoch: int) -> None:
         if origin.sequence < client.floor:
@@ -143,10 +150,11 @@ class Once:
                 f"origin: sequence {origin.sequence} has been forgotten: the client had its "
                 f"answer, or is {CALLS_MAX} calls further"
             )
-        if origin.attempt and origin.sequence < client.known_from:
+        if origin.attempt and client.is_doubtful:
             raise OutcomeUnknownError(
-                f"origin: the client was forgotten (at most {CLIENTS_MAX} are remembered) while "
-                "this call was out; read t and the command number, then decide"
+                f"origin: the client may have been forgotten (at most {CLIENTS_MAX} are "
+                "remembered) while this call was out: it may have been applied before; read t and "
+                "the command number, then decide"
             )
         check_epoch(origin, epoch)
         if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):

@@ -237,6 +237,35 @@ def test_forgotten_client_is_not_taken_for_a_new_one(
     assert_unknown(lambda: wire.unary("Update", message(0, again(origins[0]))))
 
 
+def test_forgotten_client_that_is_back_has_no_old_call_run_again(
+    served: Served, wire: Wire, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other thread came first, with a lower number that had not been sent before."""
+    monkeypatch.setattr(once, "CLIENTS_MAX", 2)
+    sender = Sender(wire)
+    late, done = sender.origin(), sender.origin()
+    ledger.acknowledged[1] = command(wire.unary("Update", message(1, done)))
+    for n in (2, 3):
+        ledger.acknowledged[n] = command(wire.unary("Update", message(n, Sender(wire).origin())))
+    ledger.acknowledged[4] = command(wire.unary("Update", message(4, late)))
+    assert_unknown(lambda: wire.unary("Update", message(1, again(done))))
+
+
+def test_client_whose_call_is_under_way_is_not_forgotten(
+    served: Served, wire: Wire, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "CLIENTS_MAX", 2)
+    origins = [Sender(wire).origin() for _ in range(3)]
+    with served.held():
+        calls = [wire.begin("Update", message(0, origins[0]))]
+        served.await_queue(1)
+        calls += [wire.begin("Update", message(n, origins[n])) for n in (1, 2)]
+        served.await_queue(3)
+        joined = wire.begin("Update", message(0, again(origins[0])))
+    ledger.acknowledged = {n: command(call.result()) for n, call in enumerate(calls)}
+    assert command(joined.result()) == ledger.acknowledged[0]
+
+
 # Another epoch, another life
 
 

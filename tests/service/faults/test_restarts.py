@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.errors import CheckpointExistsError, OutcomeUnknownError
+from embstore.errors import CheckpointExistsError, InvalidArgumentError, OutcomeUnknownError
 from embstore_client import RemoteStore, connect
 from tests.faults.forks import Forks
 from tests.service.faults.ledger import Ledger, gradients, make_tables
@@ -87,6 +87,59 @@ def roll_back(ledger: Ledger, command: int) -> None:
         if number > command:
             del ledger.acknowledged[n]
             ledger.refused.add(n)
+
+
+def test_trainer_is_told_once_that_updates_were_rolled_back(forks: Forks, quick_path: Path) -> None:
+    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        store.checkpoint("tables")
+        store.update(gradients(1))
+        server.kill()
+        ledger.first_command = server.start() + 1
+        assert store.epoch == 2  # connected again: the next call is a first attempt
+        ledger.refused |= {1, 2}
+        with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
+            store.update(gradients(2))
+        ledger.acknowledged[3] = store.update(gradients(3)).command
+        ledger.check(store)
+    server.stop()
+
+
+def test_clean_restart_goes_unnoticed(forks: Forks, quick_path: Path) -> None:
+    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        ledger.acknowledged[1] = store.update(gradients(1)).command
+        server.stop()
+        server.start()
+        assert store.epoch == 1
+        ledger.acknowledged[2] = store.update(gradients(2)).command
+        ledger.check(store)
+    server.stop()
+
+
+def test_another_store_at_the_address_is_neither_read_nor_written(
+    forks: Forks, quick_path: Path
+) -> None:
+    server, other = (ForkedServer(forks, quick_path / name) for name in ("store", "other"))
+    other.address = server.address
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        server.stop()
+        other.start()
+        with connect(other.address, timeout_s=PATIENCE_S) as beside:
+            make_tables(beside)
+            before = beside.command
+            with pytest.raises(InvalidArgumentError, match="connect again"):
+                _ = store.tables()
+            with pytest.raises(InvalidArgumentError, match="connect again"):
+                store.update(gradients(1))
+            assert beside.command == before
+    other.stop()
 
 
 @pytest.mark.slow
