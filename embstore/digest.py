@@ -54,9 +54,14 @@ class TableDigest:
         self._leaves: NDArray[np.uint8] = np.empty((0, 32), np.uint8)
         self._changed = KeySet()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether a digest has been asked for, so that writes must be noted."""
+        return self._blocks is not None
+
     def note_written(self, keys: Keys) -> None:
         """Remember that these row keys of the table were written."""
-        if self._blocks is not None:
+        if self.is_followed:
             self._changed.add(keys, _BLOCK_SHIFT)
 
     def compute(self, pool: Pool, table_id: int, rows: int, identity: bytes, t: int) -> str:
@@ -64,8 +69,8 @@ class TableDigest:
         first = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         if self._blocks is None:
             stored = pool.storage.stored_blocks(table_id, BLOCK_KEYS)
-            dirty = pool.slot_keys[pool.dirty_slots(table_id)] & KEY_MASK
-            changed = np.union1d(stored, dirty // BLOCK_KEYS)
+            _, dirty = pool.dirty_slots(table_id)
+            changed = np.union1d(stored, (dirty & KEY_MASK) // BLOCK_KEYS)
             blocks, leaves = changed[:0], self._leaves[:0]
         else:
             changed = self._changed.members() - first

@@ -29,6 +29,7 @@ from embstore.device.base import Device, TableParameters
 from embstore.errors import (
     CapacityError,
     CheckpointExistsError,
+    DeviceError,
     InvalidArgumentError,
     StorageError,
     StoreClosedError,
@@ -117,6 +118,10 @@ class Engine:
                 yield
             except (KeyboardInterrupt, SystemExit, MemoryError) as exc:
                 self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
+                raise
+            except DeviceError as exc:
+                if self.device.is_lost:
+                    self.storage.fail(exc)  # what it holds is logged no more
                 raise
             finally:
                 self._busy = False
@@ -289,6 +294,7 @@ class Engine:
         CapacityError : the budget stays.
         """
         with self.reading():
+            self.device.check_budget(cache_bytes, self.arena.memory_bytes)
             self.arena.resize(cache_bytes)
 
     # Durability
@@ -387,9 +393,10 @@ class Engine:
     def close(self) -> None:
         """Commit what is not yet, and give everything back. Closing twice is harmless.
 
-        Raises ------ CapacityError, StorageError : not everything could be committed; the store is
-        closed all the same,
-            and opens at its last commit.
+        Raises
+        ------
+        CapacityError, StorageError, DeviceError : not everything could be committed; the store is
+            closed all the same, and opens at its last commit.
         """
         with self._lock:
             if self._closed:

@@ -44,9 +44,9 @@ def table_figures(table: TableState) -> dict[str, Any]:
 
 def _rows_of_tables(pool: Pool) -> tuple[dict[int, int], dict[int, int]]:
     """Return how many rows of each table id are resident, and how many of those are dirty."""
-    ids = pool.slot_keys >> KEY_BITS  # -1 where the slot is free
-    dirty = pool.dirty[: pool.slot_count].astype(bool)
-    return _counted(ids[ids >= 0]), _counted(ids[dirty])
+    here = pool.contents()
+    ids = here.keys >> KEY_BITS  # -1 where the slot is free
+    return _counted(ids[ids >= 0]), _counted(ids[here.dirty])
 
 
 def _counted(ids: Any) -> dict[int, int]:
@@ -76,6 +76,6 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "optimizer": pool.layout.optimizer,
         "slots": pool.slot_count,
         "resident_rows": pool.resident_count,
-        "dirty_rows": int(np.count_nonzero(pool.dirty[: pool.slot_count])),
+        "dirty_rows": int(np.count_nonzero(pool.contents().dirty)),
         "memory_bytes": pool.memory_bytes,
     } | asdict(pool.counters)

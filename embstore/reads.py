@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Rows
 from embstore.stages import Stages
-from embstore.tablestate import PoolBatch, Share, batches
+from embstore.tablestate import Share, batches, settle
 
 
 def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages: Stages) -> None:
@@ -23,13 +23,15 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
     """
     stages.start()
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
-    for part in batches(shares):
-        stages.lap("unique")
+    parts = batches(shares)
+    settle(parts)
+    stages.lap("unique")
+    for part in parts:
         pool_outs = [out_of[id(share)] for share in part.shares]
         if admit:
             part.pool.gather(part.batch, pool_outs, part.counts)
         else:
-            rows, slots = _peeked(part)
+            rows, slots = part.pool.peek_rows(part.batch)
             part.pool.device.gather(rows, slots, part.batch, part.pool.layout.dim, pool_outs)
         stages.lap("gather")
 
@@ -46,24 +48,22 @@ def lookup_pooled(
 ) -> None:
     """Write the pooled weights of every bag to `out`, (bags, dim) float32 (contract.md, rule 8)."""
     stages.start()
-    (part,) = batches([share])
+    (part,) = parts = batches([share])
+    settle(parts)
     stages.lap("unique")
     if admit:
         part.pool.gather_pooled(part.batch, offsets, mean, weights, out)
     else:
-        rows, slots = _peeked(part)
-        part.pool.device.gather_pooled(rows, slots, part.batch.inverse, offsets, mean, weights, out)
+        rows, slots = part.pool.peek_rows(part.batch)
+        part.pool.device.gather_pooled(rows, slots, part.batch, offsets, mean, weights, out)
     stages.lap("gather_pooled")
 
 
 def read_rows(share: Share, weights: Rows, state: Rows) -> None:
     """Write weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
-    (part,) = batches([share])
-    rows = part.pool.peek_rows(part.batch.unique_keys)[part.batch.inverse]
-    weights[:] = rows[:, : share.table.dim]
-    state[:] = rows[:, share.table.dim : share.table.dim + share.table.config.state_dim]
-
-
-def _peeked(part: PoolBatch) -> tuple[Rows, NDArray[np.int64]]:
-    keys = part.batch.unique_keys
-    return part.pool.peek_rows(keys), np.arange(len(keys))
+    (part,) = parts = batches([share])
+    settle(parts)
+    device, dim = part.pool.device, share.table.dim
+    rows = device.read_rows(*part.pool.peek_rows(part.batch))[device.download(part.batch.inverse)]
+    weights[:] = rows[:, :dim]
+    state[:] = rows[:, dim : dim + share.table.config.state_dim]

@@ -9,10 +9,12 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from embstore import reads, writes
-from embstore.arrays import Rows, as_out, as_pair, as_ranks
+from embstore.arrays import Rows, as_pair, as_ranks
 from embstore.cache.policy import POLICIES
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.device.base import Device
+from embstore.device.choice import open_device
+from embstore.device.workers import COPY_THREADS_MAX
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
 from embstore.figures import store_figures
@@ -25,6 +27,7 @@ from embstore.table import (
     checked_options,
     gradient_share,
     lookup_share,
+    output,
 )
 from embstore.tablestate import Share
 from embstore.writes import OnNonfinite
@@ -36,7 +39,7 @@ DEFAULT_CACHE_BYTES = 1 << 30
 def open(
     path: str | os.PathLike[str],
     *,
-    device: str = "auto",
+    device: str | Device = "auto",
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     policy: str = "lru",
     checkpoints_keep: int = 3,
@@ -49,12 +52,14 @@ def open(
 
     Parameters
     ----------
-    device : "cpu", or "auto": the fastest there is, which today is the CPU
-    cache_bytes : memory for resident rows, their index and staging
+    device : "cpu"; "cuda:N", GPU number N ("cuda": the first); "auto": the first GPU if there is
+        one and CuPy is installed, else the CPU; or a device, which the store closes
+    cache_bytes : memory of the device for resident rows, their index and staging
     policy : which rows leave first: "lru" or "lfu"
     checkpoints_keep : labels that can be restored; older ones are folded into the base
     read_only : share the directory with other readers; nothing can be written
-    threads : of the CPU device; None: one a core, at most 4
+    threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
+        core, at most 4, or 8
     limits : named bounds, see `embstore.config.Limits`
     files : the file operations; tests inject faults here
 
@@ -63,7 +68,9 @@ def open(
     StoreInUseError : another process, or this one, holds the directory.
     TableMismatchError : another format, version or byte order.
     CorruptTableError : a file is missing or not what was written.
-    InvalidArgumentError : a bad option, or a directory that is no store.
+    CapacityError : the device has no memory for the cache.
+    InvalidArgumentError : a bad option, a device that is not there, or a directory that is no
+        store.
     """
     if policy not in POLICIES:
         raise InvalidArgumentError(
@@ -78,17 +85,26 @@ def open(
         raise InvalidArgumentError(f"expected limits to be Limits, found {limits!r}")
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
-    made = _device(device, threads)
-    storage = Storage(
-        files or Files(path), read_only=read_only, checkpoints_keep=checkpoints_keep, limits=limits
-    )
+    made = open_device(device, threads)
+    try:
+        made.check_budget(cache_bytes, 0)
+        storage = Storage(
+            files or Files(path),
+            read_only=read_only,
+            checkpoints_keep=checkpoints_keep,
+            limits=limits,
+            threads=threads or min(COPY_THREADS_MAX, os.cpu_count() or 1),
+        )
+    except BaseException:
+        made.close()
+        raise
     try:
         engine = Engine(storage, made, cache_bytes=cache_bytes, policy=policy, limits=limits)
+        return Store(engine)
     except BaseException:
         storage.close()
         made.close()
         raise
-    return Store(engine)
 
 
 def _check_positive(value: Any, name: str) -> None:
@@ -112,19 +128,12 @@ def _some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
     return given
 
 
-def _device(name: str, threads: int | None) -> Device:
-    if name not in ("auto", "cpu"):
-        raise InvalidArgumentError(f'expected device to be "auto" or "cpu", found {name!r}')
-    from embstore.device.cpu import CpuDevice  # here, because it loads the compiled kernels
-
-    return CpuDevice(threads)
-
-
 class Store:
     """An open store. Any thread; calls wait for each other. A context manager that closes it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._device_facts = engine.device.facts()
 
     def __enter__(self) -> "Store":
         return self
@@ -205,14 +214,9 @@ class Store:
             given, counted = _some_of(out, "out", tables), _some_of(counts, "counts", tables)
             shares = [lookup_share(t, keys[n], counted.get(n)) for n, t in tables.items()]
             check_call_bytes(self._engine, shares)
-            outs = {
-                s.table.name: as_out(
-                    given.get(s.table.name), (len(s.keys), s.table.dim), s.table.name
-                )
-                for s in shares
-            }
+            outs = {s.table.name: output(s, given.get(s.table.name)) for s in shares}
             reads.lookup(shares, list(outs.values()), admit=admit, stages=self._engine.stages)
-            return outs
+            return outs | dict(given)
 
     def update(
         self,
@@ -334,6 +338,7 @@ class Store:
         """
         with self._engine.reading():
             self._engine.device.warm_up()
+            self._device_facts = self._engine.device.facts()
 
     def close(self) -> None:
         """Commit without a label, and give memory and directory back. Closing twice is harmless."""
@@ -359,8 +364,19 @@ class Store:
 
     @property
     def device(self) -> str:
-        """What keeps and computes the rows: "cpu"."""
+        """What keeps and computes the rows: "cpu" or "cuda:N"."""
         return self._engine.device.name
+
+    @property
+    def device_facts(self) -> dict[str, Any]:
+        """The device's model, memory and versions, as `open`, `warm_up` or `stats` last found them.
+
+        "model", "memory_bytes" and "memory_free_bytes"; of the CPU also "threads"; of a GPU also
+        "driver_version", "runtime_version", "multiprocessors", "compile_seconds" (of `warm_up`) and
+        "scratch_bytes" (memory for calls, beside the cache). Waits for no call: a device is asked
+        by calls alone.
+        """
+        return dict(self._device_facts)
 
     @property
     def cache_bytes(self) -> int:
@@ -395,6 +411,7 @@ class Store:
         and laps since opening).
         """
         with self._engine.reading():
+            self._device_facts = self._engine.device.facts()
             return store_figures(self._engine)
 
     def check_integrity(self) -> None:

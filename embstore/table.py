@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore import reads, writes
 from embstore.arrays import (
+    Keys,
     Rows,
     as_counts,
     as_keys,
@@ -19,7 +20,7 @@ from embstore.arrays import (
     fp32_scalar,
 )
 from embstore.config import Initializer, Optimizer, TableConfig
-from embstore.device.base import Gradients
+from embstore.device.base import Array, Gradients
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
 from embstore.figures import table_figures
@@ -116,7 +117,8 @@ class Table:
 
         Parameters
         ----------
-        keys : (n,) int64
+        keys : (n,) int64; on a GPU also an array in its memory (of CuPy, PyTorch, Numba: of what has
+            `__cuda_array_interface__`), and `out` likewise, which then must be given
         admit : keep missed rows in the cache; False reads around it, for evaluation
         out : (n, dim) float32 to fill and return
         counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
@@ -132,9 +134,9 @@ class Table:
             table = self._table
             share = lookup_share(table, keys, counts)
             check_call_bytes(self._engine, [share])
-            out = as_out(out, (len(share.keys), table.dim), self.name)
-            reads.lookup([share], [out], admit=admit, stages=self._engine.stages)
-            return out
+            rows = output(share, out)
+            reads.lookup([share], [rows], admit=admit, stages=self._engine.stages)
+            return rows if out is None else out
 
     def lookup_pooled(
         self,
@@ -208,8 +210,8 @@ class Table:
 
         Parameters
         ----------
-        keys : (n,) int64
-        grads : (n, dim) float32
+        keys : (n,) int64; on a GPU also an array in its memory, see `lookup`
+        grads : (n, dim) float32, likewise
         learning_rate : for this update only; None: the table's
         gradient_scale : multiplies every sum, finite and >= 0
         on_nonfinite : "refuse" raises for a sum that is not finite, "skip" acknowledges and does
@@ -400,7 +402,7 @@ def lookup_share(table: TableState, keys: ArrayLike, counts: ArrayLike | None) -
     ------
     InvalidArgumentError
     """
-    checked = as_keys(keys, table.name)
+    checked = _checked_keys(table, keys)
     if counts is None:
         return Share(table, checked)
     return Share(table, checked, counts=as_counts(counts, len(checked), table.name))
@@ -413,9 +415,51 @@ def gradient_share(table: TableState, keys: ArrayLike, gradients: ArrayLike) -> 
     ------
     InvalidArgumentError
     """
-    checked = as_keys(keys, table.name)
-    rows = as_rows(gradients, (len(checked), table.dim), table.name, "gradients")
+    checked = _checked_keys(table, keys)
+    rows = _adopted(table, gradients, len(checked), "gradients")
+    if rows is None:
+        rows = as_rows(gradients, (len(checked), table.dim), table.name, "gradients")
     return Share(table, checked, Gradients(rows))
+
+
+def output(share: Share, out: Any) -> Rows | Array:
+    """Return the array for the rows of a lookup: the caller's, or a new one on the host.
+
+    Raises
+    ------
+    InvalidArgumentError : also where keys are in the device's memory and `out` is not given: what
+        is made here would go with the caller's last reference, whatever its streams still do.
+    """
+    table, count = share.table, len(share.keys)
+    if out is None and not isinstance(share.keys, np.ndarray):
+        raise InvalidArgumentError(
+            f"table {table.name!r}: expected out to be given with keys in the device's memory"
+        )
+    adopted = _adopted(table, out, count, "out")
+    return as_out(out, (count, table.dim), table.name) if adopted is None else adopted
+
+
+def _checked_keys(table: TableState, keys: ArrayLike) -> Keys | Array:
+    adopted = table.pool.device.adopt(keys, np.int64)
+    if adopted is None:
+        return as_keys(keys, table.name)
+    if adopted.width != 1:
+        raise InvalidArgumentError(
+            f"table {table.name!r}: expected keys of shape (n,), found "
+            f"{len(adopted), adopted.width}"
+        )
+    return adopted
+
+
+def _adopted(table: TableState, rows: Any, count: int, what: str) -> Array | None:
+    """Return a caller's rows that are in the device's memory; None for those of the host."""
+    adopted = table.pool.device.adopt(rows, np.float32)
+    if adopted is not None and (len(adopted), adopted.width) != (count, table.dim):
+        raise InvalidArgumentError(
+            f"table {table.name!r}: expected {what} of shape {count, table.dim}, found "
+            f"{len(adopted), adopted.width}"
+        )
+    return adopted
 
 
 def checked_options(

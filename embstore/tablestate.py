@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
-from embstore.cache.pool import Counts, Pool
+from embstore.cache.pool import Pool
 from embstore.config import TableConfig
-from embstore.device.base import Batch, Gradients
+from embstore.device.base import Batch, Counts, Gradients
 from embstore.digest import TableDigest
 from embstore.errors import InvalidArgumentError
 from embstore.results import TableEntry
@@ -75,34 +75,32 @@ class PoolBatch:
 
 
 def batches(shares: Sequence[Share]) -> list[PoolBatch]:
-    """Return the command's batches, one a pool, every key checked.
-
-    Raises
-    ------
-    InvalidArgumentError : a key is outside [0, rows) of its table. Nothing has changed.
-    """
+    """Return the command's batches, one a pool. The device has begun on them; `settle` them before
+    anything is done with what it finds."""
     by_pool: dict[int, list[Share]] = {}
     for share in shares:
         by_pool.setdefault(id(share.table.pool), []).append(share)
     result = []
     for group in by_pool.values():
         pool = group[0].table.pool
-        segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
-        batch, wrong = pool.recent.of(segments)
-        if wrong >= 0:
-            raise _out_of_range(group, batch, wrong)
+        batch = pool.recent.of([(s.table.table_id, s.table.rows, s.keys) for s in group])
+        pool.look(batch)
         result.append(PoolBatch(pool, group, batch))
     return result
 
 
-def copied(batch: Batch) -> Batch:
-    """Return a batch that does not live in the device's scratch."""
-    return Batch(
-        batch.unique_keys.copy(),
-        batch.inverse.copy(),
-        batch.bounds.copy(),
-        batch.id_bounds.copy(),
-    )
+def settle(parts: Sequence[PoolBatch]) -> None:
+    """Wait for what the device finds out, and check every key.
+
+    Raises
+    ------
+    InvalidArgumentError : a key is outside [0, rows) of its table. Nothing has changed.
+    """
+    for part in parts:
+        part.pool.settle(part.batch)
+    for part in parts:
+        if part.batch.found.outside >= 0:
+            raise _out_of_range(part, part.batch.found.outside)
 
 
 def key_name(row_key: int) -> int:
@@ -116,10 +114,12 @@ def table_of(shares: Sequence[Share], row_key: int) -> TableState:
     return next(s.table for s in shares if s.table.table_id == table_id)
 
 
-def _out_of_range(group: list[Share], batch: Batch, position: int) -> InvalidArgumentError:
-    segment = int(np.searchsorted(batch.bounds, position, side="right")) - 1
-    share = group[segment]
-    key = int(share.keys[position - int(batch.bounds[segment])])
+def _out_of_range(part: PoolBatch, position: int) -> InvalidArgumentError:
+    bounds = part.batch.bounds
+    segment = int(np.searchsorted(bounds, position, side="right")) - 1
+    share = part.shares[segment]
+    place = position - int(bounds[segment])
+    key = int(part.pool.device.download(share.keys[place : place + 1])[0])
     return InvalidArgumentError(
         f"table {share.table.name!r}: expected keys in [0, {share.table.rows}), found {key}"
     )

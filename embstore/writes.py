@@ -2,9 +2,9 @@
 
 An update runs in four steps, so that what is refused has changed nothing:
 
-1. the keys of each pool are made unique and checked;
-2. gradients are summed by key and scaled, and in the same pass noticed if not finite (rules 2, 4,
-    9);
+1. the keys of each pool are made unique and looked for; gradients are summed by key and scaled, and
+    in the same pass noticed if not finite (rules 2, 4, 9);
+2. the device is waited for, once; keys and sums are checked;
 3. rows are made resident, or room is reserved for those that will have to leave;
 4. the optimizer is applied, tables count (rules 4, 5).
 
@@ -28,7 +28,7 @@ from embstore.arithmetic import (
 )
 from embstore.arrays import KEY_BITS, Keys, Rows
 from embstore.cache.pool import Pool
-from embstore.device.base import Slots
+from embstore.device.base import Array
 from embstore.errors import InvalidArgumentError
 from embstore.stages import Stages
 from embstore.tablestate import (
@@ -36,14 +36,16 @@ from embstore.tablestate import (
     Share,
     TableState,
     batches,
-    copied,
     key_name,
+    settle,
     table_of,
 )
 
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
 OnNonfinite = Literal["refuse", "skip"]
+Change = Callable[[Array, int, int], None]
+"""change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,16 @@ class KeySums:
     """What an update does to one pool: one gradient for each unique row key."""
 
     pool: Pool
+    keys: Array  # (u,)
+    sums: Array  # (u, dim) or more, scaled
+
+
+@dataclass(frozen=True)
+class RankSums:
+    """One rank's part of that, unscaled, on the host, where ranks are added."""
+
     keys: Keys  # (u,)
-    sums: Rows  # (u, dim), scaled
+    sums: Rows  # (u, dim)
 
 
 def update(
@@ -75,11 +85,13 @@ def update(
     stages.lap("unique")
     scale = np.float32(gradient_scale)
     sums = [_summed(part, scale) for part in parts]
-    wrong = [int(s.keys[bad]) for s, bad in sums if bad >= 0]
+    settle(parts)
+    wrong = [_key_of(part, id) for part in parts if (id := part.batch.found.not_finite) >= 0]
     stages.lap("sum_by_key")
     if wrong:
         return _refuse(_first_named(shares, wrong), shares, on_nonfinite)
-    _apply([s for s, _ in sums], [share.table for share in shares], learning_rate, stages)
+    named = [KeySums(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
+    _apply(named, [share.table for share in shares], learning_rate, stages)
     return True
 
 
@@ -98,20 +110,22 @@ def update_ranks(
     """
     stages.start()
     one = np.float32(1.0)
-    by_pool: dict[int, list[KeySums]] = {}
+    by_pool: dict[int, tuple[Pool, list[RankSums]]] = {}
     for shares in ranks:
-        for part in batches(shares):
-            sums, _ = _summed(PoolBatch(part.pool, part.shares, copied(part.batch)), one)
-            own = KeySums(sums.pool, sums.keys, sums.sums.copy())
-            by_pool.setdefault(id(part.pool), []).append(own)
+        parts = batches(shares)
+        sums = [_summed(part, one) for part in parts]
+        settle(parts)
+        for part, d_sums in zip(parts, sums, strict=True):
+            by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(_on_host(part, d_sums))
     everyone = [share for shares in ranks for share in shares]
-    total = [_added(parts, gradient_scale) for parts in by_pool.values()]
-    wrong = [int(key) for sums in total for key in sums.keys[~np.isfinite(sums.sums).all(axis=1)]]
+    total = [(pool, *_added(parts, gradient_scale)) for pool, parts in by_pool.values()]
+    wrong = [int(key) for _, keys, g in total for key in keys[~np.isfinite(g).all(axis=1)]]
     stages.lap("sum_by_key")
     if wrong:
         return _refuse(_first_named(everyone, wrong), everyone, on_nonfinite)
     tables = list({share.table.table_id: share.table for share in everyone}.values())
-    _apply(total, tables, learning_rate, stages)
+    named = [KeySums(p, p.device.upload(keys), p.device.upload(g)) for p, keys, g in total]
+    _apply(named, tables, learning_rate, stages)
     return True
 
 
@@ -128,21 +142,28 @@ def put_rows(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
     _overwrite(share, weights, state, add_t)
 
 
-def _summed(part: PoolBatch, scale: np.float32) -> tuple[KeySums, int]:
-    device = part.pool.device
-    sums = part.pool.sums(len(part.batch.unique_keys))
+def _summed(part: PoolBatch, scale: np.float32) -> Array:
     gradients = [share.gradients for share in part.shares if share.gradients is not None]
-    bad = device.sum_by_key(part.batch, device.group(part.batch), gradients, scale, sums)
-    return KeySums(part.pool, part.batch.unique_keys, sums), bad
+    return part.pool.sum_by_key(part.batch, gradients, scale)
 
 
-def _added(parts: list[KeySums], gradient_scale: float) -> KeySums:
+def _key_of(part: PoolBatch, id: int) -> int:
+    return int(part.pool.device.download(part.batch.unique_keys[id : id + 1])[0])
+
+
+def _on_host(part: PoolBatch, sums: Array) -> RankSums:
+    device, keys = part.pool.device, part.batch.unique_keys
+    rows = device.download(sums[: len(keys)]).reshape(len(keys), part.pool.layout.dim)
+    return RankSums(device.download(keys).copy(), rows.copy())
+
+
+def _added(parts: list[RankSums], gradient_scale: float) -> tuple[Keys, Rows]:
     """Add the ranks' sums of one pool in rank order, then scale."""
     keys, inverse = unique(np.concatenate([part.keys for part in parts]))
     cuts = np.cumsum([len(part.keys) for part in parts])[:-1]
     ids = np.split(inverse, cuts)
     total = add_ranks(len(keys), [(i, part.sums) for i, part in zip(ids, parts, strict=True)])
-    return KeySums(parts[0].pool, keys, scale_sums(total, gradient_scale))
+    return keys, scale_sums(total, gradient_scale)
 
 
 def _apply(
@@ -164,43 +185,43 @@ def _apply(
     _write([(part.pool, part.keys, _optimizer(part)) for part in parts], tables, 1, stages)
 
 
-def _optimizer(part: KeySums) -> Callable[[Slots, int, int], None]:
+def _optimizer(part: KeySums) -> Change:
     pool = part.pool
 
-    def apply(slots: Slots, low: int, high: int) -> None:
+    def apply(slots: Array, low: int, high: int) -> None:
         pool.device.apply(
             pool.layout.optimizer,
-            pool.rows,
+            pool.memory,
             slots,
             part.keys[low:high],
             part.sums[low:high],
             pool.parameters,
-            pool.dirty,
         )
 
     return apply
 
 
 def _overwrite(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
-    (part,) = batches([share])
+    (part,) = parts = batches([share])
+    settle(parts)
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
-    last[part.batch.inverse] = np.arange(len(share.keys))
+    last[pool.device.download(part.batch.inverse)] = np.arange(len(share.keys))
     rows = np.zeros((len(keys), pool.layout.stride), np.float32)
     dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
     rows[:, :dim] = weights[last]
     rows[:, dim:end] = state[last]
     canonicalize_nans(rows)
 
-    def scatter(slots: Slots, low: int, high: int) -> None:
-        pool.device.scatter_rows(rows[low:high], pool.rows, slots)
-        pool.dirty[slots] = 1
+    def scatter(slots: Array, low: int, high: int) -> None:
+        pool.device.scatter_rows(rows[low:high], pool.memory.rows, pool.device.download(slots))
+        pool.device.mark(pool.memory, slots, dirty=True)
 
     _write([(pool, keys, scatter)], [share.table], add_t, Stages())
 
 
 def _write(
-    writes: Sequence[tuple[Pool, Keys, Callable[[Slots, int, int], None]]],
+    writes: Sequence[tuple[Pool, Array, Change]],
     tables: Sequence[TableState],
     add_t: int,
     stages: Stages,
@@ -218,16 +239,20 @@ def _write(
     with tables[0].pool.storage.no_way_back() if tables else nullcontext():
         for (pool, keys, change), slots in zip(writes, held, strict=True):
             pool.write(keys, slots, change)
-            for table in tables:
-                if table.pool is pool:
-                    table.digest.note_written(_keys_of(table, keys, len(tables)))
+            _note_written([table for table in tables if table.pool is pool], keys)
         for table in tables:
             table.t += add_t
     stages.lap("apply")
 
 
-def _keys_of(table: TableState, keys: Keys, tables: int) -> Keys:
-    return keys if tables == 1 else keys[keys >> KEY_BITS == table.table_id]
+def _note_written(tables: Sequence[TableState], d_keys: Array) -> None:
+    followed = [table for table in tables if table.digest.is_followed]
+    if not followed:
+        return
+    keys = followed[0].pool.device.download(d_keys)
+    for table in followed:
+        one = keys if len(tables) == 1 else keys[keys >> KEY_BITS == table.table_id]
+        table.digest.note_written(one)
 
 
 def _first_named(shares: Sequence[Share], wrong: list[int]) -> int:

@@ -280,6 +280,17 @@ class RemoteStore:
         return self._calls.server_info()
 
     @property
+    def device(self) -> str:
+        """What keeps and computes the rows there: "cpu" or "cuda:N". One call."""
+        return self.server_info().device
+
+    @property
+    def device_facts(self) -> dict[str, Any]:
+        """The device's model, memory and versions; see `Store.device_facts`. One call."""
+        told = self.server_info().device_info
+        return {field.name: value for field, value in told.ListFields()}
+
+    @property
     def limits(self) -> Limits:
         """The named bounds that the server holds calls to, as it told them at `connect`.
 

@@ -5,10 +5,8 @@ what keeps it usable: it grows with the slots, and is built anew, larger, in the
 stash fills.
 """
 
-import numpy as np
-
-from embstore.arrays import EMPTY_KEY, Keys
-from embstore.device.base import Device, Slots
+from embstore.arrays import Keys
+from embstore.device.base import Device, SlotMemory, Slots
 
 
 class SlotIndex:
@@ -16,8 +14,8 @@ class SlotIndex:
 
     def __init__(self, device: Device) -> None:
         self.capacity = 0
+        self.arrays = device.allocate_index(1)
         self._device = device
-        self._arrays = device.allocate_index(1)
 
     @property
     def memory_bytes(self) -> int:
@@ -28,37 +26,29 @@ class SlotIndex:
         """Return the bytes that the index will take once it serves `slot_count` slots."""
         return self._device.index_bytes(max(self.capacity, slot_count))
 
-    def grow(self, slot_count: int, slot_keys: Keys) -> None:
-        """Serve `slot_count` slots, of which `slot_keys` tells the content."""
-        if slot_count > self.capacity:
-            self._rebuild(slot_count, slot_keys)
+    def grow(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
+        """Serve `capacity` slots; those that there are, `slot_count`, tell what is in it."""
+        if capacity > self.capacity:
+            self._rebuild(capacity, memory, slot_count)
 
-    def shrink(self, slot_count: int, slot_keys: Keys) -> None:
+    def shrink(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
         """Give memory back once far fewer slots are served."""
-        if slot_count < self.capacity:
-            self._rebuild(slot_count, slot_keys)
+        if capacity < self.capacity:
+            self._rebuild(capacity, memory, slot_count)
 
-    def probe(self, keys: Keys, slots: Slots) -> int:
-        """Write each key's slot, or -1, into `slots`; return how many are absent.
-
-        Pure: any thread.
-        """
-        return self._device.probe(self._arrays, keys, slots)
-
-    def insert(self, keys: Keys, slots: Slots, slot_keys: Keys) -> None:
-        """Add absent keys, which stand in `slot_keys` already."""
-        if not self._device.insert(self._arrays, keys, slots):
-            self._rebuild(self.capacity + self.capacity // 4 + 64, slot_keys)
+    def insert(self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int) -> None:
+        """Add absent keys, which are in their slots already."""
+        if not self._device.insert(self.arrays, keys, slots):
+            self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)
 
     def erase(self, keys: Keys) -> None:
         """Remove present keys."""
-        self._device.erase(self._arrays, keys)
+        self._device.erase(self.arrays, keys)
 
-    def _rebuild(self, capacity: int, slot_keys: Keys) -> None:
-        slots = np.flatnonzero(slot_keys != EMPTY_KEY)
+    def _rebuild(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
         while True:
             arrays = self._device.allocate_index(capacity)
-            if self._device.insert(arrays, slot_keys[slots], slots):
-                self._arrays, self.capacity = arrays, capacity
+            if self._device.insert_slots(arrays, memory, slot_count):
+                self.arrays, self.capacity = arrays, capacity
                 return
             capacity += capacity // 4 + 64

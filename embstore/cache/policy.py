@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys
-from embstore.device.base import Device, Slots
+from embstore.device.base import Array, Device, SlotMemory, Slots
 
 POLICIES = ("lru", "lfu")
 AGEING_TOUCHES = 10
@@ -35,11 +34,11 @@ _LFU_QUEUE_SHARE = 64
 
 @dataclass
 class Policy:
-    """Scores and victims of one pool. Engine thread only."""
+    """Scores and victims of one pool, whose slots `memory` holds. Engine thread only."""
 
     device: Device
+    memory: SlotMemory
     lfu: bool
-    scores: NDArray[np.int64]  # by slot; stale where the slot is free
     clock: int = 0
     _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -50,12 +49,12 @@ class Policy:
         """Begin a call, or a part of one: what was touched before may be evicted again."""
         self.clock += 1
 
-    def touch(self, slots: Slots, slot_count: int) -> None:
-        """Score slots that the running call uses."""
-        self.device.touch(self.scores, slots, self.clock, self.lfu)
-        self._touches += len(slots)
+    def touch(self, slots: Array | Slots, touched: int, slot_count: int) -> None:
+        """Score slots that the running call uses; `touched` of them are not -1."""
+        self.device.touch(self.memory, slots, self.clock, lfu=self.lfu)
+        self._touches += touched
         if self.lfu and self._touches >= AGEING_TOUCHES * slot_count:
-            self.device.age_scores(self.scores[:slot_count])
+            self.device.age_scores(self.memory, slot_count)
             self._touches = 0
             self.forget()
 
@@ -64,31 +63,28 @@ class Policy:
         self._queue, self._next = np.empty(0, np.int64), 0
         self._queued_scores = np.empty(0, np.int64)
 
-    def victims(self, count: int, slot_keys: Keys) -> Slots:
+    def victims(self, count: int, slot_count: int) -> Slots:
         """Return `count` resident slots of lowest score that the running call has not touched."""
         found: list[Slots] = []
         while count:
             if self._next == len(self._queue):
-                self._refill(count, slot_keys)
+                self._refill(count, slot_count)
             slots = self._queue[self._next : self._next + count]
             scores = self._queued_scores[self._next : self._next + count]
             self._next += len(slots)
-            slots = slots[(self.scores[slots] == scores) & (slot_keys[slots] >= 0)]
-            self.scores[slots] = (
-                self.clock
-            )  # still resident: the next refill must not find them again
+            now = self.device.read_slots(self.memory, slots)
+            slots = slots[(now.scores == scores) & (now.keys >= 0)]
+            # Still resident: the next refill must not find them again.
+            self.device.touch(self.memory, slots, self.clock, lfu=False)
             found.append(slots)
             count -= len(slots)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _refill(self, count: int, slot_keys: Keys) -> None:
+    def _refill(self, count: int, slot_count: int) -> None:
         share = _LFU_QUEUE_SHARE if self.lfu else _LRU_QUEUE_SHARE
-        wanted = max(count, len(slot_keys) // share)
-        queue = np.empty(wanted, np.int64)
-        scores = self.scores[: len(slot_keys)]
-        found = self.device.select_victims(scores, slot_keys, self.clock, wanted, queue)
-        assert found > 0, "a call was given more rows than there are slots"
-        scores = self.scores[queue[:found]]
+        wanted = max(count, slot_count // share)
+        slots, scores = self.device.select_victims(self.memory, slot_count, self.clock, wanted)
+        assert len(slots), "a call was given more rows than there are slots"
         order = np.argsort(scores, kind="stable")
-        self._queue, self._next = queue[:found][order], 0
+        self._queue, self._next = slots[order], 0
         self._queued_scores = scores[order]

@@ -26,7 +26,6 @@ been copied; slots keep their numbers. After a smaller one they are longer than 
 nothing: slabs that go give the pages of every array back.
 """
 
-import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -39,15 +38,21 @@ from embstore.cache.index import SlotIndex
 from embstore.cache.policy import Policy
 from embstore.cache.recent import RecentBatch
 from embstore.cache.sizes import Layout, Sizes
-from embstore.device.base import Batch, Device, Flags, Slots, TableParameters
+from embstore.device.base import (
+    Array,
+    Batch,
+    Counts,
+    Device,
+    Gradients,
+    SlotContents,
+    Slots,
+    TableParameters,
+)
 from embstore.device.memory import lengthened, release
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
-
-Counts = NDArray[np.int64]
-"""By position of a call: how many accesses of the caller it stands for."""
 
 
 @dataclass
@@ -71,7 +76,7 @@ class Counters:
 class Held:
     """Slots that hold the rows of a command, unless a row has left its slot since."""
 
-    slots: Slots
+    slots: Array
     moves: int
 
 
@@ -88,26 +93,29 @@ class Pool:
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
+        self.memory = self.device.allocate_slots(self.layout.stride)
         self.index = SlotIndex(self.device)
         self.slot_count = 0
-        self.rows: Rows = np.empty((0, self.layout.stride), np.float32)
-        self.dirty: Flags = np.empty(0, np.uint8)
-        self.policy = Policy(self.device, self.lfu, np.empty(0, np.int64))
+        self.policy = Policy(self.device, self.memory, self.lfu)
         self.parameters = _no_parameters()
         self.tables: set[int] = set()
-        self._slot_keys: Keys = np.empty(0, np.int64)
+        self.recent = RecentBatch(self.device)
         self._free = np.empty(0, np.uint32)
         self._free_count = 0
-        self._slots = np.empty(0, np.int64)
-        self.recent = RecentBatch(self.device)
-        self._held_keys: Keys | None = None
-        self._held_moves = 0
+        self._slots: Array = self.device.allocate(0, np.int64)
+        self._slots_of: object = None  # whose slots these are, an array of keys or a batch
+        self._slots_missing = 0
+        self._slots_moves = 0
         self._dirty_max = 0  # at least the number of dirty slots: a row written twice counts twice
-        self._moves = 0  # grows whenever a row leaves its slot
-        self._sums: Rows = np.empty((0, self.layout.dim), np.float32)
+        self._moves = 0  # grows whenever a row comes to a slot or leaves it
+        self._sums: Array = self.device.allocate(0, np.float32, width=self.layout.dim)
         self.fit_budget(self.arena.budget_bytes)
         self.arena.join(self)
-        self._add_slab()
+        try:
+            self._add_slab()
+        except BaseException:
+            self.arena.leave(self)
+            raise
 
     # Capacity
 
@@ -116,25 +124,14 @@ class Pool:
 
         Raises
         ------
-        CapacityError : no address space. Nothing has changed that can be seen.
+        CapacityError : no memory, or no address space. Nothing has changed that can be seen.
         """
         sizes = Sizes.of(self.layout, budget_bytes, self.device)
-        self._lengthen(sizes.slots_max)
+        self.device.reserve_slots(self.memory, self.slot_count, sizes.slots_max, sizes.slab_slots)
+        if sizes.slots_max > len(self._free):
+            self._free = lengthened(self._free, self.slot_count, sizes.slots_max)
         self._sizes = sizes
-        self._staging: Rows = np.empty((sizes.staging_rows, self.layout.stride), np.float32)
-        self._found: Flags = np.empty(sizes.staging_rows, np.uint8)
         self._trim_index()
-
-    def _lengthen(self, slots_max: int) -> None:
-        """Have every array reach for so many slots."""
-        if slots_max <= len(self._slot_keys):
-            return
-        used = self.slot_count
-        self.rows = self.device.lengthen_rows(self.rows, used, slots_max)
-        self.dirty = lengthened(self.dirty, used, slots_max)
-        self.policy.scores = lengthened(self.policy.scores, used, slots_max)
-        self._free = lengthened(self._free, used, slots_max)
-        self._slot_keys = lengthened(self._slot_keys, used, slots_max)  # last: its length is asked
 
     @property
     def slab_slots(self) -> int:
@@ -151,10 +148,14 @@ class Pool:
         """Slabs that the pool has; of the last, after a change of the budget, perhaps a part."""
         return -(-self.slot_count // self.slab_slots)
 
+    def contents(self) -> SlotContents:
+        """Return what is in every slot."""
+        return self.device.read_range(self.memory, 0, self.slot_count)
+
     @property
     def slot_keys(self) -> Keys:
         """The row key in each slot, EMPTY_KEY where it is free."""
-        return self._slot_keys[: self.slot_count]
+        return self.contents().keys
 
     @property
     def resident_count(self) -> int:
@@ -165,7 +166,7 @@ class Pool:
     def memory_bytes(self) -> int:
         """Bytes of slabs, index and staging."""
         slots = self.slot_count * self._sizes.slot_bytes
-        return slots + self.index.memory_bytes + self._staging.nbytes
+        return slots + self.index.memory_bytes + self._sizes.staging_bytes
 
     @property
     def least_bytes(self) -> int:
@@ -181,7 +182,7 @@ class Pool:
         """Bytes with one slab more."""
         count = self._grown_count
         index_bytes = self.index.bytes_for(self._index_slots(count))
-        return count * self._sizes.slot_bytes + index_bytes + self._staging.nbytes
+        return count * self._sizes.slot_bytes + index_bytes + self._sizes.staging_bytes
 
     @property
     def _grown_count(self) -> int:
@@ -200,13 +201,12 @@ class Pool:
     def _add_slab(self) -> None:
         low, high = self.slot_count, self._grown_count
         index_slots = self._index_slots(high)
+        self.device.add_slots(self.memory, low, high)
         self.slot_count = high
-        self._slot_keys[low:high] = EMPTY_KEY
-        self.dirty[low:high] = 0
         added = np.arange(high - 1, low - 1, -1)
         self._free[self._free_count : self._free_count + len(added)] = added
         self._free_count += len(added)
-        self.index.grow(index_slots, self.slot_keys)
+        self.index.grow(index_slots, self.memory, high)
 
     def release_slab(self) -> None:
         """Evict the rows of the last slab and give it back to the arena."""
@@ -229,15 +229,8 @@ class Pool:
         self.slot_count = low
         self._trim_index()
         self.policy.forget()
-        self._give_back(low, high)
-
-    def _give_back(self, low: int, high: int) -> None:
-        """Release the memory of the last slots, with the pages that they shared with others gone
-        before: a page holds no more slots than it has bytes."""
-        end = high + mmap.PAGESIZE
-        self.device.release_rows(self.rows, low, min(end, len(self.rows)))
-        for array in (self.dirty, self.policy.scores, self._free, self._slot_keys):
-            release(array[low:end])
+        self.device.drop_slots(self.memory, low, high)
+        release(self._free[low:])
 
     def _vacate(self, low: int) -> None:
         """Evict the rows of all slots from `low` on.
@@ -248,14 +241,14 @@ class Pool:
         step = min(self._logged_rows_max, _VACATED_SLOTS_MAX)
         for high in range(self.slot_count, low, -step):
             begin = max(low, high - step)
-            slots = begin + np.flatnonzero(self._slot_keys[begin:high] != EMPTY_KEY)
-            self.storage.reserve(int(np.count_nonzero(self.dirty[slots])), self.layout.stride)
-            self._evict(slots)
+            here = self.device.read_range(self.memory, begin, high)
+            self.storage.reserve(int(np.count_nonzero(here.dirty)), self.layout.stride)
+            self._evict(begin + np.flatnonzero(here.keys != EMPTY_KEY))
 
     def _trim_index(self) -> None:
         """Make the index smaller where it is far too large, or where a slab is all there is."""
         if self.slab_count == 1 or 2 * self.slot_count < self.index.capacity:
-            self.index.shrink(self.slot_count, self.slot_keys)
+            self.index.shrink(self.slot_count, self.memory, self.slot_count)
 
     def part_keys(self, count: int) -> int:
         """Return how many of `count` unique keys a part may hold; add the slabs that there are."""
@@ -271,70 +264,109 @@ class Pool:
 
     # Residency
 
+    def look(self, batch: Batch) -> None:
+        """Have the device find the slots of a batch; `settle` tells what it found."""
+        if batch.unique_keys is self._slots_of and self._slots_are_right:
+            batch.found.missing = self._slots_missing
+            return
+        self._slots_of = None
+        self.device.probe(self.index.arrays, batch, self._slots_for(len(batch.unique_keys)))
+        self._slots_of = batch
+
+    def settle(self, batch: Batch) -> None:
+        """Wait for what the device finds out about a batch; see `Device.settle`."""
+        self.device.settle(batch)
+        if self._slots_of is batch:
+            self._note_slots(batch.unique_keys, batch.found.missing)
+
     def hold(
-        self,
-        keys: Keys,
-        inverse: NDArray[np.int32] | None = None,
-        counts: Counts | None = None,
-    ) -> Slots:
+        self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
+    ) -> Array:
         """Make unique row keys resident and touch them; return their slots, until the next call.
 
-        len(keys) <= slot_count. Contents do not change. A lookup gives its `inverse`, by which hits
-        are counted, each position once or as often as `counts` says; a write, whose rows were as a
-        rule just looked up, would only flatter the counters.
+        len(keys) <= slot_count. Contents do not change. A lookup gives its `batch`, in which the
+        keys have the ids from `first` on, and by whose positions hits are counted, each once or as
+        often as `counts` says; a write, whose rows were as a rule just looked up, would only
+        flatter the counters.
 
         Raises
         ------
         CapacityError : no room in the log for the victims.
         CorruptTableError : a stored record is not what was written.
         """
-        slots = self._scratch(len(keys))
         self.policy.tick()
-        if keys is self._held_keys and self._moves == self._held_moves:
-            missing = 0  # the last call's rows, where they were
-        else:
-            self._held_keys = None
-            missing = self.index.probe(keys, slots)
+        slots, missing = self._find(keys)
         self.stages.lap("probe")
-        if inverse is not None:
-            self._count_hits(slots, inverse, counts, missing)
-        if not missing:
-            self._held_keys, self._held_moves = keys, self._moves
-            self.policy.touch(slots, self.slot_count)
-            return slots
-        self._held_keys = None
-        absent = np.flatnonzero(slots < 0)
-        self.policy.touch(slots[slots >= 0], self.slot_count)
-        step = len(self._staging)
-        if missing > step:
-            self.storage.ask_for(keys[absent], self.layout.stride)
-        for low in range(0, missing, step):
-            part = absent[low : low + step]
-            slots[part] = self._fetch(keys[part])
-        self._held_keys, self._held_moves = keys, self._moves
+        if batch is not None:
+            self._count_hits(batch, slots, counts, missing, first)
+        self.policy.touch(slots, len(keys) - missing, self.slot_count)
+        if missing:
+            self._slots_of = None
+            places, absent = self.device.absent(keys, slots, missing)
+            self.device.set_slots(slots, places, self._fetch(absent))
+        self._note_slots(keys, 0)
         return slots
 
+    def _find(self, keys: Array) -> tuple[Array, int]:
+        """Return the slots of unique row keys, -1 where absent, and how many are."""
+        slots = self._slots_for(len(keys))
+        if keys is not self._slots_of or not self._slots_are_right:
+            self._slots_of = None
+            self._note_slots(keys, self.device.find(self.index.arrays, keys, slots))
+        return slots, self._slots_missing
+
+    @property
+    def _slots_are_right(self) -> bool:
+        """Whether no row has come or gone since they were found."""
+        return self._slots_moves == self._moves
+
+    def _note_slots(self, keys: Array, missing: int) -> None:
+        self._slots_of, self._slots_missing, self._slots_moves = keys, missing, self._moves
+
+    def _slots_for(self, count: int) -> Array:
+        if len(self._slots) < count:
+            self._slots = self.device.allocate(count + count // 4, np.int64)
+            self._slots_of = None
+        return self._slots[:count]
+
     def _fetch(self, keys: Keys) -> Slots:
-        """Bring absent rows in, one staging buffer of them at most."""
-        staging, found = self._staging[: len(keys)], self._found[: len(keys)]
-        self.storage.read(keys, staging, found)
-        self.stages.lap("read")
+        """Bring absent rows in, and return their slots.
+
+        Victims leave first. Then the rows come, one staging buffer after the other: while the
+        device copies one in, the next is read.
+        """
+        step = self._sizes.staging_rows
+        if len(keys) > step:
+            self.storage.ask_for(keys, self.layout.stride)
         slots = self._take_slots(len(keys))
         self.stages.lap("evict")
-        stored = found != 0
-        if stored.all():
-            self.device.scatter_rows(staging, self.rows, slots)
-        else:
-            new = ~stored
-            self.device.scatter_rows(staging[stored], self.rows, slots[stored])
-            self._initialize(self.rows, slots[new], keys[new])
-        self._slot_keys[slots] = keys
-        self.index.insert(keys, slots, self.slot_keys)
-        self.policy.scores[slots] = 0
-        self.policy.touch(slots, self.slot_count)
-        self._count_origins(found)
+        try:
+            for low in range(0, len(keys), step):
+                self._fill(keys[low : low + step], slots[low : low + step])
+        except BaseException:
+            self._free_count += len(slots)  # they are still in their places of the free list
+            raise
+        self._moves += 1
+        self.device.place_keys(self.memory, slots, keys)
+        self.index.insert(keys, slots, self.memory, self.slot_count)
+        self.policy.touch(slots, len(slots), self.slot_count)
         self.stages.lap("insert")
         return slots
+
+    def _fill(self, keys: Keys, slots: Slots) -> None:
+        """Write the stored or initial rows of keys to free slots."""
+        rows = self.device.staging(len(keys), self.layout.stride)
+        found = np.empty(len(keys), np.uint8)
+        self.storage.read(keys, rows, found)
+        self.stages.lap("read")
+        self._count_origins(found)
+        new = np.flatnonzero(found == 0)
+        if len(new) < len(keys):
+            stored = np.where(found, slots, -1) if len(new) else slots
+            self.device.scatter_rows(rows, self.memory.rows, stored)
+        if len(new):
+            self._initialize(self.memory.rows, slots[new], keys[new])
+        self.stages.lap("insert")
 
     def _take_slots(self, count: int) -> Slots:
         while self._free_count < count and self._grow():
@@ -343,34 +375,31 @@ class Pool:
         if needed > 0:
             # At worst every victim is dirty; the reservation stands before the first is logged.
             self.storage.reserve(min(needed, self._dirty_max), self.layout.stride)
-            self._evict(self.policy.victims(needed, self.slot_keys))
+            self._evict(self.policy.victims(needed, self.slot_count))
         self._free_count -= count
         return self._free[self._free_count : self._free_count + count].astype(np.int64)
 
     def _evict(self, slots: Slots) -> None:
         """Free resident slots; dirty ones are logged first (room has been reserved)."""
-        keys = self._slot_keys[slots]
-        dirty = self.dirty[slots] != 0
-        count = int(np.count_nonzero(dirty))
+        here = self.device.read_slots(self.memory, slots)
+        count = int(np.count_nonzero(here.dirty))
         if count:
-            self.storage.append(keys[dirty], self.rows, slots[dirty])
+            self._log(here.keys[here.dirty], slots[here.dirty])
             self._dirty_max -= count
         self.counters.evictions_dirty += count
         self.counters.evictions_clean += len(slots) - count
-        self._free_slots(slots, keys)
+        self._free_slots(slots, here.keys)
+
+    def _log(self, keys: Keys, slots: Slots) -> None:
+        for piece, rows, places in self.device.row_pieces(self.memory.rows, slots):
+            self.storage.append(keys[piece], rows, places)
 
     def _free_slots(self, slots: Slots, keys: Keys) -> None:
         self._moves += 1
         self.index.erase(keys)
-        self._slot_keys[slots] = EMPTY_KEY
-        self.dirty[slots] = 0
+        self.device.clear_slots(self.memory, slots)
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
-
-    def _scratch(self, count: int) -> Slots:
-        if len(self._slots) < count:
-            self._slots = np.empty(count + count // 4, np.int64)
-        return self._slots[:count]
 
     # Verbs
 
@@ -379,11 +408,7 @@ class Pool:
 
         counts : (n,), accesses that each position stands for, in the counters and nowhere else
         """
-        count = len(batch.unique_keys)
-        if self.part_keys(count) == count:
-            rows, slots = self.rows, self.hold(batch.unique_keys, batch.inverse, counts)
-        else:
-            rows, slots = self._rows_in_parts(batch, counts)
+        rows, slots = self._resident_rows(batch, counts)
         self.device.gather(rows, slots, batch, self.layout.dim, outs)
 
     def gather_pooled(
@@ -395,25 +420,21 @@ class Pool:
         out: Rows,
     ) -> None:
         """Write the pooled weights of every bag of `batch`, which has one segment."""
-        count = len(batch.unique_keys)
-        if self.part_keys(count) == count:
-            rows, slots = self.rows, self.hold(batch.unique_keys, batch.inverse)
-        else:
-            rows, slots = self._rows_in_parts(batch)
-        self.device.gather_pooled(rows, slots, batch.inverse, offsets, mean, weights, out)
+        rows, slots = self._resident_rows(batch)
+        self.device.gather_pooled(rows, slots, batch, offsets, mean, weights, out)
 
-    def _rows_in_parts(self, batch: Batch, counts: Counts | None = None) -> tuple[Rows, Slots]:
+    def _resident_rows(self, batch: Batch, counts: Counts | None = None) -> tuple[Array, Array]:
+        """Return rows and slots by which a batch is answered: the pool's own, or copies of parts
+        that were resident one after the other."""
         keys = batch.unique_keys
-        rows = np.empty((len(keys), self.layout.stride), np.float32)
+        if self.part_keys(len(keys)) == len(keys):
+            slots = self.hold(keys, batch, counts)
+            return self.memory.rows, slots
+        rows = self.device.allocate_rows(len(keys), self.layout.stride)
         for low, high in self.parts(len(keys)):
-            here = (batch.inverse >= low) & (batch.inverse < high)
-            slots = self.hold(
-                keys[low:high],
-                batch.inverse[here] - np.int32(low),
-                None if counts is None else counts[here],
-            )
-            self.device.gather_rows(self.rows, slots, rows[low:high])
-        return rows, np.arange(len(keys))
+            slots = self.hold(keys[low:high], batch, counts, low)
+            self.device.gather_rows(self.memory.rows, slots, rows, low)
+        return rows, self.device.upload(np.arange(len(keys)))
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of `count` unique keys that can be held one after the other."""
@@ -424,13 +445,16 @@ class Pool:
         for low in range(0, count, max(size, 1)):
             yield low, min(low + size, count)
 
-    def sums(self, count: int) -> Rows:
-        """Return scratch for the gradients of `count` unique keys, (count, dim)."""
+    def sum_by_key(self, batch: Batch, gradients: list[Gradients], scale: np.float32) -> Array:
+        """Return the scaled sums of a batch's gradients, (unique keys or more, dim), until the next
+        call; see `Device.sum_by_key`."""
+        count = len(batch.unique_keys)
         if len(self._sums) < count:
-            self._sums = np.empty((count + count // 4, self.layout.dim), np.float32)
-        return self._sums[:count]
+            self._sums = self.device.allocate(count + count // 4, np.float32, width=self.layout.dim)
+        self.device.sum_by_key(batch, gradients, scale, self._sums[:count])
+        return self._sums
 
-    def prepare_write(self, keys: Keys) -> Held | None:
+    def prepare_write(self, keys: Array) -> Held | None:
         """Do everything of a write that can be refused, before the first row changes.
 
         What fits is made resident, and is returned. What does not is written in parts, for all
@@ -446,7 +470,7 @@ class Pool:
         return None
 
     def write(
-        self, keys: Keys, held: Held | None, change: Callable[[Slots, int, int], None]
+        self, keys: Array, held: Held | None, change: Callable[[Array, int, int], None]
     ) -> None:
         """Have `change(slots, low, high)` change the rows of keys[low:high], part by part.
 
@@ -461,31 +485,33 @@ class Pool:
             for low, high in self.parts(len(keys)):
                 change(self.hold(keys[low:high]), low, high)
 
-    def peek_rows(self, keys: Keys) -> Rows:
-        """Return a copy of unique rows, whole records.
-
-        Leaves no trace in the cache or its scores.
-        """
-        slots = np.empty(len(keys), np.int64)
-        missing = self.index.probe(keys, slots)
+    def peek_rows(self, batch: Batch) -> tuple[Array, Array]:
+        """Return rows and slots by which a batch is answered, without a trace in the cache."""
+        keys = batch.unique_keys
+        slots, missing = self._find(keys)
         if not missing:
-            return self._copy_slots(slots)
-        rows = np.empty((len(keys), self.layout.stride), np.float32)
-        resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-        rows[resident] = self._copy_slots(slots[resident])
-        stored, found = self._read(keys[absent])
-        new = np.flatnonzero(~found)
-        self._initialize(stored, new, keys[absent][new])
-        rows[absent] = stored
-        return rows
+            return self.memory.rows, slots
+        rows = self.device.allocate_rows(len(keys), self.layout.stride)
+        self.device.gather_rows(self.memory.rows, slots, rows, 0)
+        places, absent = self.device.absent(keys, slots, missing)
+        step = self._sizes.staging_rows
+        for low in range(0, missing, step):
+            part = slice(low, low + step)
+            stored, found = self._read(absent[part])
+            self.device.scatter_rows(stored, rows, np.where(found, places[part], -1))
+            new = places[part][~found]
+            if len(new):
+                self._initialize(rows, new, absent[part][~found])
+        return rows, self.device.upload(np.arange(len(keys)))
 
     def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
         """Return a copy of those of `keys` that were ever written, and which they are."""
-        slots = np.empty(len(keys), np.int64)
-        self.index.probe(keys, slots)
+        d_slots = self.device.allocate(len(keys), np.int64)
+        self.device.find(self.index.arrays, self.device.upload(keys), d_slots)
+        slots = self.device.download(d_slots)
         resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         written = np.zeros(len(keys), bool)
-        written[resident] = self.dirty[slots[resident]] != 0
+        written[resident] = self.device.read_slots(self.memory, slots[resident]).dirty
         clean = resident[~written[resident]]
         written[clean] = self.storage.has(keys[clean])
         if not len(absent):
@@ -500,9 +526,7 @@ class Pool:
         return rows, written
 
     def _copy_slots(self, slots: Slots) -> Rows:
-        rows = np.empty((len(slots), self.layout.stride), np.float32)
-        self.device.gather_rows(self.rows, slots, rows)
-        return rows
+        return self.device.read_rows(self.memory.rows, slots)
 
     def _read(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
         rows = np.empty((len(keys), self.layout.stride), np.float32)
@@ -510,19 +534,22 @@ class Pool:
         self.storage.read(keys, rows, found)
         return rows, found != 0
 
-    def _initialize(self, rows: Rows, slots: Slots, keys: Keys) -> None:
+    def _initialize(self, rows: Array, slots: Slots, keys: Keys) -> None:
         self.device.initialize(
             rows, slots, keys, self.parameters, self.layout.dim, self.layout.state_dim
         )
 
     # Dirty rows, tables
 
-    def dirty_slots(self, table_id: int | None = None) -> Slots:
-        """Return the dirty slots, of one table or of all."""
-        slots = np.flatnonzero(self.dirty[: self.slot_count])
-        if table_id is not None and len(slots):
-            slots = slots[self._slot_keys[slots] >> KEY_BITS == table_id]
-        return slots
+    def dirty_slots(self, table_id: int | None = None) -> tuple[Slots, Keys]:
+        """Return the dirty slots, of one table or of all, and the row keys in them."""
+        here = self.contents()
+        slots = np.flatnonzero(here.dirty)
+        keys = here.keys[slots]
+        if table_id is None:
+            return slots, keys
+        of_table = keys >> KEY_BITS == table_id
+        return slots[of_table], keys[of_table]
 
     @property
     def _logged_rows_max(self) -> int:
@@ -536,15 +563,18 @@ class Pool:
         ------
         CapacityError : the disk is full. Rows not yet logged stay dirty.
         """
-        slots = self.dirty_slots(table_id)
+        slots, keys = self.dirty_slots(table_id)
         self.storage.expect(len(slots))
         step = self._logged_rows_max
         for low in range(0, len(slots), step):
             part = slots[low : low + step]
             self.storage.reserve(len(part), self.layout.stride, bounded=False)
-            self.storage.append(self._slot_keys[part], self.rows, part)
-            self.dirty[part] = 0
-        self._dirty_max = int(np.count_nonzero(self.dirty[: self.slot_count]))
+            self._log(keys[low : low + step], part)
+            self.device.mark(self.memory, part, dirty=False)
+        if table_id is None:
+            self._dirty_max = 0
+        else:
+            self._dirty_max -= len(slots)
         return len(slots)
 
     def purge(self, table_id: int | None = None) -> None:
@@ -574,23 +604,22 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back."""
-        self.device.release_rows(self.rows, 0, self.slot_count)
+        self.device.drop_slots(self.memory, 0, self.slot_count)
 
     # Counting and checking
 
     def _count_hits(
-        self, slots: Slots, inverse: NDArray[np.int32], counts: Counts | None, missing: int
+        self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
     ) -> None:
-        accesses = len(inverse) if counts is None else int(counts.sum())
-        self.counters.unique_keys += len(slots)
-        self.counters.unique_hits += len(slots) - missing
-        self.counters.accesses += accesses
-        if not missing:
-            self.counters.access_hits += accesses
-        elif counts is None:
-            self.counters.access_hits += self.device.count_accesses(inverse, slots)
+        count = len(slots)
+        if missing or count < len(batch.unique_keys):
+            accesses, hits = self.device.count_accesses(batch, slots, first, first + count, counts)
         else:
-            self.counters.access_hits += int(counts[slots[inverse] >= 0].sum())
+            accesses = hits = batch.position_count if counts is None else int(counts.sum())
+        self.counters.unique_keys += count
+        self.counters.unique_hits += count - missing
+        self.counters.accesses += accesses
+        self.counters.access_hits += hits
 
     def _count_origins(self, found: NDArray[np.uint8]) -> None:
         origins = np.bincount(found, minlength=3)
@@ -600,21 +629,21 @@ class Pool:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of the module's docstring does not hold."""
-        keys = self.slot_keys
+        here = self.contents()
+        keys, dirty_count = here.keys, int(np.count_nonzero(here.dirty))
         resident = np.flatnonzero(keys != EMPTY_KEY)
         free = np.sort(self._free[: self._free_count])
-        slots = np.empty(len(resident), np.int64)
-        missing = self.index.probe(keys[resident], slots)
+        d_slots = self.device.allocate(len(resident), np.int64)
+        missing = self.device.find(self.index.arrays, self.device.upload(keys[resident]), d_slots)
+        slots = self.device.download(d_slots)
         faults = {
             "a key has two slots": len(np.unique(keys[resident])) != len(resident),
             "the index does not lead to a key's slot": missing or (slots != resident).any(),
             "the free list is not the free slots": not np.array_equal(
                 free, np.flatnonzero(keys == EMPTY_KEY)
             ),
-            "a free slot is dirty": self.dirty[free].any(),
-            "more rows are dirty than are accounted for": (
-                np.count_nonzero(self.dirty[: self.slot_count]) > self._dirty_max
-            ),
+            "a free slot is dirty": here.dirty[free].any(),
+            "more rows are dirty than are accounted for": dirty_count > self._dirty_max,
             "a resident row's table is not of this pool": not (
                 set(np.unique(keys[resident] >> KEY_BITS).tolist()) <= self.tables
             ),

@@ -44,6 +44,7 @@ class Sizes:
     slab_slots: int
     slots_max: int  # a multiple of slab_slots; more can never be had
     staging_rows: int
+    staging_bytes: int
     least_bytes: int  # with one slab
 
     @property
@@ -57,9 +58,11 @@ class Sizes:
         row_bytes = 4 * layout.stride
         slot_bytes = row_bytes + _METADATA_BYTES
         slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), _SLAB_BYTES_MAX)
-        slab_slots = max(_SLAB_SLOTS_MIN, slab_bytes // slot_bytes)
+        slab_slots = device.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // slot_bytes))
         staging_rows = max(1, min(_STAGING_BYTES, budget_bytes // _STAGING_SHARE) // row_bytes)
-        least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_rows * row_bytes
+        staging_bytes = staging_rows * row_bytes
+        least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_bytes
         many = slab_slots * (_MANY_SLOTS * slot_bytes + device.index_bytes(_MANY_SLOTS))
         slabs_max = budget_bytes * _MANY_SLOTS // many + 1
-        return cls(slot_bytes, slab_slots, slabs_max * slab_slots, staging_rows, least)
+        slots_max = slabs_max * slab_slots
+        return cls(slot_bytes, slab_slots, slots_max, staging_rows, staging_bytes, least)

@@ -11,43 +11,63 @@ and its id is part of the row key, the unique keys of one table are consecutive 
     unique      k0 k1 k2   | k3 k4         id -> row key, in order of first occurrence
     slots       s0 s1 s2   | s3 s4         id -> slot of the cache, -1 where absent
 
-All arrays are C-contiguous; those that are only read may be read-only.
+**Where arrays are.** An `Array` is in the device's memory: a NumPy array on the CPU, what only the
+device can read on a GPU. The cache slices it, asks for its length and hands it on. Whatever is
+annotated otherwise is on the host; what comes from a caller of the store (keys, gradients, outputs)
+may also be in the device's memory where the device says so. Host arrays are C-contiguous; those
+that are only read may be read-only.
 
-Arrays that a device returns live in its own scratch memory: they hold until the next call of the
-same method. Nothing here allocates per key once the scratch has grown. Arguments have been checked
-by the caller; a wrong one is a bug of ours. One thread calls a device at a time; it may use threads
-of its own.
+**When things are known.** A GPU is given work and waited for once a call. `unique`, `probe` and
+`sum_by_key` therefore return nothing that a kernel finds out: `settle` waits, and then the batch
+tells how many unique keys there are, how many are absent, and what is wrong with the call. Until
+then a batch is as long as its positions, and kernels given a key outside its table do no harm.
+Whatever else returns a number or a host array waits for it.
+
+What `unique` returns may live in the device's scratch memory where `keeps_batches` says so: it then
+holds until the next `unique`. Nothing here allocates per key once scratch memory has grown.
+Arguments have been checked by the caller; a wrong one is a bug of ours. One thread calls a device
+at a time; it may use threads of its own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Keys, Rows
 
+Array = Any
+"""In the device's memory."""
 Slots = NDArray[np.int64]
 Flags = NDArray[np.uint8]
+Counts = NDArray[np.int64]
+"""By position of a call: how many accesses of the caller it stands for."""
 
 
-@dataclass(frozen=True)
+@dataclass
+class Findings:
+    """What kernels found out about a batch, once it is settled."""
+
+    outside: int = -1  # the first position whose key is outside its table
+    missing: int = 0  # unique keys without a slot, when the batch was probed
+    not_finite: int = -1  # the lowest id whose sum, before or after the scale, is not finite
+
+
+@dataclass
 class Batch:
-    """Unique row keys of a call and the way back; `bounds` cut positions, `id_bounds` ids."""
+    """Unique row keys of a call and the way back; `bounds` cut positions."""
 
-    unique_keys: Keys  # (u,)
-    inverse: NDArray[np.int32]  # (n,)
-    bounds: NDArray[np.int64]  # (segments + 1,)
-    id_bounds: NDArray[np.int64]  # (segments + 1,)
+    unique_keys: Array  # (u,) int64; (n,) before the batch is settled
+    inverse: Array  # (n,) int32
+    bounds: NDArray[np.int64]  # (segments + 1,), on the host
+    found: Findings = field(default_factory=Findings)
 
-
-@dataclass(frozen=True)
-class Groups:
-    """The positions of each id in call order: positions[starts[id]:starts[id + 1]]."""
-
-    starts: NDArray[np.int64]  # (u + 1,)
-    positions: NDArray[np.int32]  # (n,)
+    @property
+    def position_count(self) -> int:
+        """Keys of the call, repeats included."""
+        return int(self.bounds[-1])
 
 
 @dataclass(frozen=True)
@@ -93,32 +113,87 @@ class IndexArrays:
     whose first `stash_count[0]` places are in use. A key stands at most once.
     """
 
-    bucket_keys: NDArray[np.int64]  # (buckets, width)
-    bucket_slots: NDArray[np.uint32]  # (buckets, width)
-    stash_keys: NDArray[np.int64]
-    stash_slots: NDArray[np.uint32]
-    stash_count: NDArray[np.int64]  # (1,)
+    bucket_keys: Array  # (buckets, width) int64
+    bucket_slots: Array  # (buckets, width) uint32
+    stash_keys: Array  # int64
+    stash_slots: Array  # uint32
+    stash_count: Array  # (1,) int64
+
+
+SlotMemory = Any
+"""The slots of a pool: of each a row, the row key in it, its score and whether it is dirty.
+
+A row record is `stride` float32: weights [0, dim), state [dim, dim + state_dim), padding; the
+stride is a multiple of 4. A free slot's key is EMPTY_KEY. Only `rows` is read by others, an Array
+of the row records as `gather` and its like take them.
+"""
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What is known of some slots, on the host."""
+
+    keys: Keys
+    scores: NDArray[np.int64]
+    dirty: NDArray[np.bool_]
 
 
 class Device(Protocol):
-    """What the cache needs of a device. `rows` is always a (slots, stride) float32 array of row
-    records: weights [0, dim), state [dim, dim + state_dim), padding to `stride`, a multiple of 4
-    elements."""
+    """What the cache needs of a device. `rows` are row records of slots, or `allocate_rows`."""
 
     name: str
+    keeps_batches: bool
+    """Comparing a call's keys with the last one's is cheaper here than making them unique."""
 
-    def allocate_rows(self, slot_count_max: int, stride: int) -> Rows:
-        """Reserve address space for rows; memory is taken when a row is first written."""
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device has failed: whatever it holds is not to be trusted any more."""
 
-    def lengthen_rows(self, rows: Rows, slot_count: int, slot_count_max: int) -> Rows:
-        """Reserve address space for more rows, and move the first `slot_count` of `rows` there.
+    def facts(self) -> dict[str, Any]:
+        """Return what an operator wants to know of the device: model, memory, versions."""
 
-        `rows` is given up. No more than a piece of it is in memory twice at any time.
+    # Memory
+
+    def check_budget(self, cache_bytes: int, held_bytes: int) -> None:
+        """Refuse a cache that does not fit, `held_bytes` of which are taken already.
+
+        Raises
+        ------
+        CapacityError : says how much there is, and how much is kept for calls.
         """
 
-    def release_rows(self, rows: Rows, low: int, high: int) -> None:
-        """Give the memory of slots [low, high) back (whole pages inside them); their content is
-        lost."""
+    def slab_slots(self, wanted: int) -> int:
+        """Return how many slots, at most `wanted`, a slab has here."""
+
+    def allocate_slots(self, stride: int) -> SlotMemory:
+        """Return the memory of a pool that has no slot yet."""
+
+    def reserve_slots(
+        self, memory: SlotMemory, slot_count: int, slots_max: int, slab_slots: int
+    ) -> None:
+        """Prepare for `slots_max` slots that come and go by slabs; there are `slot_count` now.
+
+        Raises
+        ------
+        CapacityError : the slots are as they were.
+        """
+
+    def add_slots(self, memory: SlotMemory, low: int, high: int) -> None:
+        """Make free slots [low, high) behind those there are.
+
+        Raises
+        ------
+        CapacityError : the device has no such memory. The slots are as they were.
+        """
+
+    def drop_slots(self, memory: SlotMemory, low: int, high: int) -> None:
+        """Give the memory of the last slots [low, high) back."""
+
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> Array:
+        """Return (count,) elements of any content, or (count, width) with a width."""
+
+    def allocate_rows(self, count: int, stride: int) -> Array:
+        """Return `count` row records of any content, which end with the last reference."""
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
         """Make an empty index with room for `slot_count` keys at a load of at most two thirds."""
@@ -126,88 +201,113 @@ class Device(Protocol):
     def index_bytes(self, slot_count: int) -> int:
         """Return the bytes that `allocate_index(slot_count)` takes."""
 
-    def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> tuple[Batch, int]:
-        """Encode and de-duplicate the keys of a call.
+    def upload(self, array: NDArray[Any]) -> Array:
+        """Return an array of the same elements in the device's memory (on the CPU, the array)."""
 
-        segments : (table_id, rows, keys (n,) int64), tables in call order, each once. Returns the
-        batch and -1, or an unusable batch and the position of the first key outside [0, rows).
+    def download(self, array: Array) -> NDArray[Any]:
+        """Return an array of the same elements on the host; the array, where it is there."""
+
+    def adopt(self, array: Any, dtype: DTypeLike) -> Array | None:
+        """Return a caller's array that is in the device's memory; None for one of the host.
+
+        Raises
+        ------
+        InvalidArgumentError : another dtype, another device, or not C-contiguous.
         """
 
-    def group(self, batch: Batch) -> Groups:
-        """Sort the positions of a batch by id, stably."""
+    # The keys of a call
 
-    def probe(self, index: IndexArrays, keys: Keys, slots: Slots) -> int:
+    def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
+        """Encode and de-duplicate the keys of a call.
+
+        segments : (table_id, rows, keys (n,) int64), tables in call order, each once
+        """
+
+    def probe(self, index: IndexArrays, batch: Batch, slots: Array) -> None:
+        """Write the slot of each unique key, or -1, into `slots`; has room for all positions."""
+
+    def settle(self, batch: Batch) -> None:
+        """Wait; then `batch.found` and the length of `batch.unique_keys` are right."""
+
+    def find(self, index: IndexArrays, keys: Array, slots: Array) -> int:
         """Write each key's slot, or -1, into `slots`; return how many are absent."""
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
-        """Add absent, unique keys. False: the stash is full, the index is unusable, build a larger
-        one."""
+    def absent(self, keys: Array, slots: Array, missing: int) -> tuple[Slots, Keys]:
+        """Return where in `slots` the `missing` -1 are, ascending, and the keys there."""
 
-    def erase(self, index: IndexArrays, keys: Keys) -> None:
-        """Remove present, unique keys."""
+    def set_slots(self, slots: Array, places: Slots, values: Slots) -> None:
+        """slots[places[i]] = values[i]."""
+
+    def count_accesses(
+        self, batch: Batch, slots: Array, low: int, high: int, counts: Counts | None
+    ) -> tuple[int, int]:
+        """Return the accesses of ids [low, high), whose slots are `slots`, and how many hit.
+
+        counts : (n,), accesses that each position stands for; None: 1 each
+        """
+
+    # Rows of a call
 
     def gather(
-        self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
+        self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
     ) -> None:
         """outs[segment][i] = rows[slots[inverse[position]], :dim] for every position of the segment
-        whose slot is not -1; the others are left as they are, so that a call can be answered in
-        parts."""
+        whose slot is not -1; the others are left as they are."""
 
     def gather_pooled(
         self,
-        rows: Rows,
-        slots: Slots,
-        inverse: NDArray[np.int32],
+        rows: Array,
+        slots: Array,
+        batch: Batch,
         offsets: NDArray[np.int64],
         mean: bool,
         weights: NDArray[np.float32] | None,
         out: Rows,
     ) -> None:
         """out[bag] = the sum (or mean) over the bag's rows, contract.md rule 8; dim is
-        out.shape[1].
+        out.shape[1]. The batch has one segment, all its rows are present.
 
-        inverse, weights : (offsets[-1],), those of one segment; all its rows are present
+        weights : (offsets[-1],)
         """
 
-    def gather_rows(self, rows: Rows, slots: Slots, out: Rows) -> None:
-        """out[i] = rows[slots[i]], whole records."""
-
-    def scatter_rows(self, source: Rows, rows: Rows, slots: Slots) -> None:
-        """rows[slots[i]] = source[i], whole records, NaNs made canonical; slots are unique."""
-
     def sum_by_key(
-        self,
-        batch: Batch,
-        groups: Groups,
-        gradients: Sequence[Gradients],
-        scale: np.float32,
-        sums: Rows,
-    ) -> int:
-        """sums[id] = scale * (the sum over the id's occurrences, contract.md rule 2). One pass, in
-        which non-finite results are noticed.
+        self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: Array
+    ) -> None:
+        """sums[id] = scale * (the sum over the id's occurrences, contract.md rule 2).
 
-        Returns -1, or the lowest id whose sum before or after the scale is not finite.
+        In the same pass non-finite results are noticed: `batch.found.not_finite`, once settled.
+
+        sums : (positions, dim) or more; rows beyond the unique keys are left as they are
         """
 
     def apply(
         self,
         kind: str,
-        rows: Rows,
-        slots: Slots,
-        keys: Keys,
-        sums: Rows,
+        memory: SlotMemory,
+        slots: Array,
+        keys: Array,
+        sums: Array,
         parameters: TableParameters,
-        dirty: Flags,
     ) -> None:
-        """Apply optimizer `kind` (contract.md rule 4) to rows[slots[i]] with g = sums[i];
-        dirty[slot] = 1.
+        """Apply optimizer `kind` (contract.md rule 4) to the row of slots[i] with g = sums[i]; the
+        slot is dirty then.
 
-        keys : (m,) unique row keys, whose table ids select the scalars. dim is sums.shape[1].
+        slots, keys : (m,) present and unique; the keys' table ids select the scalars
+        sums : (m, dim)
         """
+
+    # Rows and the host
+
+    def staging(self, count: int, stride: int) -> Rows:
+        """Return a (count, stride) host buffer to fill and give to `scatter_rows`, at once."""
+
+    def scatter_rows(self, source: Rows, rows: Array, slots: Slots) -> None:
+        """rows[slots[i]] = source[i], whole records, NaNs made canonical; slots are unique, but for
+        -1, which is passed over. `source` is the device's if it is `staging`'s."""
 
     def initialize(
         self,
-        rows: Rows,
+        rows: Array,
         slots: Slots,
         keys: Keys,
         parameters: TableParameters,
@@ -217,31 +317,62 @@ class Device(Protocol):
         """Write the initial record (contract.md rule 10) of keys[i] to rows[slots[i]], padding
         zeroed."""
 
-    def touch(self, scores: NDArray[np.int64], slots: Slots, clock: int, lfu: bool) -> None:
-        """Score the slots of a call, -1 passed over. LRU: the clock. LFU: (count + 1, saturating)
-        << 40 | clock. The clock is below 2**40; a slot that is given to another row starts again
-        from 0."""
+    def gather_rows(self, rows: Array, slots: Array, out: Array, first: int) -> None:
+        """out[first + i] = rows[slots[i]], whole records of `allocate_rows`; -1 is passed over."""
 
-    def age_scores(self, scores: NDArray[np.int64]) -> None:
+    def read_rows(self, rows: Array, slots: Array) -> Rows:
+        """Return a copy of the records of slots, all present."""
+
+    def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
+        """Yield the records of slots piece by piece: which of `slots`, host rows, places in them.
+
+        The host rows hold until the next piece is asked for.
+        """
+
+    # Slots
+
+    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
+        """Add absent, unique keys. False: the stash is full, the index is unusable, build a larger
+        one."""
+
+    def insert_slots(self, index: IndexArrays, memory: SlotMemory, slot_count: int) -> bool:
+        """Add the keys of all slots, as `insert`, to an empty index."""
+
+    def erase(self, index: IndexArrays, keys: Keys) -> None:
+        """Remove present, unique keys."""
+
+    def place_keys(self, memory: SlotMemory, slots: Slots, keys: Keys) -> None:
+        """Have free slots hold these row keys: score 0, clean."""
+
+    def clear_slots(self, memory: SlotMemory, slots: Slots) -> None:
+        """Free slots."""
+
+    def mark(self, memory: SlotMemory, slots: Array | Slots, *, dirty: bool) -> None:
+        """Set whether slots are dirty."""
+
+    def read_slots(self, memory: SlotMemory, slots: Slots) -> SlotContents:
+        """Return what is in slots."""
+
+    def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
+        """Return what is in slots [low, high)."""
+
+    def touch(self, memory: SlotMemory, slots: Array | Slots, clock: int, *, lfu: bool) -> None:
+        """Score the slots of a call, -1 passed over. LRU: the clock. LFU: (count + 1, saturating)
+        << 40 | clock. The clock is below 2**40."""
+
+    def age_scores(self, memory: SlotMemory, slot_count: int) -> None:
         """Halve every LFU count (rounded down); the clocks stay."""
 
     def select_victims(
-        self,
-        scores: NDArray[np.int64],
-        slot_keys: Keys,
-        clock: int,
-        count: int,
-        victims: Slots,
-    ) -> int:
-        """Write the up to `count` resident slots of lowest score that this clock has not touched
-        (score & (2**40 - 1) != clock), in ascending order of slot; return how many.
+        self, memory: SlotMemory, slot_count: int, clock: int, count: int
+    ) -> tuple[Slots, NDArray[np.int64]]:
+        """Return the up to `count` resident slots of lowest score that this clock has not touched
+        (score & (2**40 - 1) != clock), in ascending order of slot, and their scores.
 
-        slot_keys : (slots,) EMPTY_KEY where a slot is free
-        Of equal scores the lowest slots are taken. `victims` has room for `count`.
+        Of equal scores the lowest slots are taken.
         """
 
-    def count_accesses(self, inverse: NDArray[np.int32], slots: Slots) -> int:
-        """Return how many positions have a resident row (slots[inverse] >= 0)."""
+    # Life
 
     def warm_up(self) -> None:
         """Make every kernel ready, so that no later call waits for a compiler."""

@@ -9,13 +9,15 @@ Scratch is by name, and only grows. This module imports Numba; the package `embs
 not, so whoever chooses the device imports this file when it is chosen.
 """
 
+import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embstore.arithmetic.compiled import DIVIDED, PLAIN, WEIGHTED, table_places
 from embstore.arithmetic.denormals import check_denormals
@@ -23,25 +25,30 @@ from embstore.arithmetic.jit import address, compile_kernels
 from embstore.arrays import EMPTY_KEY, Keys, Rows
 from embstore.device.base import (
     Batch,
+    Counts,
     Flags,
     Gradients,
-    Groups,
     IndexArrays,
+    SlotContents,
     Slots,
     TableParameters,
 )
-from embstore.device.memory import move, release, reserve
-from embstore.device.workers import Range, Workers
+from embstore.device.host import host_facts
+from embstore.device.memory import lengthened, move, release, reserve
+from embstore.device.threshold import find_threshold
+from embstore.device.workers import Range, Workers, equal_ranges
 from embstore.kernels import apply as apply_kernels
 from embstore.kernels import select_victims as victim_kernels
+from embstore.kernels import slots as slot_kernels
 from embstore.kernels.gather import gather, gather_rows
 from embstore.kernels.gather_pooled import gather_pooled
+from embstore.kernels.group import group
 from embstore.kernels.initialize import initialize
 from embstore.kernels.insert import erase, insert
 from embstore.kernels.probe import BUCKET_WIDTH, probe
 from embstore.kernels.scatter import scatter_rows
 from embstore.kernels.sum_by_key import sum_by_key
-from embstore.kernels.unique import group, unique
+from embstore.kernels.unique import unique
 
 THREADS_MAX = 4
 """Default bound on threads: memory bandwidth is shared, and trainers want cores too."""
@@ -50,8 +57,25 @@ _SPLIT_BYTES = 1 << 20
 """Bytes a call moves before a second thread pays."""
 _RANGES_PER_THREAD = 2
 """More than one, so that a thread that starts late leaves its share to the others."""
-_SCORE_MAX = (1 << 63) - 1
 _NO_WEIGHTS = np.empty(0, np.float32)
+_NO_COUNTS = np.empty(0, np.int64)
+
+
+@dataclass
+class CpuSlots:
+    """`SlotMemory` as arrays by slot, which reserve address space for all there may be."""
+
+    rows: Rows  # (slots_max, stride)
+    keys: Keys  # (slots_max,)
+    scores: NDArray[np.int64]  # (slots_max,)
+    dirty: Flags  # (slots_max,)
+
+
+@dataclass
+class CpuBatch(Batch):
+    """A batch; `id_bounds` cut ids into segments as `bounds` cut positions."""
+
+    id_bounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
 
 
 def _checked(work: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
@@ -73,6 +97,8 @@ class CpuDevice:
     """
 
     name = "cpu"
+    keeps_batches = True
+    is_lost = False
 
     def __init__(self, threads: int | None = None) -> None:
         self._workers = Workers(threads or min(THREADS_MAX, os.cpu_count() or 1))
@@ -90,18 +116,54 @@ class CpuDevice:
         """Compile every kernel, or load it from Numba's cache."""
         compile_kernels()
 
+    def facts(self) -> dict[str, Any]:
+        """Return the processor's model, the host's memory, and the threads of a call."""
+        return host_facts() | {"threads": self._workers.threads}
+
     # -- memory ------------------------------------------------------------------------------------
 
-    def allocate_rows(self, slot_count_max: int, stride: int) -> Rows:
-        return reserve(slot_count_max * stride * 4).view(np.float32).reshape(slot_count_max, stride)
+    def check_budget(self, cache_bytes: int, held_bytes: int) -> None:
+        """Memory is taken page by page, and may be swapped: the operator's word is taken for it."""
 
-    def lengthen_rows(self, rows: Rows, slot_count: int, slot_count_max: int) -> Rows:
-        longer = self.allocate_rows(slot_count_max, rows.shape[1])
-        move(rows[:slot_count], longer)
-        return longer
+    def slab_slots(self, wanted: int) -> int:
+        return wanted
 
-    def release_rows(self, rows: Rows, low: int, high: int) -> None:
-        release(rows[low:high])
+    def allocate_slots(self, stride: int) -> CpuSlots:
+        return CpuSlots(
+            rows=self.allocate_rows(0, stride),
+            keys=reserve(0).view(np.int64),
+            scores=reserve(0).view(np.int64),
+            dirty=reserve(0),
+        )
+
+    def reserve_slots(
+        self, memory: CpuSlots, slot_count: int, slots_max: int, slab_slots: int
+    ) -> None:
+        if slots_max <= len(memory.keys):
+            return
+        longer = self.allocate_rows(slots_max, memory.rows.shape[1])
+        move(memory.rows[:slot_count], longer)
+        memory.rows = longer
+        memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
+        memory.scores = lengthened(memory.scores, slot_count, slots_max)
+        memory.keys = lengthened(memory.keys, slot_count, slots_max)  # last: its length is asked
+
+    def add_slots(self, memory: CpuSlots, low: int, high: int) -> None:
+        memory.keys[low:high] = EMPTY_KEY
+        memory.dirty[low:high] = 0
+
+    def drop_slots(self, memory: CpuSlots, low: int, high: int) -> None:
+        # The pages that these slots share with others gone before go too: a page holds no more
+        # slots than it has bytes.
+        end = high + mmap.PAGESIZE
+        for array in (memory.rows, memory.dirty, memory.scores, memory.keys):
+            release(array[low:end])
+
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> NDArray[Any]:
+        return np.empty(count if width is None else (count, width), dtype)
+
+    def allocate_rows(self, count: int, stride: int) -> Rows:
+        return reserve(count * stride * 4).view(np.float32).reshape(count, stride)
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
         bucket_count = _bucket_count(slot_count)
@@ -120,19 +182,28 @@ class CpuDevice:
     def index_bytes(self, slot_count: int) -> int:
         return _bucket_count(slot_count) * BUCKET_WIDTH * 12 + STASH_KEYS * 12 + 8
 
+    def upload(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def download(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def adopt(self, array: Any, dtype: DTypeLike) -> None:
+        """Every array is the host's."""
+
     # -- keys --------------------------------------------------------------------------------------
 
-    def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> tuple[Batch, int]:
-        bounds = self._bounds("unique.bounds", [len(keys) for _, _, keys in segments])
+    def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> CpuBatch:
+        bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
         count = int(bounds[-1])
         table = self._take("unique.table", 2 * table_places(count), np.int64, zeroed=True)
-        batch = Batch(
+        batch = CpuBatch(
             unique_keys=self._take("unique.keys", count, np.int64),
             inverse=self._take("unique.inverse", count, np.int32),
             bounds=bounds,
-            id_bounds=self._take("unique.id_bounds", len(segments) + 1, np.int64),
+            id_bounds=np.empty(len(segments) + 1, np.int64),
         )
-        position = unique(
+        batch.found.outside = unique(
             np.array([address(keys) for _, _, keys in segments], np.int64),
             bounds,
             np.array([table_id for table_id, _, _ in segments], np.int64),
@@ -145,34 +216,41 @@ class CpuDevice:
             batch.id_bounds,
         )
         self._unique_base += count
-        if position >= 0:
-            return batch, position
-        unique_keys = batch.unique_keys[: batch.id_bounds[-1]]
-        return Batch(unique_keys, batch.inverse, batch.bounds, batch.id_bounds), -1
+        if batch.found.outside < 0:
+            batch.unique_keys = batch.unique_keys[: batch.id_bounds[-1]]
+        return batch
 
-    def group(self, batch: Batch) -> Groups:
-        starts = self._take("group.starts", len(batch.unique_keys) + 1, np.int64)
-        positions = self._take("group.positions", len(batch.inverse), np.int32)
-        group(batch.inverse, starts, positions)
-        return Groups(starts, positions)
+    def probe(self, index: IndexArrays, batch: Batch, slots: Slots) -> None:
+        if batch.found.outside < 0:
+            keys = batch.unique_keys
+            batch.found.missing = self.find(index, keys, slots[: len(keys)])
 
-    def probe(self, index: IndexArrays, keys: Keys, slots: Slots) -> int:
+    def settle(self, batch: Batch) -> None:
+        """Nothing is under way."""
+
+    def find(self, index: IndexArrays, keys: Keys, slots: Slots) -> int:
         def work(low: int, high: int) -> int:
             return probe(
                 index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
                 index.stash_count, keys, slots, low, high,
             )  # fmt: skip
 
-        return sum(self._run(work, self._ranges(len(keys), 64)))
+        return sum(self.run(work, self.ranges(len(keys), 64)))
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
-        return insert(
-            index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
-            index.stash_count, keys, slots,
-        )  # fmt: skip
+    def absent(self, keys: Keys, slots: Slots, missing: int) -> tuple[Slots, Keys]:
+        places = np.flatnonzero(slots < 0)
+        return places, keys[places]
 
-    def erase(self, index: IndexArrays, keys: Keys) -> None:
-        erase(index.bucket_keys, index.stash_keys, index.stash_slots, index.stash_count, keys)
+    def set_slots(self, slots: Slots, places: Slots, values: Slots) -> None:
+        slots[places] = values
+
+    def count_accesses(
+        self, batch: Batch, slots: Slots, low: int, high: int, counts: Counts | None
+    ) -> tuple[int, int]:
+        counts = _NO_COUNTS if counts is None else counts
+        found = np.empty(2, np.int64)
+        victim_kernels.count_accesses(batch.inverse, slots, low, high, counts, found)
+        return int(found[0]), int(found[1])
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -184,13 +262,13 @@ class CpuDevice:
         def work(low: int, high: int) -> None:
             gather(rows, slots, batch.inverse, batch.bounds, out_addresses, dim, low, high)
 
-        self._run(work, self._ranges(len(batch.inverse), 8 * dim))
+        self.run(work, self.ranges(len(batch.inverse), 8 * dim))
 
     def gather_pooled(
         self,
         rows: Rows,
         slots: Slots,
-        inverse: NDArray[np.int32],
+        batch: Batch,
         offsets: NDArray[np.int64],
         mean: bool,
         weights: NDArray[np.float32] | None,
@@ -199,30 +277,19 @@ class CpuDevice:
         weights = _NO_WEIGHTS if weights is None else weights
 
         def work(low: int, high: int) -> None:
-            gather_pooled(rows, slots, inverse, offsets, mean, weights, out, low, high)
+            gather_pooled(rows, slots, batch.inverse, offsets, mean, weights, out, low, high)
 
-        self._run(_checked(work), self._ranges_of(offsets, 4 * out.shape[1]))
-
-    def gather_rows(self, rows: Rows, slots: Slots, out: Rows) -> None:
-        def work(low: int, high: int) -> None:
-            gather_rows(rows, slots, out, low, high)
-
-        self._run(work, self._ranges(len(slots), 8 * rows.shape[1]))
-
-    def scatter_rows(self, source: Rows, rows: Rows, slots: Slots) -> None:
-        def work(low: int, high: int) -> None:
-            scatter_rows(source, rows, slots, low, high)
-
-        self._run(work, self._ranges(len(slots), 8 * rows.shape[1]))
+        self.run(_checked(work), self._ranges_of(offsets, 4 * out.shape[1]))
 
     def sum_by_key(
-        self,
-        batch: Batch,
-        groups: Groups,
-        gradients: Sequence[Gradients],
-        scale: np.float32,
-        sums: Rows,
-    ) -> int:
+        self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: Rows
+    ) -> None:
+        assert isinstance(batch, CpuBatch)
+        if batch.found.outside >= 0:
+            return
+        starts = self._take("group.starts", len(batch.unique_keys) + 1, np.int64)
+        positions = self._take("group.positions", len(batch.inverse), np.int32)
+        group(batch.inverse, starts, positions)
         row_addresses = np.array([address(g.rows) for g in gradients], np.int64)
         sources = np.array([address(g.source) for g in gradients], np.int64)
         coefficients = np.array([address(g.coefficients) for g in gradients], np.int64)
@@ -230,31 +297,42 @@ class CpuDevice:
 
         def work(low: int, high: int) -> int:
             return sum_by_key(
-                groups.starts, groups.positions, batch.bounds, batch.id_bounds, row_addresses,
-                sources, coefficients, forms, scale, sums, low, high,
+                starts, positions, batch.bounds, batch.id_bounds, row_addresses, sources,
+                coefficients, forms, scale, sums, low, high,
             )  # fmt: skip
 
-        found = self._run(_checked(work), self._ranges_of(groups.starts, 4 * sums.shape[1]))
-        return next((id for id in found if id >= 0), -1)
+        wrong = self.run(_checked(work), self._ranges_of(starts, 4 * sums.shape[1]))
+        batch.found.not_finite = next((id for id in wrong if id >= 0), -1)
 
     def apply(
         self,
         kind: str,
-        rows: Rows,
+        memory: CpuSlots,
         slots: Slots,
         keys: Keys,
         sums: Rows,
         parameters: TableParameters,
-        dirty: Flags,
     ) -> None:
         kind_number = apply_kernels.KINDS[kind]
+        rows, dirty = memory.rows, memory.dirty
 
         def work(low: int, high: int) -> None:
             apply_kernels.apply(
                 kind_number, rows, slots, keys, sums, parameters.scalars, dirty, low, high
             )
 
-        self._run(_checked(work), self._ranges(len(slots), 8 * rows.shape[1]))
+        self.run(_checked(work), self.ranges(len(slots), 8 * rows.shape[1]))
+
+    # -- rows and the host -------------------------------------------------------------------------
+
+    def staging(self, count: int, stride: int) -> Rows:
+        return self._take("staging", count * stride, np.float32).reshape(count, stride)
+
+    def scatter_rows(self, source: Rows, rows: Rows, slots: Slots) -> None:
+        def work(low: int, high: int) -> None:
+            scatter_rows(source, rows, slots, low, high)
+
+        self.run(work, self.ranges(len(slots), 8 * rows.shape[1]))
 
     def initialize(
         self,
@@ -271,118 +349,89 @@ class CpuDevice:
                 parameters.seeds, parameters.initial_state, dim, state_dim, low, high,
             )  # fmt: skip
 
-        self._run(_checked(work), self._ranges(len(slots), 16 * rows.shape[1]))
+        self.run(_checked(work), self.ranges(len(slots), 16 * rows.shape[1]))
 
-    # -- scores ------------------------------------------------------------------------------------
+    def gather_rows(self, rows: Rows, slots: Slots, out: Rows, first: int) -> None:
+        part = out[first : first + len(slots)]
 
-    def touch(self, scores: NDArray[np.int64], slots: Slots, clock: int, lfu: bool) -> None:
-        victim_kernels.touch(scores, slots, clock, lfu)
+        def work(low: int, high: int) -> None:
+            gather_rows(rows, slots, part, low, high)
 
-    def age_scores(self, scores: NDArray[np.int64]) -> None:
-        victim_kernels.age_scores(scores)
+        self.run(work, self.ranges(len(slots), 8 * rows.shape[1]))
+
+    def read_rows(self, rows: Rows, slots: Slots) -> Rows:
+        out = np.empty((len(slots), rows.shape[1]), np.float32)
+        self.gather_rows(rows, slots, out, 0)
+        return out
+
+    def row_pieces(self, rows: Rows, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
+        yield slice(None), rows, slots
+
+    # -- slots -------------------------------------------------------------------------------------
+
+    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
+        return insert(
+            index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
+            index.stash_count, keys, slots,
+        )  # fmt: skip
+
+    def insert_slots(self, index: IndexArrays, memory: CpuSlots, slot_count: int) -> bool:
+        slots = np.flatnonzero(memory.keys[:slot_count] != EMPTY_KEY)
+        return self.insert(index, memory.keys[slots], slots)
+
+    def erase(self, index: IndexArrays, keys: Keys) -> None:
+        erase(index.bucket_keys, index.stash_keys, index.stash_slots, index.stash_count, keys)
+
+    def place_keys(self, memory: CpuSlots, slots: Slots, keys: Keys) -> None:
+        slot_kernels.place_keys(memory.keys, memory.scores, memory.dirty, slots, keys)
+
+    def clear_slots(self, memory: CpuSlots, slots: Slots) -> None:
+        slot_kernels.clear_slots(memory.keys, memory.dirty, slots)
+
+    def mark(self, memory: CpuSlots, slots: Slots, *, dirty: bool) -> None:
+        memory.dirty[slots] = dirty
+
+    def read_slots(self, memory: CpuSlots, slots: Slots) -> SlotContents:
+        return SlotContents(memory.keys[slots], memory.scores[slots], memory.dirty[slots] != 0)
+
+    def read_range(self, memory: CpuSlots, low: int, high: int) -> SlotContents:
+        dirty = memory.dirty[low:high].view(np.bool_)
+        return SlotContents(memory.keys[low:high], memory.scores[low:high], dirty)
+
+    def touch(self, memory: CpuSlots, slots: Slots, clock: int, *, lfu: bool) -> None:
+        victim_kernels.touch(memory.scores, slots, clock, lfu)
+
+    def age_scores(self, memory: CpuSlots, slot_count: int) -> None:
+        victim_kernels.age_scores(memory.scores[:slot_count])
 
     def select_victims(
-        self,
-        scores: NDArray[np.int64],
-        slot_keys: Keys,
-        clock: int,
-        count: int,
-        victims: Slots,
-    ) -> int:
-        found, lowest, highest = self._score_range(scores, slot_keys, clock, 0, _SCORE_MAX)
-        wanted = min(count, found)
-        if wanted == 0:
-            return 0
-        threshold, ties = highest, wanted
-        if wanted < found:
-            threshold, ties = self._threshold(scores, slot_keys, clock, wanted, lowest, highest)
-        return victim_kernels.collect_victims(
-            scores, slot_keys, clock, threshold, wanted, ties, victims
-        )
-
-    def count_accesses(self, inverse: NDArray[np.int32], slots: Slots) -> int:
-        return victim_kernels.count_accesses(inverse, slots)
-
-    def _threshold(
-        self,
-        scores: NDArray[np.int64],
-        slot_keys: Keys,
-        clock: int,
-        wanted: int,
-        lowest: int,
-        highest: int,
-    ) -> tuple[int, int]:
-        """Return the score of the last victim, and how many victims have exactly that score.
-
-        Candidates in [lowest, highest] hold the wanted-th; those below are all victims.
-        """
-        while True:
-            shift = max((highest - lowest).bit_length() - victim_kernels.BIN_BITS, 0)
-            bins = self._count_scores(scores, slot_keys, clock, lowest, highest + 1, shift)
-            ends = np.cumsum(bins)
-            place = int(np.searchsorted(ends, wanted))
-            lowest += place << shift
-            highest = min(highest, lowest + (1 << shift) - 1)
-            if int(ends[place]) == wanted:
-                return highest, wanted
-            wanted -= int(ends[place] - bins[place])
-            if shift == 0:
-                return lowest, wanted
-            if shift > victim_kernels.BIN_BITS:
-                _, lowest, highest = self._score_range(
-                    scores, slot_keys, clock, lowest, highest + 1
-                )
-
-    def _score_range(
-        self, scores: NDArray[np.int64], slot_keys: Keys, clock: int, floor: int, ceiling: int
-    ) -> tuple[int, int, int]:
-        """Return how many candidates have floor <= score < ceiling, their lowest and highest."""
-
-        def work(low: int, high: int) -> NDArray[np.int64]:
-            result = np.empty(3, np.int64)
-            victim_kernels.score_range(scores, slot_keys, clock, floor, ceiling, result, low, high)
-            return result
-
-        parts = np.array(self._run(work, self._ranges(len(scores), 16)))
-        return int(parts[:, 0].sum()), int(parts[:, 1].min()), int(parts[:, 2].max())
-
-    def _count_scores(
-        self,
-        scores: NDArray[np.int64],
-        slot_keys: Keys,
-        clock: int,
-        floor: int,
-        ceiling: int,
-        shift: int,
-    ) -> NDArray[np.int64]:
-        def work(low: int, high: int) -> NDArray[np.int64]:
-            bins = np.empty(victim_kernels.BINS, np.int64)
-            victim_kernels.count_scores(
-                scores, slot_keys, clock, floor, ceiling, shift, bins, low, high
+        self, memory: CpuSlots, slot_count: int, clock: int, count: int
+    ) -> tuple[Slots, NDArray[np.int64]]:
+        scores, slot_keys = memory.scores[:slot_count], memory.keys[:slot_count]
+        candidates = _Candidates(self, scores, slot_keys, clock)
+        wanted, threshold, ties = find_threshold(candidates, count)
+        victims = np.empty(wanted, np.int64)
+        if wanted:
+            victim_kernels.collect_victims(
+                scores, slot_keys, clock, threshold, wanted, ties, victims
             )
-            return bins
-
-        total = np.zeros(victim_kernels.BINS, np.int64)
-        for bins in self._run(work, self._ranges(len(scores), 16)):
-            total += bins
-        return total
+        return victims, scores[victims]
 
     # -- splitting, scratch ------------------------------------------------------------------------
 
-    def _run(self, work: Callable[[int, int], Any], ranges: list[Range]) -> list[Any]:
+    def run(self, work: Callable[[int, int], Any], ranges: list[Range]) -> list[Any]:
+        """Return the results of `work` on each range."""
         return self._workers.run(work, ranges)
 
-    def _ranges(self, count: int, item_bytes: int) -> list[Range]:
+    def ranges(self, count: int, item_bytes: int) -> list[Range]:
         """Cut [0, count) into equal ranges, if what they move is worth a second thread."""
         if self._workers.threads == 1 or count * item_bytes < self._split_bytes:
             return [(0, count)]
-        pieces = self._workers.threads * _RANGES_PER_THREAD
-        cuts = [count * i // pieces for i in range(pieces + 1)]
-        return list(pairwise(cuts))
+        return equal_ranges(count, self._workers.threads * _RANGES_PER_THREAD)
 
     def _ranges_of(self, bounds: NDArray[np.int64], item_bytes: int) -> list[Range]:
         """Cut the intervals between `bounds` into ranges of nearly equal length in all."""
-        cuts = self._ranges(int(bounds[-1]), item_bytes)
+        cuts = self.ranges(int(bounds[-1]), item_bytes)
         if len(cuts) == 1:
             return [(0, len(bounds) - 1)]
         ends = np.searchsorted(bounds, [high for _, high in cuts[:-1]]).tolist()
@@ -401,11 +450,39 @@ class CpuDevice:
             self._scratch[name] = array
         return array[:count]
 
-    def _bounds(self, name: str, sizes: list[int]) -> NDArray[np.int64]:
-        bounds = self._take(name, len(sizes) + 1, np.int64)
-        bounds[0] = 0
-        np.cumsum(np.array(sizes, np.int64), out=bounds[1:])
-        return bounds
+
+@dataclass
+class _Candidates:
+    """`Scores` of the slots that a clock has not touched."""
+
+    device: CpuDevice
+    scores: NDArray[np.int64]
+    slot_keys: Keys
+    clock: int
+
+    def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
+        def work(low: int, high: int) -> NDArray[np.int64]:
+            result = np.empty(3, np.int64)
+            victim_kernels.score_range(
+                self.scores, self.slot_keys, self.clock, floor, ceiling, result, low, high
+            )
+            return result
+
+        parts = np.array(self.device.run(work, self.device.ranges(len(self.scores), 16)))
+        return int(parts[:, 0].sum()), int(parts[:, 1].min()), int(parts[:, 2].max())
+
+    def bins(self, floor: int, ceiling: int, shift: int) -> NDArray[np.int64]:
+        def work(low: int, high: int) -> NDArray[np.int64]:
+            bins = np.empty(victim_kernels.BINS, np.int64)
+            victim_kernels.count_scores(
+                self.scores, self.slot_keys, self.clock, floor, ceiling, shift, bins, low, high
+            )
+            return bins
+
+        total = np.zeros(victim_kernels.BINS, np.int64)
+        for bins in self.device.run(work, self.device.ranges(len(self.scores), 16)):
+            total += bins
+        return total
 
 
 def _bucket_count(slot_count: int) -> int:

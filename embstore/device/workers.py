@@ -18,8 +18,17 @@ from typing import Any
 
 from embstore.errors import DeviceError, EmbstoreError
 
+COPY_THREADS_MAX = 8
+"""That copy rows between storage, pinned buffers and the cache: a host's memory gives no more to
+further ones."""
 Range = tuple[int, int]
 Work = Callable[[int, int], Any]
+
+
+def equal_ranges(count: int, pieces: int) -> list[Range]:
+    """Cut [0, count) into so many ranges of nearly the same length."""
+    cuts = [count * i // pieces for i in range(pieces + 1)]
+    return list(itertools.pairwise(cuts))
 
 
 class _Job:

@@ -3,8 +3,8 @@
     gather        outs[s][p - bounds[s], d] = rows[slots[inverse[p]], d]     d < dim, p of segment s
     gather_rows   out[i, d]                 = rows[slots[i], d]              d < stride
 
-Positions whose slot is -1 are left alone by gather, so that a call can be answered in parts; the
-slots of gather_rows are all present. Bits are copied, NaNs included. Split over p, or over i.
+Where the slot is -1, the output is left alone. Bits are copied, NaNs included. Split over p, or
+over i.
 """
 
 from embstore.arithmetic.compiled import copy_row, row_at
@@ -69,5 +69,6 @@ def gather_rows(
     for i in range(low, high):
         if i + AHEAD < high:
             prefetch_row(start, slots[i + AHEAD], stride, stride)
-        record = row_at(start, slots[i], stride, stride)
-        copy_row(row_at(out_start, i, stride, stride), record)
+        if slots[i] >= 0:
+            record = row_at(start, slots[i], stride, stride)
+            copy_row(row_at(out_start, i, stride, stride), record)

@@ -1,9 +1,9 @@
-"""Records into slots: rows[slots[i], d] = canonical(source[i, d]), d < stride.
+"""Records into slots: rows[slots[i], d] = canonical(source[i, d]), d < stride; -1 is passed over.
 
 Bits are copied, but any NaN becomes 0x7fc00000: together with `apply` this is all that writes
 values from outside, so no row ever holds another NaN (contract.md, rule 1). It is done on the bits,
-since moving a float32 through arithmetic could change a NaN's payload. Slots are unique. Split over
-i.
+since moving a float32 through arithmetic could change a NaN's payload. Slots are unique but
+for -1. Split over i.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def _bits_at(start: int, index: int, stride: int) -> Uint32s:
 def scatter_rows(
     source: RowsIn,  # (n, stride)
     rows: Rows,  # (slots, stride)
-    slots: Int64sIn,  # (n,), unique
+    slots: Int64sIn,  # (n,), unique but for -1
     low: Int,
     high: Int,
 ) -> None:
@@ -54,6 +54,8 @@ def scatter_rows(
     for i in range(low, high):
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
+        if slots[i] < 0:
+            continue
         value, record = _bits_at(source_start, i, stride), _bits_at(start, slots[i], stride)
         for d in range(stride):
             bits = value[d]

@@ -7,14 +7,12 @@ the clock is below 2**40, the count below 2**23, so that a score is never negati
     age_scores       count becomes count // 2, the clock stays
     select_victims   the `wanted` lowest (score, slot) among resident slots (slot_keys[slot] is not
                      EMPTY_KEY) whose clock is not the present one, in ascending order of slot
-    count_accesses   how many i have slots[inverse[i]] >= 0
+    count_accesses   over the positions p of ids in [low, high): how many, and how many have
+                     slots[inverse[p] - low] >= 0, each as often as counts[p] says
 
-Selection takes no sort: find the range of the scores, cut it into 2048 bins of a power of two,
-count, go on with the bin in which the wanted-th score lies, until a bin is one score, or ends
-exactly at the wanted count; then one pass collects. Each pass reads all scores (two passes for an
-LRU of up to four million calls in age, and the minimum and maximum first). Counting passes are
-split over slots. The result is a function of the arguments alone. `slots` may hold -1, which is
-passed over.
+Selection takes no sort (embstore.device.threshold): scores are counted by bins until the last
+victim's is known; then one pass collects. Counting passes are split over slots. The result is a
+function of the arguments alone. `slots` may hold -1, which is passed over.
 """
 
 import numpy as np
@@ -146,10 +144,18 @@ def collect_victims(
 @kernel
 def count_accesses(
     inverse: Int32sIn,  # (n,)
-    slots: Int64sIn,  # (u,)
-) -> int:
-    """Return how many positions have a resident row."""
-    count = 0
-    for i in range(inverse.shape[0]):
-        count += slots[inverse[i]] >= 0
-    return count
+    slots: Int64sIn,  # (high - low,)
+    low: Int,
+    high: Int,
+    counts: Int64sIn,  # (n,), or (0,) for 1 each
+    result: Int64s,  # (2,): accesses, and those that hit
+) -> None:
+    """Write `result`."""
+    accesses, hits = 0, 0
+    for position in range(inverse.shape[0]):
+        id = np.int64(inverse[position])
+        if low <= id < high:
+            count = counts[position] if counts.shape[0] else 1
+            accesses += count
+            hits += count * (slots[id - low] >= 0)
+    result[0], result[1] = accesses, hits

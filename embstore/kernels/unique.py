@@ -1,4 +1,4 @@
-"""Unique keys of a call, and its positions by id.
+"""Unique keys of a call.
 
 unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
 
@@ -7,12 +7,10 @@ unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
     inverse[p]        = the id with unique_keys[id] = row_key[p]
     id_bounds[s]      = how many ids the segments before s have
 
-group, over ids: positions[starts[id]:starts[id + 1]] = the p with inverse[p] = id, ascending.
-
 Preconditions: every table id at most once (so that the ids of a segment are consecutive); fewer
 than 2**31 positions. A key outside [0, row_counts[s]) ends the call: its position is returned, the
 results are unusable, the table stays usable. The result is a function of the arguments alone.
-Neither is split: a thread would need the ids given before its part, and 50,000 keys take a third of
+It is not split: a thread would need the ids given before its part, and 50,000 keys take a third of
 a millisecond.
 """
 
@@ -20,13 +18,11 @@ import numpy as np
 
 from embstore.arithmetic.compiled import (
     UNIQUE_BLOCK_KEYS,
-    group_positions,
     unique_block,
 )
 from embstore.arithmetic.jit import (
     Int,
     Int32s,
-    Int32sIn,
     Int64Rows,
     Int64s,
     Int64sIn,
@@ -84,13 +80,3 @@ def unique(
             )  # fmt: skip
     id_bounds[key_addresses.shape[0]] = count
     return -1
-
-
-@kernel
-def group(
-    inverse: Int32sIn,  # (n,)
-    starts: Int64s,  # (u + 1,)
-    positions: Int32s,  # (n,)
-) -> None:
-    """Sort the positions by id, stably (a counting sort)."""
-    group_positions(inverse, starts, positions)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
 from embstore.config import Limits
+from embstore.device.workers import Range, Workers, equal_ranges
 from embstore.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -44,13 +45,21 @@ from embstore.storage.write_behind import Write, WriteBehind, write_now
 _APPEND_BYTES = 4 << 20
 """Dirty rows are packed and written in pieces of this size: a piece stays in the processor's cache.
 """
+_SPLIT_BYTES = 1 << 20
+"""Bytes of records that are copied and summed before a second thread pays."""
 
 
 class Storage:
     """The rows of a store on its disk."""
 
     def __init__(
-        self, files: Files, *, read_only: bool, checkpoints_keep: int, limits: Limits
+        self,
+        files: Files,
+        *,
+        read_only: bool,
+        checkpoints_keep: int,
+        limits: Limits,
+        threads: int = 1,
     ) -> None:
         self.read_only = read_only
         self.segment_bytes = limits.segment_bytes
@@ -58,6 +67,7 @@ class Storage:
         self.bytes_written = 0
         self._files = files
         self._keep = checkpoints_keep
+        self._workers = Workers(threads)
         self._contents = Contents(files, read_only=read_only, limits=limits)
         self.merges = Merges(self._contents)
 
@@ -116,6 +126,7 @@ class Storage:
         try:
             self.merges.stop()
         finally:
+            self._workers.close()
             self._contents.close()
 
     # Tables
@@ -158,7 +169,13 @@ class Storage:
         np.copyto(found, 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8))
         size = record_bytes(rows.shape[1])
         ask_for_cold_pages(addresses, size)
-        wrong = unpack(addresses, keys, rows.view(np.uint64), 0, len(keys))
+        words = rows.view(np.uint64)
+
+        def work(low: int, high: int) -> int:
+            return unpack(addresses, keys, words, low, high)
+
+        wrongs = self._workers.run(work, self._ranges(len(keys), size))
+        wrong = next((i for i in wrongs if i >= 0), -1)
         if wrong >= 0:
             key = int(keys[wrong])
             where = "log" if found[wrong] == 1 else "base"
@@ -250,9 +267,17 @@ class Storage:
         write: Write,
     ) -> None:
         records = buffer[: len(keys)]
-        pack(words, slots, keys, records, 0, len(keys))
+
+        def work(low: int, high: int) -> None:
+            pack(words, slots, keys, records, low, high)
+
+        self._workers.run(work, self._ranges(len(keys), records[:1].nbytes))
         self.log.append(keys, records, write)
         self.bytes_written += records.nbytes
+
+    def _ranges(self, count: int, item_bytes: int) -> list[Range]:
+        worth_it = count * item_bytes >= _SPLIT_BYTES
+        return equal_ranges(count, self._workers.threads if worth_it else 1)
 
     # Commit, restore
 

@@ -6,6 +6,10 @@
 3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
    the store is committed and closed, and the process ends with 0. A second signal changes nothing.
    One that comes while the store is being opened has its effect when it is open.
+4. When the device is lost, so are the rows that only it held: health and /readyz say so, what runs
+   or waits is refused within `drain_s`, nothing is committed, and the process ends with a status of
+   its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that works. A
+   disk that fails is told in the same way, but the process stays: there a new one would not help.
 
 The switch interval is lowered for the process: at the default of 5 ms the engine thread, back from
 a kernel, waits for the interpreter while the loop is busy (measured in design.md, section 3).
@@ -34,6 +38,7 @@ def serve(settings: Settings) -> int:
 
     Raises
     ------
+    DeviceError : the device was lost; the store opens at its last checkpoint.
     EmbstoreError : the store or a port could not be opened, or not everything was committed.
     """
     logs.configure(settings)
@@ -54,11 +59,11 @@ async def _serve(settings: Settings) -> int:
             if not stop.done():
                 await border.ready()
                 _say_ready(service, border.address, admin_address)
-            signal_name = await stop
+            await _asked_or_lost(stop, service)
             event(
                 logging.INFO,
                 "stopping",
-                signal=signal_name,
+                signal=stop.result() if stop.done() else None,
                 running=worker.running.verb if worker.running else None,
                 waiting_calls=worker.waiting_calls,
             )
@@ -66,8 +71,19 @@ async def _serve(settings: Settings) -> int:
             service.stopping = True
             await border.stop(settings.drain_s)
             await worker.stop()
+    if service.store.failure is not None:
+        raise service.store.failure  # 0 says that everything is committed
     event(logging.INFO, "stopped", command=service.store.command)
     return 0
+
+
+async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
+    """Wait until the process is asked to end, or has lost its device."""
+    failing = asyncio.create_task(service.failed.wait())
+    await asyncio.wait((stop, failing), return_when=asyncio.FIRST_COMPLETED)
+    failing.cancel()
+    if service.device_error is None:
+        await stop
 
 
 def _stop_signal() -> asyncio.Future[str]:
@@ -109,7 +125,14 @@ def _open(settings: Settings) -> embstore.Store:
         threads=settings.threads,
     )
     begin = monotonic()
-    event(logging.INFO, "preparing kernels", note="some 20 s after an installation, then none")
+    note = "takes a while after an installation, then none"
+    event(logging.INFO, "preparing kernels", device=store.device, note=note)
     store.warm_up()
-    event(logging.INFO, "kernels prepared", seconds=round(monotonic() - begin, 2))
+    event(
+        logging.INFO,
+        "kernels prepared",
+        device=store.device,
+        model=store.device_facts["model"],
+        seconds=round(monotonic() - begin, 2),
+    )
     return store

@@ -76,6 +76,14 @@ def one_of(*names: str) -> Kind:
     return Kind(" or ".join(f'"{name}"' for name in names), read)
 
 
+def _device(value: Any) -> str:
+    from embstore.device.choice import is_device_name  # here: it loads NumPy, and help does not
+
+    if not isinstance(value, str) or not is_device_name(value):
+        raise ValueError(value)
+    return value
+
+
 def _path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError(value)
@@ -146,6 +154,7 @@ def _switch(value: Any) -> bool:
 
 
 PATH = Kind("a path", _path)
+DEVICE = Kind('"auto", "cpu", "cuda" or "cuda:N", as "cuda:0"', _device)
 ADDRESS = Kind('host:port, as "127.0.0.1:50051" or "[::1]:0"', _address)
 ADDRESS_OR_OFF = Kind('host:port, as "127.0.0.1:8080" or "[::1]:0", or "off"', _address_or_off)
 BYTES = Kind('a number of bytes above 0, as 1073741824, "1GiB" or "10GB"', _byte_count)

@@ -14,7 +14,7 @@ A stream is taken whole before anything is queued, so a stream cut in the middle
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
@@ -277,6 +277,12 @@ def _named_timeout(error: Exception, verb: str) -> Exception:
     return error
 
 
+def device_info(facts: Mapping[str, Any]) -> pb.DeviceInfo:
+    """Return a device's facts as a message."""
+    names = pb.DeviceInfo.DESCRIPTOR.fields_by_name
+    return pb.DeviceInfo(**{name: facts[name] for name in names if name in facts})
+
+
 def server_info(service: Service) -> pb.GetServerInfoReply:
     """Return what a client may want to know before its first call."""
     store, settings = service.store, service.settings
@@ -290,6 +296,7 @@ def server_info(service: Service) -> pb.GetServerInfoReply:
         ),
         version=embstore.__version__,
         device=store.device,
+        device_info=device_info(store.device_facts),
         policy=settings.policy,
         cache_bytes=store.cache_bytes,
         read_only=settings.read_only,

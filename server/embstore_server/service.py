@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from embstore.errors import InvalidArgumentError, StoreClosedError
+from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
 from embstore.store import Store
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.inflight import Inflight
@@ -54,8 +54,9 @@ class Service:
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.stopping = False
         self.failed = asyncio.Event()
-        """Set once a call has found that the store has failed."""
+        """Set once a call has failed the store, also one that nobody waits for any more."""
         self.worker = worker
+        worker.after_task = self._notice_failure
         self.once = Once(worker, self.instance)
         self._store: Store | None = None
 
@@ -84,6 +85,12 @@ class Service:
     def has_failed(self) -> bool:
         """Whether the store refuses every call until the server is started again."""
         return self._store is not None and self._store.failure is not None
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """What failed the store, if that was its device."""
+        failure = self._store.failure if self._store is not None else None
+        return failure if isinstance(failure, DeviceError) else None
 
     @property
     def not_ready(self) -> str:
@@ -151,7 +158,15 @@ class Service:
         )
 
     def _closed(self) -> StoreClosedError:
+        if self.has_failed:
+            return StoreClosedError(self.not_ready)
         return StoreClosedError(f"the server is {self.not_ready}; send the call again later")
+
+    def _notice_failure(self) -> None:
+        if self.has_failed and not self.failed.is_set():
+            self.failed.set()
+            level = logging.CRITICAL if self.device_error else logging.ERROR
+            event(level, "store failed", reason=self.not_ready)
 
     def _account(self, caller: Caller, task: Task) -> None:
         caller.wait_s, caller.run_s = task.wait_s, task.run_s
@@ -168,9 +183,6 @@ class Service:
             received_bytes=caller.received_bytes,
             sent_bytes=caller.sent_bytes,
         )
-        if self.has_failed and not self.failed.is_set():
-            self.failed.set()
-            event(logging.ERROR, "store failed", reason=self.not_ready)
         if seconds * 1000 >= self.settings.slow_call_ms:
             event(
                 logging.WARNING,

@@ -50,9 +50,11 @@ class Settings:
     admin: str = "127.0.0.1:8080"
     """Where REST and metrics are served, or "off". HTTP's customary second port, on loopback."""
     device: str = "auto"
-    """"cpu", or "auto": the fastest there is, which gives the same bits."""
+    """"cpu", "cuda:N" (GPU number N; "cuda": the first), or "auto": the first GPU, or the CPU where
+    there is none. The bits are the same."""
     cache_bytes: int = 1 << 30
-    """Memory for resident rows, their index and staging: what any host that trains can spare."""
+    """Of the device's memory, for resident rows, their index and staging: what any host that trains
+    can spare."""
     policy: str = "lru"
     """Which rows leave the cache first. "lru" follows a trainer's shifts at once; "lfu" ages."""
     checkpoints_keep: int = 3
@@ -67,7 +69,8 @@ class Settings:
     tls_key: Path | None = None
     """PEM file of its key."""
     threads: int | None = None
-    """Of the CPU device; None: one a core, at most 4, beyond which memory is the bound."""
+    """Of the CPU device, or those that copy to and from a GPU; None: one a core, at most 4 (8 for a
+    GPU), beyond which memory is the bound."""
     log_format: str = "plain"
     """"plain" for people, "json" for what collects logs. A person starts the first server."""
     log_level: str = "info"
@@ -105,7 +108,7 @@ KINDS: dict[str, Kind] = {
     "data": parsing.PATH,
     "listen": parsing.ADDRESS,
     "admin": parsing.ADDRESS_OR_OFF,
-    "device": parsing.one_of("auto", "cpu"),
+    "device": parsing.DEVICE,
     "cache_bytes": parsing.BYTES,
     "policy": parsing.one_of("lru", "lfu"),
     "checkpoints_keep": parsing.COUNT,

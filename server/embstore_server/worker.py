@@ -78,6 +78,9 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="engine")
         self._opened: asyncio.Future[Store] | None = None
         self._close_error: BaseException | None = None
+        self.after_task: Callable[[], None] = lambda: None
+        """What the event loop does after each task, whether or not somebody waits for its outcome.
+        """
 
     # The event loop's side
 
@@ -135,7 +138,11 @@ class Worker:
             result, error = self._do(task)
         finally:
             self._engine.release()
+        self._finish(task, result, error)
+
+    def _finish(self, task: Task, result: Any, error: BaseException | None) -> None:
         task.finish(result, error)
+        self.after_task()
 
     def withdraw(self, task: Task) -> bool:
         """Take a task out of the queue; False if it has started."""
@@ -180,7 +187,7 @@ class Worker:
         while (task := self._next()) is not None:
             with self._engine:
                 result, error = self._do(task)
-            task.loop.call_soon_threadsafe(task.finish, result, error)
+            task.loop.call_soon_threadsafe(self._finish, task, result, error)
             task = result = error = None  # arrays are not kept until the next task comes
         try:
             with self._engine:

@@ -9,8 +9,10 @@ public verbs of Store and Table. What not every backend has is named by `needs`:
     directory   the files of the store: crash, copy, damage
     limits      embstore.config.Limits, and errors that name them
     process     the process is the store's own: its descriptors, threads, memory, its end
+    memory      the host's memory is not the device's
 
-`Embedded` opens them here. `Served` puts a server and a client in between (`served.py`).
+`Embedded` opens them here, `Emulated` likewise with an emulated GPU (`emulated.py`). `Served` puts
+a server and a client in between (`served.py`).
 """
 
 import shutil
@@ -39,7 +41,7 @@ class UnsyncedFiles(Files):
 class Embedded:
     """Stores of this process, each in a directory below `root`."""
 
-    offers = frozenset({"integrity", "merges", "directory", "limits", "process"})
+    offers = frozenset({"integrity", "merges", "directory", "limits", "process", "memory"})
     is_remote = False
 
     def __init__(self, root: Path) -> None:

@@ -1,7 +1,11 @@
-"""Fixtures of the conformance suite: a backend, and stores beside their reference on it."""
+"""Fixtures of the conformance suite: a backend, and stores beside their reference on it.
+
+Backends are imported when they are asked for: a machine that is lent for its GPU has nothing of
+what a server imports. `cuda` is among them where there is a CUDA device.
+"""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +13,28 @@ import pytest
 from hypothesis import settings
 
 from tests.conformance.backends import Embedded
-from tests.conformance.served import Served, small_pieces
+from tests.conformance.emulated import Emulated
 from tests.conformance.twin import Twin
+from tests.gpu.backend import OnGpu, why_not
 
 settings.register_profile("long", max_examples=5000)
 """For `--hypothesis-profile=long --timeout=0`: minutes, not seconds."""
 
-BACKENDS = {"embedded": (Embedded, nullcontext), "served": (Served, small_pieces)}
-"""Each with the circumstances it runs in."""
+BACKENDS = [
+    "embedded",
+    "emulated",
+    "served",
+    *([] if why_not() else [pytest.param("cuda", marks=pytest.mark.gpu)]),
+]
+
+
+def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[None]]:
+    """Return a kind of backend, and the circumstances it runs in."""
+    if name == "served":
+        from tests.conformance.served import Served, small_pieces
+
+        return Served, small_pieces()
+    return {"embedded": Embedded, "emulated": Emulated, "cuda": OnGpu}[name], nullcontext()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,12 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedded]:
     """Return where stores are opened; skip a case that needs more than it offers."""
-    kind, circumstances = BACKENDS[request.param]
+    kind, circumstances = backend_named(request.param)
     marks = request.node.iter_markers("needs")
     missing = {offer for mark in marks for offer in mark.args} - kind.offers
     if missing:
         pytest.skip(f"{request.param} has no {', '.join(sorted(missing))}")
-    with circumstances():
+    with circumstances:
         made = kind(tmp_path)
         yield made
         made.close()

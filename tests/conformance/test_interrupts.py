@@ -20,6 +20,8 @@ class Intruding(TableDigest):
         super().__init__()
         self.act = act
 
+    is_followed = True
+
     def note_written(self, keys) -> None:
         self.act()
 

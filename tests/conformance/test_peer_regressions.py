@@ -217,6 +217,7 @@ def test_checkpoint_no_longer_kept_gives_its_room_back(open_twin, backend):
     assert max(sizes[6:]) <= 3 * max(sizes[:2])
 
 
+@pytest.mark.needs("memory")
 def test_checkpoint_takes_no_memory_of_the_size_of_the_cache(backend):
     """Source: "save without extra GPU memory": TFRA#371, HKV's PR on running out of it at a dump.
 

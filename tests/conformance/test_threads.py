@@ -210,7 +210,7 @@ def test_properties_are_answered_while_another_thread_restores(backend):
     table = store.create_table("a", **config())
     store.checkpoint("c")
     device, answers, lookers = backend.engine(store).device, [], []
-    allocate = device.allocate_rows
+    allocate = device.allocate_slots
 
     def look():
         try:
@@ -225,7 +225,7 @@ def test_properties_are_answered_while_another_thread_restores(backend):
         return allocate(*arguments)
 
     expected = {name: getattr(table, name) for name in PROPERTIES}
-    device.allocate_rows = allocate_while_looking
+    device.allocate_slots = allocate_while_looking
     store.restore("c")
     assert lookers, "the restore did not make a pool"
     for looker in lookers:

@@ -1,27 +1,47 @@
-"""What the kernel tests share: devices that split everything, awkward floats, bits to compare.
+"""What the kernel tests share: every device, slots and arrays on it, awkward floats, bits to compare.
 
-Every test runs its call on each of `devices()`, which differ in their number of threads alone, and
-expects the same bits of all. They cut even the smallest call, at every place that a thread may.
+Every test of a verb runs its call on each of `devices()` and expects the same bits of all: the CPU
+with one, two and three threads, which cut even the smallest call at every place that a thread may,
+and a GPU that the host emulates (`emulation`), whose slabs are of a few slots.
 """
 
 from functools import cache
 
 import numpy as np
+import pytest
 
-from embstore.arrays import KEY_BITS
-from embstore.device.base import Batch, TableParameters
+from embstore.arrays import EMPTY_KEY, KEY_BITS
+from embstore.device.base import TableParameters
 from embstore.device.cpu import CpuDevice
+from embstore.device.gpu import GpuDevice
+from embstore.device.runtime import DeviceArray
+from tests.kernels.emulation.runtime import EmulatedRuntime
 
 DIMS = (1, 7, 13, 64, 4096)
 THREADS = (1, 2, 3)
+SLAB_SLOTS = 16
 
 
 @cache
-def devices():
+def cpu_devices():
     made = [CpuDevice(threads) for threads in THREADS]
     for device in made:
         device._split_bytes = 0
     return made
+
+
+@cache
+def gpu_device():
+    return GpuDevice(EmulatedRuntime(), threads=2)
+
+
+def devices():
+    return [*cpu_devices(), gpu_device()]
+
+
+each_device = pytest.mark.parametrize(
+    "device", devices(), ids=[*(f"cpu {threads}" for threads in THREADS), "gpu"]
+)
 
 
 def bits(values):
@@ -55,12 +75,70 @@ def row_keys(table_id, keys):
 
 
 def batch_of(device, *keys_of_tables):
-    """Return a copy of the batch of some tables' keys, numbered from 0."""
-    batch, bad = device.unique([(i, 1 << 40, k) for i, k in enumerate(keys_of_tables)])
-    assert bad == -1
-    return Batch(
-        *(getattr(batch, f).copy() for f in ("unique_keys", "inverse", "bounds", "id_bounds"))
-    )
+    """Return the settled batch of some tables' keys, numbered from 0; it holds until the next."""
+    batch = device.unique([(i, 1 << 40, k) for i, k in enumerate(keys_of_tables)])
+    device.settle(batch)
+    assert batch.found.outside == -1
+    return batch
+
+
+def overwrite(device, array, values):
+    """Write the first elements of a device's array, which no verb does with any bits."""
+    values = np.ascontiguousarray(values).reshape(-1)
+    if isinstance(array, DeviceArray):
+        device.runtime.upload(values, array.view(array.dtype)[: len(values)])
+    else:
+        array.reshape(-1)[: len(values)] = values
+
+
+def host_rows(device, array, dim):
+    """Return a device's rows on the host, of which those of dim 1 are a vector there."""
+    return device.download(array).reshape(-1, dim)
+
+
+def slots_with(device, rows, *, keys=(), scores=(), dirty=(), slab_slots=SLAB_SLOTS):
+    """Return slots that have these rows, row keys, scores and dirty flags, whatever their bits.
+
+    Verbs write no NaN but the canonical one and no score but a clock's, so this goes past them.
+    Slots that are not named are free and clean; there are as many as whole slabs have.
+    """
+    room = -(-max(len(rows), 1) // slab_slots) * slab_slots
+    memory = device.allocate_slots(rows.shape[1])
+    device.reserve_slots(memory, 0, room, slab_slots)
+    device.add_slots(memory, 0, room)
+    values = [
+        _padded(rows, room, np.float32, 0),
+        _padded(keys, room, np.int64, EMPTY_KEY),
+        _padded(scores, room, np.int64, 0),
+        _padded(dirty, room, np.uint8, 0),
+    ]
+    if isinstance(device, CpuDevice):
+        for array, all_values in zip(vars(memory).values(), values, strict=True):
+            overwrite(device, array, all_values)
+        return memory
+    for number, slab in enumerate(memory.slabs):
+        part = slice(number * slab_slots, (number + 1) * slab_slots)
+        parts = [np.frombuffer(all_values[part].tobytes(), np.uint8) for all_values in values]
+        overwrite(device, slab, np.concatenate(parts))
+    return memory
+
+
+def _padded(values, count, dtype, rest):
+    values = np.asarray(values, dtype)
+    missing = np.full((count - len(values), *values.shape[1:]), rest, dtype)
+    return np.concatenate([values, missing])
+
+
+def rows_in(device, memory, count):
+    """Return the rows of the first slots."""
+    return device.read_rows(memory.rows, device.upload(np.arange(count)))
+
+
+def contents_of(device, memory, count):
+    """Return what is in the first slots: rows as bits, keys, scores, dirty flags."""
+    here = device.read_range(memory, 0, count)
+    rows = bits(rows_in(device, memory, count))
+    return rows, here.keys.tolist(), here.scores.tolist(), here.dirty.tolist()
 
 
 def parameters(table_count, **fields):

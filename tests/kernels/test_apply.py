@@ -11,10 +11,13 @@ from tests.kernels.samples import (
     awkward,
     batch_of,
     bits,
+    contents_of,
     devices,
     from_hex,
     parameters,
     row_keys,
+    rows_in,
+    slots_with,
 )
 
 SEED = 10
@@ -49,9 +52,13 @@ def test_updates_are_those_of_the_numpy_twin(optimizer, dim, finite):
         apply_update(optimizer.kind, weights, state, g[tables == table], scalars[table])
         expected[of_table, :dim], expected[of_table, dim:width] = weights, state
     for device in devices():
-        rows, dirty = before.copy(), np.zeros(60, np.uint8)
-        device.apply(optimizer.kind, rows, slots, keys, g, parameters(3, scalars=scalars), dirty)
-        assert bits(rows) == bits(expected)
+        memory = slots_with(device, before, keys=np.arange(60), scores=np.arange(60))
+        d_slots, d_keys, d_g = device.upload(slots), device.upload(keys), device.upload(g)
+        of_tables = parameters(3, scalars=scalars)
+        device.apply(optimizer.kind, memory, d_slots, d_keys, d_g, of_tables)
+        rows, *metadata, dirty = contents_of(device, memory, 60)
+        assert rows == bits(expected)
+        assert metadata == [list(range(60))] * 2
         assert np.flatnonzero(dirty).tolist() == sorted(slots.tolist())
 
 
@@ -63,27 +70,40 @@ def test_updates_are_those_of_the_numpy_twin(optimizer, dim, finite):
 ], ids=KINDS)  # fmt: skip
 def test_contract_vectors(optimizer, expected):
     gradients = (np.arange(1, 13).astype(np.float32) * np.float32(0.1)).reshape(3, 4)
-    device = devices()[1]
-    rows = np.zeros((3, 12), np.float32)
-    rows[:, :4] = initial_rows(Uniform(-0.1, 0.1), 7, np.arange(3), 4)
+    before = np.zeros((3, 12), np.float32)
+    before[:, :4] = initial_rows(Uniform(-0.1, 0.1), 7, np.arange(3), 4)
     commands = [([2, 0, 2], gradients), ([2], gradients[:1])]
-    for t, (keys, values) in enumerate(commands, 1):
-        batch = batch_of(device, np.array(keys))
-        sums = np.empty((len(batch.unique_keys), 4), np.float32)
-        device.sum_by_key(batch, device.group(batch), [Gradients(values)], np.float32(1), sums)
-        scalars = update_scalars(optimizer, t, optimizer.learning_rate, 4)[None]
-        device.apply(
-            optimizer.kind, rows, batch.unique_keys, batch.unique_keys, sums,
-            parameters(1, scalars=scalars), np.zeros(3, np.uint8),
-        )  # fmt: skip
-    assert bits(rows[2, :4]) == from_hex(expected)
+    for device in devices():
+        memory = slots_with(device, before)
+        for t, (keys, values) in enumerate(commands, 1):
+            batch = batch_of(device, np.array(keys))
+            sums = device.allocate(len(batch.unique_keys), np.float32, width=4)
+            device.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
+            scalars = update_scalars(optimizer, t, optimizer.learning_rate, 4)[None]
+            device.apply(
+                optimizer.kind, memory, batch.unique_keys, batch.unique_keys, sums,
+                parameters(1, scalars=scalars),
+            )  # fmt: skip
+        assert bits(rows_in(device, memory, 3)[2, :4]) == from_hex(expected)
 
 
 def test_a_rate_of_zero_still_writes():
     """-0.0 - 0.0 * -1.0 is 0.0 in fp32: there is no shortcut."""
-    rows, dirty = np.full((1, 4), -0.0, np.float32), np.zeros(1, np.uint8)
-    g = np.full((1, 4), -1, np.float32)
-    zero = np.zeros(1, np.int64)
-    devices()[0].apply("sgd", rows, zero, zero, g, parameters(1), dirty)
-    assert bits(rows) == [[0] * 4]
-    assert dirty.tolist() == [1]
+    g, zero = np.full((1, 4), -1, np.float32), np.zeros(1, np.int64)
+    for device in devices():
+        memory = slots_with(device, np.full((1, 4), -0.0, np.float32))
+        d_zero = device.upload(zero)
+        device.apply("sgd", memory, d_zero, d_zero, device.upload(g), parameters(1))
+        rows, _, _, dirty = contents_of(device, memory, 1)
+        assert (rows, dirty) == ([[0] * 4], [True])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_to_apply(kind):
+    for device in devices():
+        memory = slots_with(device, np.ones((1, 12), np.float32))
+        none = device.upload(np.empty(0, np.int64))
+        g = device.allocate(0, np.float32, width=4)
+        device.apply(kind, memory, none, none, g, parameters(1))
+        rows, _, _, dirty = contents_of(device, memory, 1)
+        assert (rows, dirty) == (bits(np.ones((1, 12), np.float32)), [False])

@@ -14,10 +14,10 @@ import pytest
 
 from embstore.device.base import Gradients
 from embstore.device.cpu import CpuDevice
-from embstore.device.memory import HUGE_PAGE_BYTES
+from embstore.device.memory import HUGE_PAGE_BYTES, release
 from embstore.device.workers import Workers
 from embstore.errors import DeviceError, InvalidArgumentError
-from tests.kernels.samples import batch_of, devices, parameters
+from tests.kernels.samples import batch_of, cpu_devices, parameters
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def resident_bytes():
 
 
 def test_rows_take_memory_when_written_and_give_it_back():
-    device = devices()[0]
+    device = cpu_devices()[0]
     rows = device.allocate_rows(1 << 30, 64)  # 256 GiB of address space
     assert rows.shape == (1 << 30, 64)
     assert rows.dtype == np.float32
@@ -37,7 +37,7 @@ def test_rows_take_memory_when_written_and_give_it_back():
     slot_count = (64 << 20) // 256
     rows[:slot_count] = 1
     assert resident_bytes() - before > 60 << 20
-    device.release_rows(rows, 8, slot_count - 8)
+    release(rows[8 : slot_count - 8])
     assert resident_bytes() - before < 8 << 20
     assert (rows[:8] == 1).all()
     assert (rows[slot_count - 8 : slot_count] == 1).all()
@@ -45,14 +45,14 @@ def test_rows_take_memory_when_written_and_give_it_back():
 
 
 def test_release_of_less_than_a_page_changes_nothing():
-    rows = devices()[0].allocate_rows(100, 4)
+    rows = cpu_devices()[0].allocate_rows(100, 4)
     rows[:] = 1
-    devices()[0].release_rows(rows, 10, 20)
+    release(rows[10:20])
     assert (rows == 1).all()
 
 
 def test_no_rows():
-    assert devices()[0].allocate_rows(0, 4).shape == (0, 4)
+    assert cpu_devices()[0].allocate_rows(0, 4).shape == (0, 4)
 
 
 def test_import_of_the_package_does_not_import_numba():
@@ -98,28 +98,49 @@ def test_close_ends_the_threads():
     device = CpuDevice(3)
     device._split_bytes = 0
     count = threading.active_count()
-    device.gather_rows(np.zeros((8, 4), np.float32), np.arange(8), np.zeros((8, 4), np.float32))
+    device.read_rows(np.zeros((8, 4), np.float32), np.arange(8))
     assert threading.active_count() == count + 2
     device.close()
     assert threading.active_count() == count
 
 
+def test_facts_name_the_processor_its_memory_and_the_threads():
+    facts = cpu_devices()[1].facts()
+    assert facts["model"] and facts["threads"] == 2
+    assert 0 < facts["memory_free_bytes"] <= facts["memory_bytes"]
+
+
+def test_dropped_slots_give_their_memory_back():
+    """With the pages that they share with slots dropped before."""
+    device = cpu_devices()[0]
+    slot_count = (64 << 20) // 256
+    memory = device.allocate_slots(64)
+    device.reserve_slots(memory, 0, 1 << 30, slot_count)
+    device.add_slots(memory, 0, slot_count)
+    before = resident_bytes()
+    memory.rows[:slot_count] = 1
+    for high in range(slot_count, 8, -(slot_count // 3)):
+        device.drop_slots(memory, max(high - slot_count // 3, 8), high)
+    assert resident_bytes() - before < 8 << 20
+    assert (memory.rows[:8] == 1).all()
+
+
 def sums_on(device):
     batch = batch_of(device, np.arange(8))
     gradients = [Gradients(np.ones((8, 4), np.float32))]
-    out = np.empty((8, 4), np.float32)
-    device.sum_by_key(batch, device.group(batch), gradients, np.float32(1), out)
+    device.sum_by_key(batch, gradients, np.float32(1), np.empty((8, 4), np.float32))
 
 
 def applies_on(device):
-    rows, keys = np.ones((8, 4), np.float32), np.arange(8)
-    device.apply("sgd", rows, keys, keys, rows, parameters(1), np.zeros(8, np.uint8))
+    memory, keys = device.allocate_slots(4), np.arange(8)
+    device.reserve_slots(memory, 0, 8, 8)
+    device.apply("sgd", memory, keys, keys, np.ones((8, 4), np.float32), parameters(1))
 
 
 def pools_on(device):
-    rows, ids = np.ones((8, 4), np.float32), np.arange(8)
-    offsets, out = np.arange(9), np.empty((8, 4), np.float32)
-    device.gather_pooled(rows, ids, ids.astype(np.int32), offsets, False, None, out)
+    rows, offsets = np.ones((8, 4), np.float32), np.arange(9)
+    batch, out = batch_of(device, np.arange(8)), np.empty((8, 4), np.float32)
+    device.gather_pooled(rows, np.arange(8), batch, offsets, False, None, out)
 
 
 def initializes_on(device):
@@ -135,7 +156,7 @@ def initializes_on(device):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_that_flush_denormals_are_refused(call, threads):
     """Workers inherit the register of the thread that starts them, here one that flushes."""
-    call(devices()[0])  # compiles, if it must, in a thread that is as usual
+    call(cpu_devices()[0])  # compiles, if it must, in a thread that is as usual
     outcome = []
 
     def flushing():

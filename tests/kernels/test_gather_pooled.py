@@ -5,18 +5,33 @@ import pytest
 
 from embstore.arithmetic import initial_rows, pool_rows
 from embstore.config import Uniform
-from tests.kernels.samples import DIMS, awkward, bits, devices, from_hex
+from tests.kernels.samples import (
+    DIMS,
+    awkward,
+    batch_of,
+    bits,
+    devices,
+    from_hex,
+    gpu_device,
+    host_rows,
+    slots_with,
+)
 
 SEED = 8
 
 
-def pooled(device, rows, ids, offsets, mode="sum", weights=None, *, dim):
+def pooled(device, rows, ids, offsets, mode="sum", weights=None, *, dim, out=None):
     """Pool rows[ids] through slots that are not the ids."""
-    slots = np.arange(len(rows))[::-1].copy()
-    out = np.full((len(offsets) - 1, dim), 9, np.float32)
-    reversed_rows = rows[::-1].copy()
-    inverse = np.asarray(ids, np.int32)
-    device.gather_pooled(reversed_rows, slots, inverse, offsets, mode == "mean", weights, out)
+    padded = np.zeros((len(rows), -(-rows.shape[1] // 4) * 4), np.float32)
+    padded[::-1, : rows.shape[1]] = rows
+    memory = slots_with(device, padded)
+    batch = batch_of(device, np.asarray(ids, np.int64))
+    slots = len(rows) - 1 - device.download(batch.unique_keys)
+    if out is None:
+        out = np.full((len(offsets) - 1, dim), 9, np.float32)
+    device.gather_pooled(
+        memory.rows, device.upload(slots), batch, offsets, mode == "mean", weights, out
+    )
     return out
 
 
@@ -36,6 +51,18 @@ def test_bags_are_those_of_the_numpy_twin(dim, mode, finite):
         assert bits(pooled(device, rows, ids, offsets, mode, weights, dim=dim)) == bits(expected)
 
 
+@pytest.mark.parametrize("dim", [4, 7])
+@pytest.mark.parametrize("skipped", [0, 1, 4])
+def test_an_output_of_the_device_begins_anywhere(dim, skipped):
+    rng, device = np.random.default_rng(SEED), gpu_device()
+    rows, ids = awkward(rng, 50, 8), rng.integers(0, 50, 90)
+    offsets = np.array([0, 3, 3, 70, 90])
+    d_out = device.allocate(4 * dim + skipped, np.float32)[skipped:].view(np.float32, width=dim)
+    pooled(device, rows, ids, offsets, "mean", dim=dim, out=d_out)
+    expected = pool_rows(rows[ids, :dim], offsets, "mean", None)
+    assert bits(host_rows(device, d_out, dim)) == bits(expected)
+
+
 @pytest.mark.parametrize("mode, weights, expected", [
     ("sum", None, "bdda6b99 be161b42 3d3bff04 3d67d95a"),
     ("mean", None, "bd119d11 bd482458 3c7aa95b 3c9a90e7"),
@@ -44,15 +71,20 @@ def test_bags_are_those_of_the_numpy_twin(dim, mode, finite):
 def test_contract_vectors(mode, weights, expected):
     rows = initial_rows(Uniform(-0.1, 0.1), 7, np.arange(3), 4)
     weights = None if weights is None else np.array(weights, np.float32)
-    out = pooled(devices()[1], rows, [2, 0, 2], np.array([0, 3]), mode, weights, dim=4)
-    assert bits(out) == [from_hex(expected)]
+    for device in devices():
+        out = pooled(device, rows, [2, 0, 2], np.array([0, 3]), mode, weights, dim=4)
+        assert bits(out) == [from_hex(expected)]
 
 
 def test_a_bag_of_one_negative_zero_keeps_it_and_an_empty_bag_is_zero():
-    out = pooled(devices()[0], np.array([[-0.0]], np.float32), [0], np.array([0, 1, 1]), dim=1)
-    assert bits(out) == [[0x80000000], [0]]
+    rows = np.array([[-0.0]], np.float32)
+    for device in devices():
+        assert bits(pooled(device, rows, [0], np.array([0, 1, 1]), dim=1)) == [[0x80000000], [0]]
 
 
 def test_no_bags():
-    rows = np.zeros((1, 4), np.float32)
-    assert pooled(devices()[1], rows, [], np.array([0]), dim=4).shape == (0, 4)
+    rows, weights = np.zeros((1, 4), np.float32), np.empty(0, np.float32)
+    for device in devices():
+        assert pooled(device, rows, [], np.array([0]), dim=4).shape == (0, 4)
+        empty = pooled(device, rows, [], np.array([0, 0, 0]), weights=weights, dim=4)
+        assert bits(empty) == [[0] * 4] * 2

@@ -5,7 +5,16 @@ import pytest
 
 from embstore.arithmetic import initial_rows
 from embstore.config import Constant, Normal, Uniform
-from tests.kernels.samples import DIMS, bits, devices, from_hex, parameters, row_keys
+from tests.kernels.samples import (
+    DIMS,
+    bits,
+    devices,
+    from_hex,
+    parameters,
+    row_keys,
+    rows_in,
+    slots_with,
+)
 
 SEED = 12
 INITIALIZERS = (Constant(-0.25), Uniform(-0.01, 0.01), Normal(0.5, 0.02))
@@ -38,9 +47,9 @@ def test_records_are_those_of_the_numpy_twin(dim, state_dim):
         initial_state=np.array([0, 0.5, 1e-40], np.float32),
     )
     for device in devices():
-        rows = before.copy()
-        device.initialize(rows, slots, row_keys(tables, keys), of_tables, dim, state_dim)
-        assert bits(rows) == bits(expected)
+        memory = slots_with(device, before)
+        device.initialize(memory.rows, slots, row_keys(tables, keys), of_tables, dim, state_dim)
+        assert bits(rows_in(device, memory, 40)) == bits(expected)
 
 
 @pytest.mark.parametrize("kind, values, expected", [
@@ -50,12 +59,22 @@ def test_records_are_those_of_the_numpy_twin(dim, state_dim):
 ])  # fmt: skip
 def test_contract_vectors(kind, values, expected):
     words = from_hex(expected)
-    rows, zero = np.empty((1, len(words)), np.float32), np.zeros(1, np.int64)
+    zero = np.zeros(1, np.int64)
     of_table = parameters(
         1,
         initializer_kinds=np.array([kind], np.int8),
         initializer_values=np.array([values], np.float32),
         seeds=np.array([7], np.uint64),
     )
-    devices()[0].initialize(rows, zero, zero + 5, of_table, len(words), 0)
-    assert bits(rows) == [words]
+    for device in devices():
+        rows = device.allocate_rows(1, len(words))
+        device.initialize(rows, zero, zero + 5, of_table, len(words), 0)
+        assert bits(device.read_rows(rows, device.upload(zero))) == [words]
+
+
+def test_nothing_to_initialize():
+    none = np.empty(0, np.int64)
+    for device in devices():
+        memory = slots_with(device, np.ones((1, 4), np.float32))
+        device.initialize(memory.rows, none, none, parameters(1), 3, 1)
+        assert rows_in(device, memory, 1).tolist() == [[1] * 4]

@@ -8,45 +8,127 @@ from tests.kernels.samples import devices, row_keys
 SEED = 11
 
 
-def probe(device, index, keys):
-    slots = np.full(len(keys), 77)
-    absent = device.probe(index, np.asarray(keys, np.int64), slots)
-    assert absent == np.count_nonzero(slots == -1)
-    return slots.tolist()
+def find(device, index, keys):
+    slots = device.upload(np.full(len(keys), 77))
+    absent = device.find(index, device.upload(np.asarray(keys, np.int64)), slots)
+    found = device.download(slots)
+    assert absent == np.count_nonzero(found == -1)
+    return found.tolist()
 
 
-def test_probe_finds_every_key_and_no_other():
+def indexed(device, keys, slots):
+    """Return an index of keys that stand in slots."""
+    index = device.allocate_index(len(keys))
+    assert device.insert(index, keys, slots)
+    return index
+
+
+def test_find_finds_every_key_and_no_other():
     rng = np.random.default_rng(SEED)
     keys = rng.permutation(20_000)
     present, absent = row_keys(5, keys[:10_000]), row_keys(5, keys[10_000:])
     slots = rng.permutation(10_000)
     for device in devices():
-        index = device.allocate_index(10_000)
-        assert device.insert(index, present, slots)
-        assert probe(device, index, present) == slots.tolist()
-        assert probe(device, index, absent) == [-1] * 10_000
+        index = indexed(device, present, slots)
+        assert find(device, index, present) == slots.tolist()
+        assert find(device, index, absent) == [-1] * 10_000
         mixed = np.concatenate([absent[:33], present[:33], present[:1]])
-        assert probe(device, index, mixed) == [-1] * 33 + slots[:33].tolist() + [slots[0]]
+        assert find(device, index, mixed) == [-1] * 33 + slots[:33].tolist() + [slots[0]]
 
 
-def test_probe_of_no_keys():
-    device = devices()[0]
-    assert probe(device, device.allocate_index(0), []) == []
+def test_the_unique_keys_of_a_batch_are_probed_before_their_number_is_known():
+    rng = np.random.default_rng(SEED)
+    present, slots = rng.permutation(500)[:300], rng.permutation(300)
+    by_key = dict(zip(row_keys(1, present).tolist(), slots.tolist(), strict=True))
+    calls = [(0, 500, rng.integers(0, 500, 40)), (1, 500, rng.integers(0, 500, 2_000))]
+    for device in devices():
+        index = indexed(device, row_keys(1, present), slots)
+        batch = device.unique(calls)
+        found = device.upload(np.full(batch.position_count, 77))
+        device.probe(index, batch, found)
+        device.settle(batch)
+        expected = [by_key.get(key, -1) for key in device.download(batch.unique_keys).tolist()]
+        assert batch.found.missing == expected.count(-1)
+        count = len(expected)
+        assert device.download(found)[:count].tolist() == expected
+        assert (device.download(found)[count:] == 77).all()
+
+
+def test_a_key_outside_its_table_is_told_first_and_nothing_else_is_harmed():
+    """What stands in the index stays, and other tables' keys are found by the next call."""
+    for device in devices():
+        index = indexed(device, row_keys(0, [3, 4]), np.array([8, 9]))
+        batch = device.unique([(0, 5, np.array([3, 4])), (1, 5, np.array([1, 5, -1, 99]))])
+        device.probe(index, batch, device.allocate(6, np.int64))
+        device.settle(batch)
+        assert batch.found.outside == 3
+        assert find(device, index, row_keys(0, [3, 4, 0])) == [8, 9, -1]
+        batch = device.unique([(0, 5, np.array([4, 4, 1]))])
+        slots = device.allocate(3, np.int64)
+        device.probe(index, batch, slots)
+        device.settle(batch)
+        assert (batch.found.outside, batch.found.missing) == (-1, 1)
+        assert device.download(slots)[:2].tolist() == [9, -1]
+
+
+def test_absent_keys_and_their_places_are_ascending():
+    rng = np.random.default_rng(SEED)
+    present = rng.permutation(1_000)[:300]
+    asked = rng.permutation(1_000)[:600]
+    for device in devices():
+        index = indexed(device, present, np.arange(300))
+        keys, slots = device.upload(asked), device.allocate(600, np.int64)
+        missing = device.find(index, keys, slots)
+        places, absent = device.absent(keys, slots, missing)
+        expected = np.flatnonzero(~np.isin(asked, present))
+        assert missing == len(expected)
+        assert places.tolist() == expected.tolist() and places.dtype == np.int64
+        assert absent.tolist() == asked[expected].tolist()
+
+
+def test_set_slots_changes_the_named_places_alone():
+    for device in devices():
+        slots = device.upload(np.arange(6))
+        device.set_slots(slots, np.array([4, 0, 3]), np.array([1 << 40, -1, 7]))
+        assert device.download(slots).tolist() == [-1, 1, 2, 7, 1 << 40, 5]
+
+
+def test_nothing_to_find():
+    none = np.empty(0, np.int64)
+    for device in devices():
+        index = device.allocate_index(0)
+        assert find(device, index, none) == []
+        keys, slots = device.upload(none), device.upload(none)
+        places, absent = device.absent(keys, slots, 0)
+        assert (len(places), len(absent)) == (0, 0)
+        device.set_slots(slots, none, none)
+        batch = device.unique([(0, 5, none)])
+        device.probe(index, batch, slots)
+        device.settle(batch)
+        assert (batch.found.outside, batch.found.missing) == (-1, 0)
+
+
+def test_none_absent():
+    for device in devices():
+        keys, slots = device.upload(np.array([5, 6])), device.upload(np.array([0, 1]))
+        places, absent = device.absent(keys, slots, 0)
+        assert (len(places), len(absent)) == (0, 0)
 
 
 def test_probe_returns_the_largest_slot():
-    device = devices()[0]
-    index = device.allocate_index(1)
-    assert device.insert(index, np.array([9]), np.array([(1 << 32) - 1]))
-    assert probe(device, index, [9, 8]) == [(1 << 32) - 1, -1]
+    for device in devices():
+        index = indexed(device, np.array([9]), np.array([(1 << 32) - 1]))
+        assert find(device, index, [9, 8]) == [(1 << 32) - 1, -1]
 
 
 def test_an_index_takes_the_bytes_it_says_and_is_at_most_two_thirds_full():
-    device = devices()[0]
-    for slot_count in (0, 1, 100, 12_345, 1_000_000):
-        index = device.allocate_index(slot_count)
-        assert index.bucket_keys.ctypes.data % 64 == 0
-        assert index.bucket_keys.size * 2 >= slot_count * 3
-        assert (index.bucket_keys == EMPTY_KEY).all()
-        arrays = vars(index).values()
-        assert sum(array.nbytes for array in arrays) == device.index_bytes(slot_count)
+    for device in devices():
+        for slot_count in (0, 1, 100, 12_345, 1_000_000):
+            index = device.allocate_index(slot_count)
+            bucket_keys = device.download(index.bucket_keys)
+            begin = getattr(index.bucket_keys, "address", bucket_keys.ctypes.data)
+            assert begin % 64 == 0
+            assert bucket_keys.size * 2 >= slot_count * 3
+            assert (bucket_keys == EMPTY_KEY).all()
+            arrays = vars(index).values()
+            assert sum(array.nbytes for array in arrays) == device.index_bytes(slot_count)

@@ -7,16 +7,27 @@ from hypothesis import strategies as st
 
 from embstore.arithmetic import bag_gradients, compiled, scale_sums, sums
 from embstore.device.base import Gradients
-from tests.kernels.samples import DIMS, awkward, batch_of, bits, devices
+from tests.kernels.samples import (
+    DIMS,
+    awkward,
+    batch_of,
+    bits,
+    devices,
+    gpu_device,
+    host_rows,
+    slots_with,
+)
 
 SEED = 9
 
 
 def sum_on(device, keys_of_tables, gradients, scale, dim):
+    """Return the lowest id that is not finite, and the sums."""
     batch = batch_of(device, *keys_of_tables)
-    out = np.full((len(batch.unique_keys), dim), 9, np.float32)
-    found = device.sum_by_key(batch, device.group(batch), gradients, np.float32(scale), out)
-    return found, out
+    sums = device.allocate(batch.position_count, np.float32, width=dim)
+    device.sum_by_key(batch, gradients, np.float32(scale), sums)
+    device.settle(batch)
+    return batch.found.not_finite, host_rows(device, sums[: len(batch.unique_keys)], dim)
 
 
 def expected_sums(keys_of_tables, received, scale):
@@ -117,6 +128,97 @@ def test_the_scale_is_multiplied_and_negative_zero_kept():
     for device in devices():
         _, out = sum_on(device, [np.array([4, 4])], [Gradients(values)], 1.0, 1)
         assert bits(out) == [[0x80000000]]
+
+
+@pytest.mark.parametrize("dim", [1, 7, 64])
+def test_keys_of_every_heat_in_one_call(dim):
+    """Whose occurrences fill chunks, or run over by one, and lie among each other."""
+    rng = np.random.default_rng(SEED)
+    counts = [1, 63, 64, 65, 128, 129, 1, 4096, 4097, 2, 5000, 192]
+    keys = [rng.permutation(np.repeat(np.arange(12), counts)), np.repeat([3, 4], [130, 1])]
+    values = [awkward(rng, len(k), dim) for k in keys]
+    expected = expected_sums(keys, values, 0.5)
+    for device in devices():
+        found, out = sum_on(device, keys, [Gradients(v) for v in values], 0.5, dim)
+        assert found == -1
+        assert bits(out) == bits(expected)
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 4095, 4096, 4999])
+def test_what_is_not_finite_is_found_in_every_chunk_of_a_hot_key(place):
+    keys = np.concatenate([[5, 6], np.full(5000, 7), [8]])
+    values = np.zeros((len(keys), 5), np.float32)
+    values[[2 + place, -1], [4, 0]] = np.nan, np.inf
+    for device in devices():
+        assert sum_on(device, [keys], [Gradients(values)], 1.0, 5)[0] == 2
+
+
+def test_sums_are_told_before_the_batch_is_settled():
+    """unique, probe and sum_by_key are given one after the other; one settle tells it all."""
+    keys = np.array([7, 3, 7, 9])
+    values = np.array([[1, 2], [3, np.inf], [5, 6], [np.nan, 0]], np.float32)
+    for device in devices():
+        batch = device.unique([(2, 10, keys)])
+        slots = device.allocate(4, np.int64)
+        device.probe(device.allocate_index(1), batch, slots)
+        sums = device.allocate(4, np.float32, width=2)
+        device.sum_by_key(batch, [Gradients(values)], np.float32(2), sums)
+        device.settle(batch)
+        found = batch.found
+        assert (found.outside, found.missing, found.not_finite) == (-1, 3, 1)
+        assert host_rows(device, sums, 2)[0].tolist() == [12, 16]
+
+
+def test_rows_beyond_the_unique_keys_are_left_as_they_are():
+    values = np.ones((4, 3), np.float32)
+    for device in devices():
+        batch = batch_of(device, np.array([1, 1, 1, 2]))
+        sums = device.upload(np.full((6, 3), 9, np.float32))
+        device.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
+        assert host_rows(device, sums, 3)[:, 0].tolist() == [3, 1, 9, 9, 9, 9]
+
+
+@pytest.mark.parametrize("dim", [4, 6])
+@pytest.mark.parametrize("skipped", [0, 1, 4])
+def test_gradients_of_the_device_begin_anywhere(dim, skipped):
+    rng, device = np.random.default_rng(SEED), gpu_device()
+    keys, values = hot_keys(rng, 300), awkward(rng, 300, dim)
+    d_values = device.upload(np.concatenate([np.zeros(skipped, np.float32), values.ravel()]))
+    gradients = Gradients(d_values[skipped:].view(np.float32, width=dim))
+    found, out = sum_on(device, [keys], [gradients], 1.0, dim)
+    assert found == -1
+    assert bits(out) == bits(expected_sums([keys], [values], 1.0))
+
+
+def test_a_call_with_a_wrong_key_is_refused_and_harms_nothing_else():
+    rng = np.random.default_rng(SEED)
+    wrong = rng.integers(-5, 40, 300)
+    wrong[:7], wrong[7] = 1, 30
+    values = awkward(rng, 300, 8)
+    for device in devices():
+        memory = slots_with(device, values[:40])
+        batch = device.unique([(0, 30, wrong)])
+        slots = device.allocate(300, np.int64)
+        device.probe(device.allocate_index(40), batch, slots)
+        sums = device.allocate(300, np.float32, width=8)
+        device.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
+        device.settle(batch)
+        assert batch.found.outside == 7
+        assert bits(device.read_rows(memory.rows, device.upload(np.arange(40)))) == bits(values[:40])
+        keys = rng.integers(0, 30, 300)
+        _, out = sum_on(device, [keys], [Gradients(values)], 1.0, 8)
+        assert bits(out) == bits(expected_sums([keys], [values], 1.0))
+
+
+def test_nothing_to_sum():
+    none = np.empty(0, np.int64)
+    for device in devices():
+        gradients = [Gradients(np.empty((0, 3), np.float32))] * 2
+        found, out = sum_on(device, [none, none], gradients, 1.0, 3)
+        assert (found, out.shape) == (-1, (0, 3))
+        one = [Gradients(np.empty((0, 3), np.float32)), Gradients(np.ones((1, 3), np.float32))]
+        _, out = sum_on(device, [none, np.array([4])], one, 1.0, 3)
+        assert out.tolist() == [[1] * 3]
 
 
 @pytest.mark.parametrize("dim", DIMS)

@@ -1,4 +1,4 @@
-"""unique and group: order of first occurrence, keys outside their table, positions by id."""
+"""unique: order of first occurrence, and keys outside their table."""
 
 import numpy as np
 import pytest
@@ -6,23 +6,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arithmetic import compiled, sums
-from tests.kernels.samples import batch_of, devices, row_keys
+from embstore.device import gpu, staging
+from tests.kernels.samples import batch_of, cpu_devices, devices, gpu_device, row_keys
 
 SEED = 20240607
 
 
 def expected(segments):
-    """Return (unique_keys, inverse, bounds, id_bounds) by a dictionary."""
-    ids, inverse, bounds, id_bounds = {}, [], [0], [0]
+    """Return (unique_keys, inverse, bounds) by a dictionary."""
+    ids, inverse, bounds = {}, [], [0]
     for table_id, keys in segments:
         inverse += [ids.setdefault(key, len(ids)) for key in row_keys(table_id, keys).tolist()]
         bounds.append(len(inverse))
-        id_bounds.append(len(ids))
-    return list(ids), inverse, bounds, id_bounds
+    return list(ids), inverse, bounds
 
 
-def found(batch):
-    arrays = (batch.unique_keys, batch.inverse, batch.bounds, batch.id_bounds)
+def settled(device, segments):
+    batch = device.unique(segments)
+    device.settle(batch)
+    return batch
+
+
+def found(device, segments):
+    """Return what a device makes of keys that are all in their tables."""
+    batch = settled(device, segments)
+    assert batch.found.outside == -1
+    assert batch.position_count == batch.bounds[-1]
+    arrays = (device.download(batch.unique_keys), device.download(batch.inverse), batch.bounds)
     return tuple(array.tolist() for array in arrays)
 
 
@@ -36,9 +46,7 @@ def test_unique_is_in_order_of_first_occurrence(keys_of_tables, first_table):
         (first_table + i, np.array(keys, np.int64)) for i, keys in enumerate(keys_of_tables)
     ]
     for device in devices():
-        batch, bad = device.unique([(table, 31, keys) for table, keys in segments])
-        assert bad == -1
-        assert found(batch) == expected(segments)
+        assert found(device, [(table, 31, keys) for table, keys in segments]) == expected(segments)
 
 
 def test_unique_stays_right_while_its_scratch_grows_and_is_used_again():
@@ -46,22 +54,45 @@ def test_unique_stays_right_while_its_scratch_grows_and_is_used_again():
     for count in (1, 100, 3, 5000, 64, 65, 0, 20_000, 7):
         keys = rng.integers(0, max(count, 1), count)
         for device in devices():
-            batch, bad = device.unique([(3, 1 << 40, keys)])
-            assert bad == -1
-            assert found(batch) == expected([(3, keys)])
+            assert found(device, [(3, 1 << 40, keys)]) == expected([(3, keys)])
+
+
+def test_the_ids_of_each_table_are_consecutive():
+    """id_bounds cut them, where the CPU needs it."""
+    keys = [np.array(k, np.int64) for k in ([4, 4, 1], [], [4, 2, 4, 9], [1])]
+    for device in cpu_devices():
+        assert batch_of(device, *keys).id_bounds.tolist() == [0, 2, 2, 5, 6]
 
 
 def test_unique_takes_the_extreme_keys_of_the_last_table():
     keys = np.array([(1 << 40) - 1, 0, (1 << 40) - 1])
-    batch, bad = devices()[0].unique([((1 << 22) - 1, 1 << 40, keys)])
-    assert bad == -1
-    assert batch.unique_keys.tolist() == [(1 << 62) - 1, ((1 << 22) - 1) << 40]
+    for device in devices():
+        unique_keys, *_ = found(device, [((1 << 22) - 1, 1 << 40, keys)])
+        assert unique_keys == [(1 << 62) - 1, ((1 << 22) - 1) << 40]
 
 
 def test_unique_takes_a_read_only_array():
     keys = np.array([4, 4, 2])
     keys.flags.writeable = False
-    assert devices()[0].unique([(0, 5, keys)])[0].inverse.tolist() == [0, 0, 1]
+    for device in devices():
+        assert found(device, [(0, 5, keys)])[1] == [0, 0, 1]
+
+
+def test_unique_takes_keys_of_the_device_beside_those_of_the_host():
+    device = gpu_device()
+    segments = [(i, np.array(keys)) for i, keys in enumerate([[4, 4, 2], [7, 1], [0, 0]])]
+    given = [(i, 9, device.upload(keys) if i == 1 else keys) for i, keys in segments]
+    assert found(device, given) == expected(segments)
+
+
+def test_keys_that_come_in_pieces(monkeypatch):
+    for module in (gpu, staging):
+        monkeypatch.setattr(module, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 300)
+    rng = np.random.default_rng(SEED)
+    segments = [(i, rng.integers(0, 50, n)) for i, n in enumerate((3, 0, 400, 124, 125, 1))]
+    for device in devices():
+        assert found(device, [(i, 50, keys) for i, keys in segments]) == expected(segments)
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, -(1 << 63), (1 << 63) - 1, 1 << 40])
@@ -71,23 +102,19 @@ def test_unique_reports_the_first_key_outside_its_table(wrong, position):
     keys[position:] = wrong
     first = np.zeros(5, np.int64)
     for device in devices():
-        assert device.unique([(0, 10, first), (1, 10, keys)])[1] == 5 + position
-        assert found(device.unique([(0, 10, first)])[0])[0] == [0]
+        assert settled(device, [(0, 10, first), (1, 10, keys)]).found.outside == 5 + position
+        assert found(device, [(0, 10, first)])[0] == [0]
 
 
 def test_a_table_of_no_rows_has_no_key():
-    assert devices()[0].unique([(0, 0, np.zeros(1, np.int64))])[1] == 0
-
-
-@settings(deadline=None)  # the first call may compile
-@given(st.lists(st.integers(0, 20), max_size=300))
-def test_group_sorts_positions_by_id_stably(keys):
     for device in devices():
-        batch = batch_of(device, np.array(keys, np.int64))
-        groups = device.group(batch)
-        assert groups.positions.tolist() == np.argsort(batch.inverse, kind="stable").tolist()
-        counts = np.bincount(batch.inverse, minlength=len(batch.unique_keys))
-        assert groups.starts.tolist() == [0, *np.cumsum(counts).tolist()]
+        assert settled(device, [(0, 0, np.zeros(1, np.int64))]).found.outside == 0
+
+
+def test_no_keys():
+    none = np.empty(0, np.int64)
+    for device in devices():
+        assert found(device, [(0, 5, none), (3, 0, none)]) == ([], [], [0, 0, 0])
 
 
 @settings(deadline=None)  # the first call may compile

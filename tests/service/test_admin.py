@@ -151,12 +151,14 @@ def test_server_tells_settings_limits_and_queue(data: Path) -> None:
     run(data, scenario)
 
 
-def test_every_limit_of_the_proto_is_told() -> None:
+def test_every_limit_of_the_proto_and_every_fact_is_told() -> None:
     from embstore_proto.v1 import embstore_pb2 as pb
 
-    assert set(server.ServerLimits.model_fields) == {
-        f.name for f in pb.ServerLimits.DESCRIPTOR.fields
-    }
+    for model, message in (
+        (server.ServerLimits, pb.ServerLimits),
+        (server.DeviceInfo, pb.DeviceInfo),
+    ):
+        assert set(model.model_fields) == {f.name for f in message.DESCRIPTOR.fields}
 
 
 def test_stats_tell_both_hit_definitions_and_everything_else(data: Path) -> None:

@@ -306,8 +306,10 @@ def test_stats(shell: Shell, store: embstore.Store) -> None:
     found = shell("stats", "--json").document
     assert found["store_id"] == store.store_id
     assert found["tables"].keys() == {"ads"}
+    assert found["device_facts"] == store.device_facts
     shown = shell("stats").out
     assert store.store_id in shown
+    assert "free of" in shown
     assert "0.0% of 2" in shown
 
 

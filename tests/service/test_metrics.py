@@ -32,6 +32,18 @@ STATE = State(
 )
 OPENING = State("1.2.3", "i", 1.7e9, False, 0, "", 0, 0)
 
+CPU_FACTS = {"model": "a CPU", "memory_bytes": 800, "memory_free_bytes": 0, "threads": 2}
+GPU_FACTS = {
+    "model": "a GPU",
+    "memory_bytes": 1 << 37,
+    "memory_free_bytes": 1 << 36,
+    "driver_version": "12.9",
+    "runtime_version": "12.8",
+    "multiprocessors": 100,
+    "compile_seconds": 2.5,
+    "scratch_bytes": 1 << 20,
+}
+
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -40,8 +52,10 @@ def observe(metrics: Metrics, verb: str = "Lookup", code: str = "OK", **figures:
     metrics.observe_call(verb, code, **{"received_bytes": 10, "sent_bytes": 100} | values)
 
 
-def scraped(metrics: Metrics, state: State = STATE, stats: Any = None) -> Samples:
-    captured = None if stats is None else Captured(stats, 1.5)
+def scraped(
+    metrics: Metrics, state: State = STATE, stats: Any = None, facts: Any = CPU_FACTS
+) -> Samples:
+    captured = None if stats is None else Captured(stats, facts, 1.5)
     text = Exposition(metrics).text(state, captured).decode()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
@@ -215,6 +229,26 @@ def test_scrape_tells_cache_tables_storage_and_stages(stats: dict[str, Any]) -> 
     assert value(samples, "embstore_merge_running") == 0
     for stage, figures in stats["stages"].items():
         assert value(samples, "embstore_stage_laps_total", stage=stage) == figures["laps"]
+
+
+def test_scrape_tells_the_device(stats: dict[str, Any]) -> None:
+    samples = scraped(Metrics(), stats=stats | {"device": "cuda:1"}, facts=GPU_FACTS)
+    labels = {"model": "a GPU", "driver_version": "12.9", "runtime_version": "12.8"}
+    assert value(samples, "embstore_device_info", device="cuda:1", **labels) == 1
+    assert value(samples, "embstore_device_memory_bytes") == 1 << 37
+    assert value(samples, "embstore_device_memory_free_bytes") == 1 << 36
+    assert value(samples, "embstore_device_scratch_bytes") == 1 << 20
+    assert value(samples, "embstore_device_compile_seconds") == 2.5
+
+
+def test_scrape_has_no_metric_of_what_a_device_does_not_have(stats: dict[str, Any]) -> None:
+    samples = scraped(Metrics(), stats=stats)
+    assert value(samples, "embstore_device_memory_free_bytes") == 0
+    assert {name for name, _ in samples if name.startswith("embstore_device")} == {
+        "embstore_device_info",
+        "embstore_device_memory_bytes",
+        "embstore_device_memory_free_bytes",
+    }
 
 
 def test_every_number_of_pools_and_storage_is_told(stats: dict[str, Any]) -> None:

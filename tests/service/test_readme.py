@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from embstore_proto.status import ANSWERS
 from embstore_server.launch import ServerProcess
-from embstore_server.settings import Settings
+from embstore_server.settings import Settings, load
 from tests.style.sources import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -77,6 +78,26 @@ def test_operators_commands_run_in_their_order(server: ServerProcess) -> None:
             continue
         ran += 1
     assert ran >= 15
+
+
+def test_servers_are_told_what_they_understand() -> None:
+    """Those on a GPU too, which are not started here."""
+    devices = set()
+    for words in map(shlex.split, COMMANDS):
+        if words[:2] == ["embstore", "serve"]:
+            flags = dict(zip(words[2::2], words[3::2], strict=True))
+            made = load({name[2:].replace("-", "_"): v for name, v in flags.items()}, {}, None)
+            devices.add(made.device)
+    assert devices == {"auto", "cuda:0"}
+
+
+def test_files_and_extras_of_the_commands_are_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in COMMANDS:
+        for path in re.findall(r"docker/\S+", line):
+            assert (ROOT / path).is_file()
+        for names in re.findall(r"embstore\[(.+?)\]", line):
+            assert set(names.split(",")) <= extras["optional-dependencies"].keys()
 
 
 def curl(line: str, admin: str) -> list[str]:

@@ -86,6 +86,21 @@ def test_bytes_are_read(written: Any, expected: int) -> None:
     assert load(DATA | {"cache_bytes": written}, {}, None).cache_bytes == expected
 
 
+@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_devices_are_taken_by_name_from_everywhere(name: str, tmp_path: Path) -> None:
+    config = written(tmp_path / "embstore.toml", f'device = "{name}"\n')
+    assert load(DATA | {"device": name}, {}, None).device == name
+    assert load(DATA, {"EMBSTORE_DEVICE": name}, None).device == name
+    assert load(DATA, {}, config).device == name
+
+
+def test_a_device_that_nobody_knows_is_refused_with_the_choices() -> None:
+    (line,) = problems(DATA | {"device": "gpu"})
+    assert line == (
+        '--device: expected "auto", "cpu", "cuda" or "cuda:N", as "cuda:0", found \'gpu\''
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -96,7 +111,7 @@ def test_bytes_are_read(written: Any, expected: int) -> None:
         *(("slow_call_ms", v) for v in (-1, "inf")),
         *(("read_only", v) for v in ("maybe", 1, "2")),
         *(("policy", v) for v in ("LRU", "fifo", 3, ["lru"])),
-        *(("device", v) for v in ("gpu", "")),
+        *(("device", v) for v in ("gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0)),
         *(("data", v) for v in ("", "a\0b", 3)),
         *(("listen", v) for v in ("off", ":1", "localhost", "a:b", "h:65536", "::1:5", "[x]:1", 5)),
         *(("admin", v) for v in ("OFF", "8080", "[::1]")),

@@ -10,56 +10,77 @@ from tests.unit.small_stores import generator
 SEED = 89
 
 
-def check(index, slot_keys):
-    """Every resident key leads to its slot, and no other key to any."""
-    slots = np.flatnonzero(slot_keys != EMPTY_KEY)
-    found = np.empty(len(slots), np.int64)
-    assert index.probe(slot_keys[slots], found) == 0
-    assert np.array_equal(found, slots)
-    others = np.setdiff1d(np.arange(2_000), slot_keys)
-    found = np.empty(len(others), np.int64)
-    assert index.probe(others, found) == len(others)
-    assert (found == -1).all()
+class Slots:
+    """Slots of a device whose keys the test sets, and their index."""
+
+    def __init__(self, count, device=None):
+        self.device = device or CpuDevice(1)
+        self.memory = self.device.allocate_slots(4)
+        self.device.reserve_slots(self.memory, 0, count, count)
+        self.device.add_slots(self.memory, 0, count)
+        self.index = SlotIndex(self.device)
+
+    @property
+    def keys(self):
+        return self.memory.keys
+
+    def grow(self, capacity):
+        self.index.grow(capacity, self.memory, len(self.keys))
+
+    def put(self, keys, slots):
+        self.device.place_keys(self.memory, slots, keys)
+        self.index.insert(keys, slots, self.memory, len(self.keys))
+
+    def clear(self, slots):
+        self.index.erase(self.keys[slots].copy())
+        self.device.clear_slots(self.memory, slots)
+
+    def find(self, keys):
+        found = np.empty(len(keys), np.int64)
+        absent = self.device.find(self.index.arrays, keys, found)
+        assert absent == np.count_nonzero(found == -1)
+        return found
+
+    def check(self):
+        """Every resident key leads to its slot, and no other key to any."""
+        slots = np.flatnonzero(self.keys != EMPTY_KEY)
+        assert np.array_equal(self.find(self.keys[slots]), slots)
+        assert (self.find(np.setdiff1d(np.arange(2_000), self.keys)) == -1).all()
 
 
 def test_index_agrees_with_its_slots_under_random_use():
-    rng, index = generator(SEED), SlotIndex(CpuDevice(1))
-    slot_keys = np.full(400, EMPTY_KEY)
+    rng, slots_of = generator(SEED), Slots(400)
     for _ in range(150):
         slots = rng.choice(400, 60, replace=False)
-        used, free = slots[slot_keys[slots] != EMPTY_KEY], slots[slot_keys[slots] == EMPTY_KEY]
-        if len(used):
-            index.erase(slot_keys[used].copy())
-            slot_keys[used] = EMPTY_KEY
-        index.grow(int(slots.max()) + 1, slot_keys)
-        new = rng.choice(np.setdiff1d(np.arange(2_000), slot_keys), len(free), replace=False)
-        slot_keys[free] = new
-        index.insert(new, free, slot_keys)
-        check(index, slot_keys)
+        is_used = slots_of.keys[slots] != EMPTY_KEY
+        if is_used.any():
+            slots_of.clear(slots[is_used])
+        slots_of.grow(int(slots.max()) + 1)
+        free = slots[~is_used]
+        slots_of.put(
+            rng.choice(np.setdiff1d(np.arange(2_000), slots_of.keys), len(free), False), free
+        )
+        slots_of.check()
 
 
 def test_growing_keeps_what_is_in_it():
-    index, slot_keys = SlotIndex(CpuDevice(1)), np.full(5_000, EMPTY_KEY)
-    sizes = []
+    slots_of, sizes = Slots(5_000), []
     for high in range(100, 5_001, 100):
-        index.grow(high, slot_keys)
+        slots_of.grow(high)
         slots = np.arange(high - 100, high)
-        slot_keys[slots] = slots * 7
-        index.insert(slots * 7, slots, slot_keys)
-        sizes.append(index.memory_bytes)
-        assert index.bytes_for(high) == index.memory_bytes
+        slots_of.put(slots * 7, slots)
+        sizes.append(slots_of.index.memory_bytes)
+        assert slots_of.index.bytes_for(high) == slots_of.index.memory_bytes
     assert sizes == sorted(sizes)
-    found = np.empty(5_000, np.int64)
-    assert index.probe(np.arange(5_000) * 7, found) == 0
-    assert np.array_equal(found, np.arange(5_000))
+    assert np.array_equal(slots_of.find(np.arange(5_000) * 7), np.arange(5_000))
 
 
 def test_bytes_for_more_slots_is_what_growing_takes():
-    index, slot_keys = SlotIndex(CpuDevice(1)), np.full(1_000, EMPTY_KEY)
-    announced = index.bytes_for(1_000)
-    index.grow(1_000, slot_keys)
-    assert index.memory_bytes == announced
-    assert index.bytes_for(10) == announced, "an index never shrinks"
+    slots_of = Slots(1_000)
+    announced = slots_of.index.bytes_for(1_000)
+    slots_of.grow(1_000)
+    assert slots_of.index.memory_bytes == announced
+    assert slots_of.index.bytes_for(10) == announced, "an index never shrinks"
 
 
 class FullStash(CpuDevice):
@@ -78,10 +99,11 @@ class FullStash(CpuDevice):
 
 
 def test_a_full_stash_makes_a_larger_index_of_the_slots():
-    index, slot_keys = SlotIndex(FullStash(refusals=3)), np.full(50, EMPTY_KEY)
-    index.grow(50, slot_keys)
+    slots_of = Slots(50, FullStash(refusals=3))
+    slots_of.device.refusals = 0
+    slots_of.grow(50)
+    slots_of.device.refusals = 3
     slots = np.arange(40)
-    slot_keys[slots] = slots + 1_000
-    index.insert(slots + 1_000, slots, slot_keys)
-    assert index.capacity > 50
-    check(index, slot_keys)
+    slots_of.put(slots + 1_000, slots)
+    assert slots_of.index.capacity > 50
+    slots_of.check()

@@ -151,7 +151,7 @@ def test_lru_evicts_no_row_that_is_younger_than_one_that_stays(tmp_path):
 def test_a_row_of_the_running_call_is_no_victim(tmp_path, policy):
     with opened(tmp_path, cache_bytes=CACHE_BYTES, policy=policy) as store:
         table = make_table(store, rows=ROWS)
-        rng, slots = generator(SEED), pool_of(table)._slot_keys.size
+        rng, slots = generator(SEED), len(pool_of(table).memory.keys)
         for _ in range(60):
             keys = rng.choice(ROWS, int(rng.integers(1, slots // 2)), replace=False)
             table.lookup(keys)

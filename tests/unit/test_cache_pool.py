@@ -83,11 +83,11 @@ def test_pools_own_arrays_are_what_they_say(tmp_path):
         table = make_table(store, dim=16)
         table.lookup(np.arange(700))
         pool = pool_of(table)
-        arrays = vars(pool.index._arrays).values()
-        by_slot = (pool.rows, pool.dirty, pool.policy.scores, pool.slot_keys, pool._free)
-        per_slot = sum(array[:1].nbytes for array in by_slot)
+        arrays = vars(pool.index.arrays).values()
+        per_slot = sum(array[:1].nbytes for array in (*vars(pool.memory).values(), pool._free))
         held = per_slot * pool.slot_count + sum(array.nbytes for array in arrays)
-        assert pool.memory_bytes == held + pool._staging.nbytes
+        staging = pool.device.staging(pool._sizes.staging_rows, pool.layout.stride)
+        assert pool.memory_bytes == held + staging.nbytes
 
 
 # Two layouts
@@ -142,8 +142,8 @@ def test_a_released_slab_gives_its_memory_back_to_the_system(tmp_path):
         table.assign(np.arange(20_000), rows_of(np.arange(20_000), 64))
         pool = pool_of(table)
         low, high = pool.slot_count - pool.slab_slots, pool.slot_count
-        start = pool.rows.ctypes.data
-        first, end = (start + slot * pool.rows.strides[0] for slot in (low, high))
+        rows = pool.memory.rows
+        first, end = (rows.ctypes.data + slot * rows.strides[0] for slot in (low, high))
         pages = np.arange(-(-first // 4096) * 4096, end - 4096, 4096).astype(np.uint64)
         flag = np.zeros(1, np.uint8)
         assert len(pages) > 30 and count_absent(pages, 1, flag, flag.ctypes.data) == 0

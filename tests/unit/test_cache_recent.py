@@ -43,9 +43,9 @@ def same(batch, segments):
 def test_the_same_call_is_made_unique_once():
     device = CountingDevice()
     recent, keys = RecentBatch(device), keys_of(4, 9, 4)
-    first, _ = recent.of([(1, 10, keys)])
-    again, wrong = recent.of([(1, 10, keys.copy())])
-    assert again is first and wrong == -1 and device.calls == 1
+    first = recent.of([(1, 10, keys)])
+    again = recent.of([(1, 10, keys.copy())])
+    assert again is first and again.found.outside == -1 and device.calls == 1
     same(again, [(1, 10, keys)])
 
 
@@ -65,7 +65,7 @@ def test_another_call_is_another_batch():
     recent = RecentBatch(CountingDevice())
     for segments in calls:
         if segments:
-            same(recent.of(segments)[0], segments)
+            same(recent.of(segments), segments)
     assert recent._device.calls == len(calls) - 1
 
 
@@ -74,16 +74,16 @@ def test_a_callers_array_that_changes_in_place_is_another_call():
     recent, keys = RecentBatch(CountingDevice()), keys_of(1, 2, 3)
     recent.of([(0, 10, keys)])
     keys[1] = 7
-    batch, _ = recent.of([(0, 10, keys)])
+    batch = recent.of([(0, 10, keys)])
     same(batch, [(0, 10, keys)])
 
 
 def test_a_wrong_call_is_not_kept():
     recent, wrong_keys = RecentBatch(CountingDevice()), keys_of(1, 12)
-    assert recent.of([(0, 10, wrong_keys)])[1] == 1
-    assert recent.of([(0, 10, wrong_keys)])[1] == 1
-    batch, wrong = recent.of([(0, 20, wrong_keys)])
-    assert wrong == -1
+    assert recent.of([(0, 10, wrong_keys)]).found.outside == 1
+    assert recent.of([(0, 10, wrong_keys)]).found.outside == 1
+    batch = recent.of([(0, 20, wrong_keys)])
+    assert batch.found.outside == -1
     same(batch, [(0, 20, wrong_keys)])
 
 

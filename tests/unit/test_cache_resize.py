@@ -201,7 +201,7 @@ def test_slabs_become_those_of_the_new_budget(tmp_path):
             store.resize_cache(budget)
             expected = Sizes.of(pool.layout, budget, pool.device)
             assert (pool.slab_slots, pool.slab_bytes) == (expected.slab_slots, expected.slab_bytes)
-            assert len(pool._staging) == len(pool._found) == expected.staging_rows
+            assert pool._sizes == expected
             store.check_integrity()
         check_rows(table, 3_000)
 
@@ -246,12 +246,10 @@ def test_growth_moves_no_row_to_another_slot_and_evicts_none(tmp_path):
     with opened(tmp_path, cache_bytes=200_000, policy="lfu") as store:
         table = filled(store, 5_000, dim=16)
         pool = pool_of(table)
-        before = [a[: pool.slot_count].copy() for a in (pool.slot_keys, pool.dirty, pool.rows)]
-        scores = pool.policy.scores[: pool.slot_count].copy()
+        before = [a[: pool.slot_count].copy() for a in vars(pool.memory).values()]
         store.resize_cache(LARGE)
-        after = [a[: pool.slot_count] for a in (pool.slot_keys, pool.dirty, pool.rows)]
+        after = [a[: pool.slot_count] for a in vars(pool.memory).values()]
         assert all(np.array_equal(a, b) for a, b in zip(after, before, strict=True))
-        assert np.array_equal(pool.policy.scores[: pool.slot_count], scores)
         store.check_integrity()
 
 
@@ -380,7 +378,7 @@ def test_slabs_that_go_one_by_one_leave_no_page_between_them(tmp_path):
         used = pool.slot_count
         while pool.slab_count > 1:
             pool.release_slab()
-        for array in (pool.rows, pool.dirty, pool.policy.scores, pool._slot_keys):
+        for array in vars(pool.memory).values():
             start, slot_bytes = array.ctypes.data, array.strides[0]
             first, end = start + pool.slot_count * slot_bytes, start + used * slot_bytes
             end = min(end, (start + array.nbytes) // 4096 * 4096)  # the last page is not whole
@@ -405,12 +403,14 @@ def test_a_cache_that_breathes_does_not_gain_weight(tmp_path, policy):
 
 def test_rows_are_lengthened_without_a_second_copy_of_them():
     device, slot_count, piece = CpuDevice(1), 1 << 20, 32 * HUGE_PAGE_BYTES
-    rows = device.allocate_rows(slot_count, 64)
-    rows[:, 0] = np.arange(slot_count)  # a page holds 16 of them: 256 MiB
+    memory = device.allocate_slots(64)
+    device.reserve_slots(memory, 0, slot_count, slot_count)
+    memory.rows[:, 0] = np.arange(slot_count)  # a page holds 16 of them: 256 MiB
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = status_bytes("VmRSS")
-    rows = device.lengthen_rows(rows, slot_count, 1 << 28)
+    device.reserve_slots(memory, slot_count, 1 << 28, slot_count)
     assert status_bytes("VmHWM") - before < piece + (16 << 20)
+    rows = memory.rows
     assert rows.shape == (1 << 28, 64)
     assert np.array_equal(rows[:slot_count, 0], np.arange(slot_count))
     assert (rows[:slot_count, 1:] == 0).all() and (rows[slot_count : slot_count + 9] == 0).all()

@@ -124,9 +124,9 @@ def test_rows_count_in_all_three_places(tmp_path):
         table.lookup(np.arange(0, 100))
         keys, pool = np.arange(6_100), pool_of(table)
         slots = np.empty(len(keys), np.int64)
-        pool.index.probe(keys, slots)
+        pool.device.find(pool.index.arrays, keys, slots)
         cached = slots >= 0
-        dirty = cached & (pool.dirty[slots] != 0)
+        dirty = cached & (pool.memory.dirty[slots] != 0)
         found = np.empty(len(keys), np.uint8)
         storage_of(store).read(keys, np.empty((len(keys), 4), np.float32), found)
         places = {

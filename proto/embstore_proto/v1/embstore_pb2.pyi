@@ -389,7 +389,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoReply(_message.Message):
-    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits")
+    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -402,6 +402,7 @@ class GetServerInfoReply(_message.Message):
     KEY_SPACES_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_INFO_FIELD_NUMBER: _ClassVar[int]
     context: Context
     version: str
     device: str
@@ -414,7 +415,30 @@ class GetServerInfoReply(_message.Message):
     key_spaces: _containers.RepeatedScalarFieldContainer[KeySpace]
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     limits: ServerLimits
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ...) -> None: ...
+    device_info: DeviceInfo
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ...) -> None: ...
+
+class DeviceInfo(_message.Message):
+    __slots__ = ("model", "memory_bytes", "memory_free_bytes", "scratch_bytes", "threads", "multiprocessors", "driver_version", "runtime_version", "compile_seconds")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    MULTIPROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    memory_bytes: int
+    memory_free_bytes: int
+    scratch_bytes: int
+    threads: int
+    multiprocessors: int
+    driver_version: str
+    runtime_version: str
+    compile_seconds: float
+    def __init__(self, model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., multiprocessors: _Optional[int] = ..., driver_version: _Optional[str] = ..., runtime_version: _Optional[str] = ..., compile_seconds: _Optional[float] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
     __slots__ = ("call_bytes_max", "unary_bytes_max", "chunk_bytes_max", "tables_max", "log_rows_max", "metadata_bytes_max", "queue_calls_max", "inflight_bytes_max", "remembered_calls_max", "call_timeout_s", "call_timeout_max_s")

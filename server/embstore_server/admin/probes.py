@@ -45,7 +45,7 @@ class Scrapes:
         self._service = service
         self._exposition = Exposition(service.metrics)
         self._started = time() - uptime_s(service)
-        self._stats: dict[str, Any] | None = None
+        self._found: tuple[dict[str, Any], dict[str, Any]] | None = None  # statistics, device
         self._captured_at = 0.0  # monotonic seconds
 
     async def text(self, call: Calling) -> bytes:
@@ -53,8 +53,8 @@ class Scrapes:
         await self._capture(call)
         state = state_of(self._service, self._started)
         captured = None
-        if self._stats is not None:
-            captured = Captured(self._stats, monotonic() - self._captured_at)
+        if self._found is not None:
+            captured = Captured(*self._found, monotonic() - self._captured_at)
         return await asyncio.to_thread(self._exposition.text, state, captured)
 
     async def _capture(self, call: Calling) -> None:
@@ -63,10 +63,10 @@ class Scrapes:
         call.caller.deadline = now + patience_s
         try:
             async with asyncio.timeout(patience_s):
-                answered = await call.run(lambda store: store.stats())
+                answered = await call.run(lambda store: (store.stats(), store.device_facts))
         except (EmbstoreError, TimeoutError):
             return  # opening, busy, overloaded, failed: other metrics say which
-        self._stats, self._captured_at = answered.value, monotonic()
+        self._found, self._captured_at = answered.value, monotonic()
 
 
 def add_probes(app: FastAPI, service: Service) -> None:

@@ -30,6 +30,23 @@ class ServerLimits(Reply):
     call_timeout_max_s: float = Field(description="Seconds; a later deadline is cut to this")
 
 
+class DeviceInfo(Reply):
+    """What keeps and computes the rows, as it was when the statistics were last asked for.
+
+    A fact that the device does not have is null.
+    """
+
+    model: str | None = Field(None, description="As its maker calls it")
+    memory_bytes: int | None = Field(None, description="Of the whole device; of cpu: the host's")
+    memory_free_bytes: int | None = Field(None, description="Of these, what nobody uses")
+    scratch_bytes: int | None = Field(None, description="Memory for calls, beside cache_bytes")
+    threads: int | None = Field(None, description="That share a call")
+    multiprocessors: int | None = Field(None, description="Of a GPU")
+    driver_version: str | None = Field(None, description="Of a GPU's driver")
+    runtime_version: str | None = Field(None, description="Of the CUDA runtime in use")
+    compile_seconds: float | None = Field(None, description="That compiling kernels took")
+
+
 class Queue(Reply):
     """How busy the server is."""
 
@@ -46,7 +63,8 @@ class Server(Reply):
     ready: bool
     reason: str = Field(description="Why calls are not served; empty when they are")
     uptime_s: float = Field(description="Seconds since the service began")
-    device: str = Field(description="What keeps and computes the rows")
+    device: str = Field(description="What keeps and computes the rows: cpu or cuda:N")
+    device_info: DeviceInfo
     policy: str = Field(description="Which rows leave the cache first")
     cache_bytes: int = Field(description="The cache's budget, now")
     read_only: bool
@@ -61,7 +79,8 @@ class Server(Reply):
 async def get_server(call: Calling) -> Server:
     """Return what serves. Needs no engine: it is answered also while a long call runs."""
     service = call.service
-    if opened_store(service) is None:
+    store = opened_store(service)
+    if store is None:
         raise StoreClosedError(service.not_ready)
     told = server_info(service)
     return Server(
@@ -71,6 +90,7 @@ async def get_server(call: Calling) -> Server:
         reason=service.not_ready,
         uptime_s=uptime_s(service),
         device=told.device,
+        device_info=DeviceInfo(**store.device_facts),
         policy=told.policy,
         cache_bytes=told.cache_bytes,
         read_only=told.read_only,

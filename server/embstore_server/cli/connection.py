@@ -41,6 +41,10 @@ class ServedTable(Protocol):
 class ServedStore(Protocol):
     """A server's store; see `embstore.Store`."""
 
+    @property
+    def device_facts(self) -> dict[str, Any]:
+        """What the device is, its memory and versions."""
+
     def create_table(
         self,
         name: str,

@@ -7,6 +7,9 @@ from embstore import errors
 from embstore.errors import EmbstoreError
 
 OK, FAILED, USAGE, NOT_FOUND, NO_ANSWER, CONFLICT = range(6)
+DEVICE_FAILED = 70
+"""EX_SOFTWARE of sysexits.h is the nearest there is. Of a server: what it held is gone, and whoever
+watches it may start it again, on another device if this one stays away."""
 
 EXITS: dict[type[EmbstoreError], int] = {
     errors.InvalidArgumentError: USAGE,
@@ -24,7 +27,7 @@ EXITS: dict[type[EmbstoreError], int] = {
     errors.StoreClosedError: NO_ANSWER,
     errors.CorruptTableError: FAILED,
     errors.StorageError: FAILED,
-    errors.DeviceError: FAILED,
+    errors.DeviceError: DEVICE_FAILED,
 }
 """Of each class of the tree. A test fails when one is missing."""
 
@@ -34,7 +37,8 @@ LEGEND = """Exit status:
 2  a bad argument or setting;
 3  no such table or checkpoint;
 4  no answer: server not reached, too late, overloaded, starting or stopping;
-5  a conflict: it exists already, or the directory is in use."""
+5  a conflict: it exists already, or the directory is in use;
+70  the device failed, the server's own or the one that serves."""
 """For the help, which may join the lines."""
 
 

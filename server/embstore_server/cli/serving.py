@@ -60,7 +60,11 @@ def serve(
     ] = None,
     cache_bytes: Annotated[
         _Text,
-        _setting("cache_bytes", "Memory for resident rows, their index and staging.", "BYTES"),
+        _setting(
+            "cache_bytes",
+            "Of the device's memory, for resident rows, their index and staging.",
+            "BYTES",
+        ),
     ] = None,
     policy: Annotated[
         _Text, _setting("policy", "Which rows leave the cache first.", "lru|lfu")
@@ -74,11 +78,20 @@ def serve(
     device: Annotated[
         _Text,
         _setting(
-            "device", "What keeps and computes rows. The bits do not depend on it.", "auto|cpu"
+            "device",
+            "What keeps and computes rows; auto: the first GPU if there is one, else the CPU. "
+            "The bits do not depend on it.",
+            "auto|cpu|cuda|cuda:N",
         ),
     ] = None,
     threads: Annotated[
-        _Text, _setting("threads", "Of the CPU device; none: one a core, at most 4.", "COUNT")
+        _Text,
+        _setting(
+            "threads",
+            "Of the CPU device, or those that copy to and from a GPU; none: one a core, at most 4 "
+            "or 8.",
+            "COUNT",
+        ),
     ] = None,
     listen: Annotated[
         _Text,
@@ -154,10 +167,13 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a store by gRPC, and by REST to operators, until SIGTERM or SIGINT.
+    """Serve a store by gRPC, and by REST to operators, until SIGTERM, SIGINT or a lost device.
 
     Each setting is a flag, a variable of the environment (EMBSTORE_CACHE_BYTES for --cache-bytes)
     or a key of the TOML file of settings (cache_bytes); the first of these that says it wins.
+
+    When the device fails, the server ends with status 70; started again, it opens the store at its
+    last checkpoint.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print is said by our own log
     with _ending_at_once():

@@ -18,6 +18,7 @@ def stats(
     """Show what the store is and did since it was opened."""
     with connection.connected(address, timeout, tls_ca) as store:
         found = store.stats()
+        found["device_facts"] = store.device_facts
     if as_json:
         output.show_json(found)
     else:
@@ -33,6 +34,7 @@ def _parts(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]
             for name in ("store_id", "epoch", "command", "device", "policy", "read_only")
         ],
     )
+    yield "device", _device_lines(found["device_facts"])
     yield "tables", [(name, _table_line(table)) for name, table in sorted(found["tables"].items())]
     yield "cache", _cache_lines(found["cache"])
     yield "storage", _storage_lines(found["storage"])
@@ -43,6 +45,19 @@ def _parts(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]
             for name, stage in found["stages"].items()
         ],
     )
+
+
+def _device_lines(facts: dict[str, Any]) -> list[tuple[str, Any]]:
+    memory = f"{bytes_text(facts['memory_free_bytes'])} free of {bytes_text(facts['memory_bytes'])}"
+    lines: list[tuple[str, Any]] = [("model", facts["model"]), ("memory", memory)]
+    if "scratch_bytes" in facts:
+        lines.append(("scratch", bytes_text(facts["scratch_bytes"])))
+    if "driver_version" in facts:
+        versions = f"driver {facts['driver_version']}, runtime {facts['runtime_version']}"
+        lines.append(("versions", versions))
+    if "compile_seconds" in facts:
+        lines.append(("kernels compiled in", f"{facts['compile_seconds']:.1f} s"))
+    return lines
 
 
 def _table_line(table: dict[str, Any]) -> str:

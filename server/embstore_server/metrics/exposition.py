@@ -16,14 +16,15 @@ from prometheus_client.registry import Collector
 
 from embstore_server.metrics.calls import Metrics
 from embstore_server.metrics.state import State, state_families
-from embstore_server.metrics.storefigures import store_families
+from embstore_server.metrics.storefigures import device_families, store_families
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A store's statistics, and how old they are."""
+    """A store's statistics and its device's facts, and how old they are."""
 
     stats: Mapping[str, Any]
+    device_facts: Mapping[str, Any]
     age_s: float
 
 
@@ -59,7 +60,8 @@ class _Moment(Collector):
         if self._captured is not None:
             yield GaugeMetricFamily(
                 "embstore_stats_age_seconds",
-                "Age of what is said of cache, tables, storage and stages.",
+                "Age of what is said of device, cache, tables, storage and stages.",
                 self._captured.age_s,
             )
+            yield from device_families(self._captured.stats["device"], self._captured.device_facts)
             yield from store_families(self._captured.stats)

@@ -1,4 +1,4 @@
-"""The statistics of `embstore.Store.stats()` as metric families.
+"""The statistics of `embstore.Store.stats()`, and its device's facts, as metric families.
 
 Most figures are one entry of a dictionary, named below with the metric that it becomes. A figure
 that has an origin (misses) or a kind (evictions) is one metric with a label, so that the parts add
@@ -8,8 +8,20 @@ up in a query.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
+_DEVICE_GAUGES = (
+    ("memory_bytes", "embstore_device_memory_bytes", "Memory of the device; of cpu: the host's."),
+    ("memory_free_bytes", "embstore_device_memory_free_bytes", "Of it, what nobody uses."),
+    ("scratch_bytes", "embstore_device_scratch_bytes", "Memory for calls, beside the cache."),
+    ("compile_seconds", "embstore_device_compile_seconds", "That compiling kernels took."),
+)
+_DEVICE_LABELS = ("model", "driver_version", "runtime_version")
 _POOL_GAUGES = (
     ("slots", "embstore_pool_slots", "Rows that the pool has room for."),
     ("resident_rows", "embstore_pool_resident_rows", "Rows in the pool."),
@@ -87,6 +99,16 @@ def store_families(stats: Mapping[str, Any]) -> Iterator[Metric]:
         "embstore_checkpoints", "Kept checkpoints.", len(stats["storage"]["checkpoints"])
     )
     yield from _families(CounterMetricFamily, _STAGE_COUNTERS, ["stage"], stages)
+
+
+def device_families(name: str, facts: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the metrics of a device; a fact that it does not have has none."""
+    labels = {label: facts.get(label, "") for label in _DEVICE_LABELS}
+    yield InfoMetricFamily(
+        "embstore_device", "What keeps and computes the rows.", {"device": name} | labels
+    )
+    had = tuple(row for row in _DEVICE_GAUGES if row[0] in facts)
+    yield from _families(GaugeMetricFamily, had, [], [([], facts)])
 
 
 def _families(

@@ -1,0 +1,53 @@
+"""Which device a name means: "cpu", "cuda:0", or the fastest there is.
+
+Each device's module is imported when it is chosen: the CPU's draws Numba in, a GPU's CuPy.
+"""
+
+import re
+from importlib.util import find_spec
+from typing import Any, cast
+
+from embstore.device.base import Device
+from embstore.errors import InvalidArgumentError
+
+NAMES = "auto, cpu, cuda or cuda:N"
+
+
+def is_device_name(name: Any) -> bool:
+    """Say whether this is a name that `open_device` knows, whatever the machine has."""
+    return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None
+
+
+def open_device(name: Any, threads: int | None) -> Device:
+    """Return the device of a name; see `embstore.open`.
+
+    Raises
+    ------
+    InvalidArgumentError : no such name, no such GPU, or CuPy is not installed.
+    """
+    if not is_device_name(name):
+        if hasattr(name, "check_budget"):
+            return cast(Device, name)  # a device already
+        raise InvalidArgumentError(f"expected device to be {NAMES}, found {name!r}")
+    if name == "cpu" or (name == "auto" and not _gpu_count()):
+        from embstore.device.cpu import CpuDevice
+
+        return CpuDevice(threads)
+    _, _, ordinal = name.partition(":")
+    if not find_spec("cupy"):
+        raise InvalidArgumentError(
+            f"device {name!r} needs CuPy: pip install 'embstore[cuda12]' (or cuda13, by the "
+            "driver's version)"
+        )
+    from embstore.device.cuda import open_runtime
+    from embstore.device.gpu import GpuDevice
+
+    return GpuDevice(open_runtime(int(ordinal or 0)), threads)
+
+
+def _gpu_count() -> int:
+    if not find_spec("cupy"):
+        return 0
+    from embstore.device.cuda import device_count
+
+    return device_count()

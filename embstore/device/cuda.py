@@ -1,0 +1,418 @@
+"""The Runtime protocol on a CUDA device, by way of CuPy. Nothing else imports CuPy.
+
+CuPy 13.6 to 14.2 serve, for CUDA 12 and 13. It is used as a thin way to the driver: plain
+allocations (no pool), three streams of our own that do not wait for the default stream, events
+without timing, and kernels compiled from the text of `embstore/kernels`.
+
+**Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to whatever
+options it is given; NVRTC takes the last one, so denormals would be flushed, against the contract
+(cupy issue 9576). NVRTC is therefore given our options by a way that adds no such thing. All verbs
+take one or two seconds, once a process: no cache of ours would be worth its files.
+
+**The scan** is CuPy's (CUB), which only queues it. What it allocates comes from a workspace of
+ours, one allocation that only grows; CuPy's pool, which a caller may share, is neither used nor
+bounded. The sort is ours (`group.cu`): CuPy's stable ones are Thrust's, which end by waiting for
+the stream.
+
+**Devices and threads.** The current device belongs to a thread, and the thread to the caller, who
+may be using another device: every call sets ours and puts back what it found, and sets nothing
+where it found ours.
+
+Freeing device or pinned memory waits for the device; so memory may be dropped while queued work
+still uses it, and nothing on the way of a call should be.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import cupy
+import numpy as np
+from cupy.cuda import compiler, cub, function
+from cupy.cuda import runtime as cuda
+from numpy.typing import DTypeLike, NDArray
+
+from embstore.device.runtime import (
+    BLOCK_THREADS,
+    COMPUTE,
+    DOWN,
+    UP,
+    Argument,
+    DeviceArray,
+)
+from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
+from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
+
+_OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation."""
+_ALIGNMENT = 512
+_WORKSPACE_BYTES = 1 << 20
+"""Least size of the workspace."""
+_WORKSPACE_SHARE = 256
+"""Bytes of values to one of workspace: a scan keeps 8 bytes for each tile of 512 int32 or more."""
+_LEGACY_STREAM = 1
+"""cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def device_count() -> int:
+    """Return how many CUDA devices this process sees; 0 where there is no driver."""
+    try:
+        return int(cuda.getDeviceCount())
+    except RuntimeError:
+        return 0
+
+
+def open_runtime(ordinal: int) -> "CudaRuntime":
+    """Return the runtime of a device, by its number.
+
+    Raises
+    ------
+    InvalidArgumentError : there is no such device.
+    DeviceError : there is, and it does not answer.
+    """
+    count = device_count()
+    if not 0 <= ordinal < count:
+        raise InvalidArgumentError(
+            f"device is 'cuda:{ordinal}'; CUDA devices in sight of this process: {count}"
+        )
+    return CudaRuntime(ordinal)
+
+
+def _on_device(
+    call: Callable[Concatenate["CudaRuntime", P], R],
+) -> Callable[Concatenate["CudaRuntime", P], R]:
+    """Run a method on the runtime's device; CUDA's errors, and its compiler's, are DeviceErrors."""
+
+    @wraps(call)
+    def called(self: "CudaRuntime", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            found = cuda.getDevice()
+            if found == self.ordinal:
+                return call(self, *args, **kwargs)
+            cuda.setDevice(self.ordinal)
+            try:
+                return call(self, *args, **kwargs)
+            finally:
+                cuda.setDevice(found)
+        except (RuntimeError, compiler.CompileException) as exc:
+            self.is_lost = True
+            what = " ".join([call.__name__, *(arg for arg in args if isinstance(arg, str))])
+            raise DeviceError(
+                f"{self.name}: {what}: {exc}; it, or work given before it, has failed: nothing on "
+                "the device is to be trusted, restart the server"
+            ) from exc
+
+    return called
+
+
+class CudaRuntime:
+    """The Runtime protocol (`runtime.py`) on the CUDA device `ordinal`. One thread at a time."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.name = f"cuda:{ordinal}"
+        self.is_lost = False
+        self._verbs = {kernel: verb for verb in VERBS for kernel in kernels_of(verb)}
+        self._functions: dict[str, Any] = {}
+        self._compile_seconds = 0.0
+        self._workspace = _Workspace(self)
+        self._open()
+
+    @_on_device
+    def _open(self) -> None:
+        self._streams = {
+            stream: cupy.cuda.Stream(non_blocking=True) for stream in (COMPUTE, UP, DOWN)
+        }
+        self._compute = self._streams[COMPUTE]
+        self._properties: dict[str, Any] = cuda.getDeviceProperties(self.ordinal)
+
+    @property
+    def compute_stream_address(self) -> int:
+        """The cudaStream_t of COMPUTE: callers order their own work on device arrays by it."""
+        return int(self._compute.ptr)
+
+    # Memory
+
+    @_on_device
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
+        item = np.dtype(dtype)
+        memory = self._taken(cupy.cuda.Memory, max(count * width * item.itemsize, 1))
+        return DeviceArray(int(memory.ptr), count, item, memory, width=width)
+
+    @_on_device
+    def allocate_host(self, byte_count: int) -> NDArray[np.uint8]:
+        memory = self._taken(_Pinned, max(byte_count, 1))
+        pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
+        return np.frombuffer(pointer, np.uint8, count=byte_count)
+
+    def _taken(self, kind: Callable[[int], Any], byte_count: int) -> Any:
+        try:
+            return kind(byte_count)
+        except cuda.CUDARuntimeError as exc:
+            if exc.status != _OUT_OF_MEMORY:
+                raise
+            free, total = cuda.memGetInfo()
+            place = "pinned host memory" if kind is _Pinned else "device memory"
+            raise CapacityError(
+                f"{self.name}: expected {byte_count} bytes of {place}, which CUDA refused; the "
+                f"device has {free} bytes free of {total}: give a smaller cache_bytes"
+            ) from exc
+
+    @_on_device
+    def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
+        """Return a caller's array, of any library that has `__cuda_array_interface__`.
+
+        COMPUTE follows what its stream has been given so far. A version of the interface before 3
+        names no stream: the default stream is followed then, and work in others is the caller's to
+        order. So is what the caller does with the array next: see `compute_stream_address`.
+
+        Raises
+        ------
+        InvalidArgumentError : another dtype, another device, not C-contiguous, or not 1-D or 2-D.
+        """
+        interface = array.__cuda_array_interface__
+        address = _checked_address(interface, np.dtype(dtype))
+        count, width = (*interface["shape"], 1)[:2]
+        if count * width:
+            self._check_place(address)
+        stream = interface.get("stream") if interface["version"] >= 3 else _LEGACY_STREAM
+        if stream is not None:
+            mark = cupy.cuda.Event(disable_timing=True)
+            cuda.eventRecord(mark.ptr, stream)  # ExternalStream is deprecated from 14 on
+            self._compute.wait_event(mark)
+        return DeviceArray(address, count, dtype, array, width=width)
+
+    def _check_place(self, address: int) -> None:
+        place = cuda.pointerGetAttributes(address)
+        if place.type not in (cuda.memoryTypeDevice, cuda.memoryTypeManaged):
+            raise InvalidArgumentError(f"expected an array on {self.name}, found one on the host")
+        if place.device != self.ordinal:
+            raise InvalidArgumentError(
+                f"expected an array on {self.name}, found one on cuda:{place.device}"
+            )
+
+    # Work
+
+    @_on_device
+    def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
+        run = self._functions.get(kernel) or self._function(kernel)
+        # A NumPy scalar is passed by value, in its own size. Addresses could be scalars as well;
+        # as CIntptr they need no conversion, which costs more than half a microsecond each.
+        passed = [
+            function.CIntptr(argument.address) if isinstance(argument, DeviceArray) else argument
+            for argument in arguments
+        ]
+        run((blocks,), (BLOCK_THREADS,), passed, stream=self._compute)
+
+    @_on_device
+    def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
+        assert source.flags.c_contiguous and source.nbytes == target.nbytes
+        if not source.nbytes:
+            return
+        way = self._streams[stream]
+        cuda.memcpyAsync(
+            target.address, source.ctypes.data, source.nbytes, cuda.memcpyHostToDevice, way.ptr
+        )
+        # From pageable memory the copy "might be synchronous", which older manuals promised up to
+        # the staging (CUDA Runtime API, "API synchronization behavior"); and a caller's own pinned
+        # memory looks like ours. That the source is free again takes a wait.
+        if not _is_pinned(source):
+            way.synchronize()
+
+    @_on_device
+    def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
+        # To pageable memory the call may wait for the copy; to pinned memory it never does.
+        assert target.flags.c_contiguous and source.nbytes == target.nbytes
+        if target.nbytes:
+            cuda.memcpyAsync(
+                target.ctypes.data,
+                source.address,
+                target.nbytes,
+                cuda.memcpyDeviceToHost,
+                self._streams[stream].ptr,
+            )
+
+    @_on_device
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        assert source.nbytes == target.nbytes
+        self._copy(source.address, target.address, source.nbytes)
+
+    def _copy(self, source: int, target: int, byte_count: int) -> None:
+        if byte_count:
+            cuda.memcpyAsync(
+                target, source, byte_count, cuda.memcpyDeviceToDevice, self._compute.ptr
+            )
+
+    @_on_device
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        if array.nbytes:
+            cuda.memsetAsync(array.address, byte, array.nbytes, self._compute.ptr)
+
+    @_on_device
+    def accumulate(self, values: DeviceArray, sums: DeviceArray) -> None:
+        assert values.dtype == sums.dtype == np.int32 and len(values) == len(sums)
+        if not len(sums):
+            return
+        if sums.address != values.address:
+            self._copy(values.address, sums.address, sums.nbytes)
+        self._workspace.begin(max(_WORKSPACE_BYTES, sums.nbytes // _WORKSPACE_SHARE))
+        memory = cupy.cuda.UnownedMemory(sums.address, sums.nbytes, sums.owner, self.ordinal)
+        array = cupy.ndarray((len(sums),), np.int32, cupy.cuda.MemoryPointer(memory, 0))
+        with self._compute, cupy.cuda.using_allocator(self._workspace.allocate):
+            # Rejected: cupy.cumsum, which leaves CUB for kernels that flush denormals, compiled
+            # at the first call, where CUPY_ACCELERATORS in the environment says so.
+            cub.device_scan(array, cub.CUPY_CUB_CUMSUM)
+
+    # Order
+
+    @_on_device
+    def mark(self, stream: int) -> Any:
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(self._streams[stream])
+        return event
+
+    @_on_device
+    def follow(self, stream: int, mark: Any) -> None:
+        self._streams[stream].wait_event(mark)
+
+    @_on_device
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
+    # Kernels
+
+    @_on_device
+    def compile(self, kernels: Iterable[str]) -> None:
+        """Make kernels ready, by their names or by their verbs: a verb is compiled as a whole."""
+        begin = time.perf_counter()
+        for verb in sorted({self._verbs.get(name, name) for name in kernels}):
+            self._load(verb)
+        self._compile_seconds += time.perf_counter() - begin
+
+    def _function(self, kernel: str) -> Any:
+        self._load(self._verbs[kernel])
+        return self._functions[kernel]
+
+    def _load(self, verb: str) -> None:
+        names = kernels_of(verb)
+        if all(name in self._functions for name in names):
+            return
+        module = cupy.cuda.Module()
+        module.load(_compiled(verb, self.ordinal))
+        for name in names:
+            self._functions[name] = module.get_function(name)
+
+    # Facts, end
+
+    @_on_device
+    def facts(self) -> dict[str, Any]:
+        free, total = cuda.memGetInfo()
+        return {
+            "model": self._properties["name"].decode(),
+            "memory_bytes": total,
+            "memory_free_bytes": free,
+            "driver_version": _version(cuda.driverGetVersion()),
+            "runtime_version": _version(cuda.runtimeGetVersion()),
+            "multiprocessors": self._properties["multiProcessorCount"],
+            "compile_seconds": self._compile_seconds,
+        }
+
+    @_on_device
+    def close(self) -> None:
+        """Wait for all work, unless the device is lost, and drop kernels and workspace."""
+        if not self.is_lost:
+            for stream in self._streams.values():
+                stream.synchronize()
+        self._functions.clear()
+        self._workspace.clear()
+
+
+class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no types
+    """Pinned memory of ours, not of CuPy's pool, which gives twice the bytes and keeps them.
+
+    The flag is CuPy's own: pinned for every device and thread of the process.
+    """
+
+    def __init__(self, byte_count: int) -> None:
+        super().__init__(byte_count, cuda.hostAllocPortable)
+
+
+def _is_pinned(array: NDArray[Any]) -> bool:
+    """Return whether an array is a view of what `allocate_host` returned."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return isinstance(getattr(base, "mem", None), _Pinned)
+
+
+class _Workspace:
+    """What CuPy's scans allocate: the front of one block, again for every one of them.
+
+    All of them are in COMPUTE, so that the next one begins when the last has ended.
+    """
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self.clear()
+
+    def clear(self) -> None:
+        self._block = DeviceArray(0, 0, np.uint8, None)
+        self._used = 0
+
+    def begin(self, byte_count: int) -> None:
+        """Have so many bytes; nothing that was allocated before is in use any more."""
+        self._used = 0
+        if len(self._block) < byte_count:
+            self.clear()  # first, or both would be held
+            self._block = self._runtime.allocate(byte_count + byte_count // 4, np.uint8)
+
+    def allocate(self, byte_count: int) -> Any:
+        """Return a MemoryPointer, as an allocator of CuPy does."""
+        low = self._used
+        high = low + -(-byte_count // _ALIGNMENT) * _ALIGNMENT
+        if high > len(self._block):
+            block = self._runtime.allocate(byte_count, np.uint8)
+            return cupy.cuda.MemoryPointer(block.owner, 0)
+        self._used = high
+        address = self._block.address + low
+        memory = cupy.cuda.UnownedMemory(
+            address, byte_count, self._block.owner, self._runtime.ordinal
+        )
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+
+@cache
+def _compiled(verb: str, ordinal: int) -> bytes:
+    """Return a verb's binary for a device, which is the current one."""
+    # Without an architecture CuPy takes the device's, or the last one that NVRTC knows.
+    binary, _ = compiler.compile_using_nvrtc(source(verb), OPTIONS, filename=f"{verb}.cu")
+    return bytes(binary)
+
+
+def _checked_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
+    """Return where the elements of a `__cuda_array_interface__` are, all in a row."""
+    found = np.dtype(interface["typestr"])
+    if found != dtype or interface.get("mask") is not None:
+        raise InvalidArgumentError(f"expected an array of {dtype} without a mask, found {found}")
+    shape = interface["shape"]
+    if len(shape) not in (1, 2):
+        raise InvalidArgumentError(f"expected one or two dimensions, found shape {shape}")
+    strides = interface.get("strides")
+    if strides is not None and 0 not in shape:
+        row = found.itemsize * (shape[1] if len(shape) == 2 else 1)
+        wanted = (row, found.itemsize)[: len(shape)]
+        if any(s != w and n > 1 for s, w, n in zip(strides, wanted, shape, strict=True)):
+            raise InvalidArgumentError(
+                f"expected a C-contiguous array, found strides {strides} of shape {shape}"
+            )
+    return int(interface["data"][0])
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,140 @@
+"""What a GPU device needs of a GPU: memory, copies, launches, and the order between them.
+
+`gpu.py` is written against this protocol alone. `cuda.py` implements it with CuPy; the tests
+implement it with NumPy and the same `.cu` files built for the host, so that every line of `gpu.py`
+runs where there is no GPU. The protocol is therefore as small as it can be, and a device's memory
+is a `DeviceArray`, which knows where its elements are and gives no way to touch them: an element
+that the host reads by mistake is an error everywhere, not only where a GPU is.
+
+Work is ordered by **streams**: COMPUTE runs kernels, small copies and fills; UP and DOWN carry the
+large copies each way, beside it. Work of one stream is done in the order in which it was given;
+between streams `mark` and `follow` order it, and `wait` has the host wait. Nothing else waits.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+COMPUTE, UP, DOWN = 0, 1, 2
+BLOCK_THREADS = 256
+"""Threads of a block, in every launch; `common.cuh` has the same."""
+
+
+class DeviceArray:
+    """(count,) elements, or (count, width), in a device's memory. A slice shares it.
+
+    `owner` is what keeps the memory: it is given back when the last array that names it goes.
+    """
+
+    __slots__ = ("address", "count", "dtype", "owner", "width")
+
+    def __init__(
+        self, address: int, count: int, dtype: DTypeLike, owner: Any, *, width: int = 1
+    ) -> None:
+        self.address = address
+        self.count = count
+        self.width = width
+        self.dtype = np.dtype(dtype)
+        self.owner = owner
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * self.width * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, items: slice) -> "DeviceArray":
+        low, high, step = items.indices(self.count)
+        assert step == 1, "a device's array is contiguous"
+        address = self.address + low * self.width * self.dtype.itemsize
+        count = max(high - low, 0)
+        return DeviceArray(address, count, self.dtype, self.owner, width=self.width)
+
+    def view(self, dtype: DTypeLike, *, width: int = 1) -> "DeviceArray":
+        """Return the same bytes as elements of another type."""
+        item = np.dtype(dtype).itemsize * width
+        return DeviceArray(self.address, self.nbytes // item, dtype, self.owner, width=width)
+
+
+Argument = DeviceArray | np.generic
+"""Of a kernel: an array, as its address, or a NumPy scalar of exactly the parameter's type."""
+
+
+class Runtime(Protocol):
+    """A GPU. One thread calls it at a time.
+
+    Every method may raise DeviceError: the device failed, now or in work given before; nothing that
+    it holds is to be trusted any more.
+    """
+
+    name: str  # "cuda:0"
+    is_lost: bool  # a DeviceError has been raised
+
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
+        """Return an array in a plain allocation of its own, aligned to 256 bytes, of any content.
+
+        Raises
+        ------
+        CapacityError : the device has no such memory.
+        """
+
+    def allocate_host(self, byte_count: int) -> NDArray[np.uint8]:
+        """Return host memory that copies reach without the driver's staging ("pinned").
+
+        Raises
+        ------
+        CapacityError
+        """
+
+    def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
+        """Return a caller's array (of whatever has `__cuda_array_interface__`), which COMPUTE uses
+        when the caller's work on it so far is done.
+
+        Raises
+        ------
+        InvalidArgumentError : another dtype, another device, not C-contiguous, or not 1-D or 2-D.
+        """
+
+    def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
+        """Run a kernel of `embstore/kernels` with `blocks` blocks of BLOCK_THREADS, in COMPUTE."""
+
+    def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
+        """Copy host to device. `source` is free again at once, unless it is from allocate_host."""
+
+    def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
+        """Copy device to host; `target` is there once the stream has been waited for."""
+
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        """Copy device to device, in COMPUTE."""
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        """Set every byte, in COMPUTE."""
+
+    def accumulate(self, values: DeviceArray, sums: DeviceArray) -> None:
+        """sums[i] = values[0] + ... + values[i], int32, in COMPUTE; `sums` may be `values`."""
+
+    def mark(self, stream: int) -> Any:
+        """Return a mark behind all that the stream has been given so far."""
+
+    def follow(self, stream: int, mark: Any) -> None:
+        """Have what the stream is given from now on wait for the mark."""
+
+    def wait(self, mark: Any) -> None:
+        """Have the host wait for the mark."""
+
+    def compile(self, verbs: Iterable[str]) -> None:
+        """Make the kernels of verbs (`.cu` files) ready: no later launch waits for a compiler."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what an operator wants to know of the device.
+
+        model : str; memory_bytes, memory_free_bytes : of the whole device, now; driver_version,
+        runtime_version : str; multiprocessors : int; compile_seconds : of `compile`
+        """
+
+    def close(self) -> None:
+        """Wait for all work, and give back what is not an array's."""

@@ -1,0 +1,100 @@
+"""The slots of a pool in a GPU's memory: slabs of a power of two of them, one allocation each.
+
+    slab of C slots    rows C x stride float32 | keys C int64 | scores C int64 | dirty C uint8
+
+so that slots come and go without a copy, and take what they say. Kernels find a slot's slab in a
+table of addresses (`common.cuh`). Rows that are nobody's slots (copies for one call) are one slab
+without metadata.
+
+A pool's slabs may become larger with its budget; those here stay as small as the smallest so far,
+of which the larger are multiples. When they become smaller, each slab is copied into smaller ones,
+one after the other.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embstore.device.runtime import Argument, DeviceArray, Runtime
+
+METADATA_BYTES = 8 + 8 + 1
+FLAT_SHIFT = 62
+"""Of rows that are one slab."""
+
+
+@dataclass
+class SlabRows:
+    """Rows as kernels take them: three parameters."""
+
+    table: DeviceArray  # (slabs,) uint64 addresses
+    shift: int
+    stride: int
+    owner: Any = None  # what keeps the memory of flat rows
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The parameters slabs, slab_shift, stride."""
+        return self.table, np.int32(self.shift), np.int32(self.stride)
+
+
+@dataclass
+class Slabs:
+    """`SlotMemory` of a GPU."""
+
+    runtime: Runtime
+    rows: SlabRows
+    slabs: list[DeviceArray] = field(default_factory=list)
+
+    def reserve(self, slab_slots: int) -> None:
+        """Take the size of slabs, a power of two."""
+        shift = slab_slots.bit_length() - 1
+        assert slab_slots == 1 << shift, "expected a power of two"
+        if not self.slabs:
+            self.rows.shift = shift
+        elif shift < self.rows.shift:
+            self._split(shift)
+
+    def add(self, count: int) -> None:
+        """Allocate `count` slabs.
+
+        Raises
+        ------
+        CapacityError : there are as many as before.
+        """
+        self._use(self.slabs + [self._allocate(self.rows.shift) for _ in range(count)])
+
+    def drop(self, count: int) -> None:
+        """Give the last `count` slabs back. The device has done all that it was given."""
+        self._use(self.slabs[: len(self.slabs) - count])
+
+    def _use(self, slabs: list[DeviceArray]) -> None:
+        if len(slabs) > len(self.rows.table):
+            self.rows.table = self.runtime.allocate(2 * len(slabs), np.uint64)
+        if slabs:
+            addresses = np.array([slab.address for slab in slabs], np.uint64)
+            self.runtime.upload(addresses, self.rows.table[: len(slabs)])
+        self.slabs = slabs
+
+    def _allocate(self, shift: int) -> DeviceArray:
+        return self.runtime.allocate((4 * self.rows.stride + METADATA_BYTES) << shift, np.uint8)
+
+    def _split(self, shift: int) -> None:
+        smaller: list[DeviceArray] = []
+        while self.slabs:
+            pieces = [self._allocate(shift) for _ in range(1 << (self.rows.shift - shift))]
+            slab = self.slabs.pop(0)  # whose memory the pieces of the next can have
+            for number, piece in enumerate(pieces):
+                self._copy_piece(slab, number, piece, shift)
+            smaller += pieces
+            self.runtime.wait(self.runtime.mark(0))  # before the slab is given back
+        self.rows.shift = shift
+        self._use(smaller)
+
+    def _copy_piece(self, slab: DeviceArray, number: int, piece: DeviceArray, shift: int) -> None:
+        at, piece_at = 0, 0
+        for item_bytes in (4 * self.rows.stride, 8, 8, 1):
+            size, low = item_bytes << shift, at + (number * item_bytes << shift)
+            self.runtime.copy(slab[low : low + size], piece[piece_at : piece_at + size])
+            at += item_bytes << self.rows.shift
+            piece_at += size

@@ -1,0 +1,191 @@
+"""The way between host and device: pinned buffers, filled and emptied while others travel.
+
+A copy to or from memory that is not pinned goes through a buffer of the driver's, by the thread
+that asked. Here it goes through rings of pinned buffers of our own: while one travels the next is
+filled, by as many threads as the host lends, and the caller goes on as soon as the last is filled.
+Buffers only grow (giving pinned memory back would wait for the device). Each has a mark behind its
+last use, and is waited for when its turn comes again.
+
+    send      arrays of a call, small, in COMPUTE: no other stream need be followed
+    upload    a large array, in UP, piece by piece
+    rows      missing rows, in UP: buffers that storage reads into, each with its twin on the device
+    download  small in COMPUTE, large in DOWN, piece by piece
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
+from embstore.device.workers import Workers, equal_ranges
+
+BUFFERS = 3
+PIECE_BYTES = 4 << 20
+"""Of a copy that is cut into pieces: long enough for the bus, short enough to overlap."""
+LARGE_BYTES = 256 << 10
+"""Copies of so much go in pieces, beside the work of COMPUTE."""
+_SMALL_BUFFERS = 16
+"""More than a call sends, so that it waits for none of its own."""
+_SPLIT_BYTES = 1 << 20
+"""Bytes a host copy moves before a second thread pays."""
+
+
+@dataclass
+class Buffer:
+    """Pinned memory, and the mark behind its last use."""
+
+    memory: NDArray[np.uint8]
+    d_memory: DeviceArray | None = None
+    mark: Any = None
+
+
+class Ring:
+    """Pinned buffers taken in turn; each with a twin on the device where `twins` says so."""
+
+    def __init__(self, runtime: Runtime, count: int, *, twins: bool = False) -> None:
+        self._runtime = runtime
+        self._twins = twins
+        self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in range(count)]
+        self._next = 0
+
+    def take(self, byte_count: int) -> Buffer:
+        """Return the next buffer, free, with at least so many bytes."""
+        buffer = self._buffers[self._next]
+        self._next = (self._next + 1) % len(self._buffers)
+        if buffer.mark is not None:
+            self._runtime.wait(buffer.mark)
+            buffer.mark = None
+        if len(buffer.memory) < byte_count:
+            size = byte_count + byte_count // 4
+            if self._twins:
+                buffer.d_memory = self._runtime.allocate(size, np.uint8)
+            buffer.memory = self._runtime.allocate_host(size)
+        return buffer
+
+
+class Staging:
+    """Copies between host arrays and a device's. One thread at a time."""
+
+    def __init__(self, runtime: Runtime, workers: Workers) -> None:
+        self._runtime = runtime
+        self._workers = workers
+        self._small_up = Ring(runtime, _SMALL_BUFFERS)
+        self._small_down = Ring(runtime, BUFFERS)
+        self._up = Ring(runtime, BUFFERS)
+        self._rows = Ring(runtime, BUFFERS, twins=True)
+        self._down = Ring(runtime, BUFFERS)
+
+    # Up
+
+    def send(self, fill: Callable[[NDArray[np.uint8]], None], target: DeviceArray) -> None:
+        """Have `fill` write target.nbytes bytes of pinned memory, and copy them, in COMPUTE."""
+        buffer = self._small_up.take(target.nbytes)
+        source = buffer.memory[: target.nbytes]
+        fill(source)
+        self._runtime.upload(source, target)
+        buffer.mark = self._runtime.mark(COMPUTE)
+
+    def upload(self, source: NDArray[Any], target: DeviceArray) -> None:
+        """Copy a large array to the device; what COMPUTE is given from now on finds it there."""
+        self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # `target` may be in use until then
+        source_bytes, target_bytes = _bytes_of(source), target.view(np.uint8)
+        for low, high in _pieces(len(source_bytes)):
+            buffer = self._up.take(high - low)
+            piece = buffer.memory[: high - low]
+            self._copy(source_bytes[low:high], piece)
+            self._runtime.upload(piece, target_bytes[low:high], stream=UP)
+            buffer.mark = self._runtime.mark(UP)
+        self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+
+    def begin_rows(self, byte_count: int) -> Buffer:
+        """Return a buffer to fill and to give to `send_rows`, before the next is begun."""
+        return self._rows.take(byte_count)
+
+    def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
+        """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller marks the buffer
+        behind what reads the twin."""
+        assert buffer.d_memory is not None
+        d_rows = buffer.d_memory[:byte_count]
+        self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
+        self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+        return d_rows
+
+    def fill(self, source: NDArray[Any], buffer: Buffer) -> None:
+        """Copy a host array into a buffer."""
+        self._copy(_bytes_of(source), buffer.memory[: source.nbytes])
+
+    # Down
+
+    def download(self, source: DeviceArray, targets: Sequence[NDArray[Any]]) -> None:
+        """Copy what COMPUTE has been given so far into arrays, one after the other; wait for it."""
+        parts = [_bytes_of(target) for target in targets]
+        if source.nbytes < LARGE_BYTES:
+            buffer = self._small_down.take(source.nbytes)
+            piece = buffer.memory[: source.nbytes]
+            self._runtime.download(source, piece)
+            self._runtime.wait(self._runtime.mark(COMPUTE))
+            self._spread(piece, 0, parts)
+            return
+        for low, piece in self._travelling(source.view(np.uint8)):
+            self._spread(piece, low, parts)
+
+    def begin_download(self, source: DeviceArray) -> Buffer:
+        """Begin to copy an array in DOWN; it is in the buffer when its mark has been waited for.
+
+        DOWN has been made to follow what writes `source`. A buffer holds until two more are begun.
+        """
+        buffer = self._down.take(source.nbytes)
+        self._runtime.download(source, buffer.memory[: source.nbytes], stream=DOWN)
+        buffer.mark = self._runtime.mark(DOWN)
+        return buffer
+
+    def _travelling(self, source: DeviceArray) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield the pieces of an array on the host; the next one is always under way."""
+        self._runtime.follow(DOWN, self._runtime.mark(COMPUTE))
+        under_way: list[tuple[int, int, Buffer]] = []
+        for low, high in _pieces(len(source)):
+            under_way.append((low, high, self.begin_download(source[low:high])))
+            if len(under_way) == BUFFERS - 1:
+                yield self._arrived(*under_way.pop(0))
+        for piece in under_way:
+            yield self._arrived(*piece)
+
+    def _arrived(self, low: int, high: int, buffer: Buffer) -> tuple[int, NDArray[np.uint8]]:
+        self._runtime.wait(buffer.mark)
+        return low, buffer.memory[: high - low]
+
+    # On the host
+
+    def _spread(
+        self, piece: NDArray[np.uint8], low: int, parts: Sequence[NDArray[np.uint8]]
+    ) -> None:
+        """Copy bytes [low, low + len(piece)) of `parts`, one after the other, from a piece."""
+        begin = 0
+        for part in parts:
+            first, last = max(low, begin), min(low + len(piece), begin + len(part))
+            if first < last:
+                self._copy(piece[first - low : last - low], part[first - begin : last - begin])
+            begin += len(part)
+
+    def _copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
+        if len(source) < _SPLIT_BYTES:
+            target[:] = source
+            return
+
+        def work(low: int, high: int) -> None:
+            target[low:high] = source[low:high]
+
+        self._workers.run(work, equal_ranges(len(source), self._workers.threads))
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    assert array.flags.c_contiguous, "a copy would take another array"
+    return array.reshape(-1).view(np.uint8)
+
+
+def _pieces(byte_count: int) -> Iterator[tuple[int, int]]:
+    for low in range(0, byte_count, PIECE_BYTES):
+        yield low, min(low + PIECE_BYTES, byte_count)

@@ -1,0 +1,180 @@
+// What every kernel shares: types, where a slot's row and metadata lie, bits of keys and floats.
+//
+// Joined as text in front of each .cu file (CuPy's disk cache is keyed by source text, and would go
+// on serving a kernel whose header has changed). No toolkit header: NVRTC and the host compiler of
+// the emulation (tests/kernels) both compile this as it is.
+//
+// Memory of a pool. Rows live in **slabs** of C = 1 << slab_shift slots; a slab is one allocation:
+//
+//     rows  C x stride float32 | keys  C int64 | scores  C int64 | dirty  C uint8
+//
+// so that slabs come and go without a copy, and take what they say. A row's address costs one load
+// more than in one array; the table of slabs is small, and stays in the nearest cache. Flat arrays
+// of rows, without metadata, are one slab with slab_shift 62.
+
+typedef long long int64;
+typedef unsigned long long uint64;
+typedef int int32;
+typedef unsigned int uint32;
+typedef unsigned char uint8;
+
+#define BLOCK_THREADS 256
+#define WARP_THREADS 32
+#define FULL_WARP 0xffffffffu
+
+#define KEY_BITS 40
+#define KEY_MASK ((1ll << KEY_BITS) - 1)
+#define EMPTY_KEY (-1ll)
+
+// What the kernels of a call find out, for the one time that the host waits: int64 each, one row of
+// them for each batch. Positions and ids are the lowest, by atomicMin from the largest int64.
+#define UNIQUE_COUNT 0
+#define OUTSIDE 1     // position of a key outside its table
+#define MISSING 2     // unique keys that have no slot
+#define NOT_FINITE 3  // id whose sum is not finite
+#define ACCESSES 4
+#define HITS 5
+#define REFUSED 6     // the index has no room for a key
+
+// Optimizer chunks (contract.md, rule 2), and what an occurrence adds.
+#define CHUNK_OCCURRENCES 64
+#define PLAIN 0
+#define WEIGHTED 1
+#define DIVIDED 2
+
+#define NAN_BITS 0x7fc00000u
+#define INFINITY_BITS 0x7f800000u
+#define MAGNITUDE_BITS 0x7fffffffu
+
+__device__ __forceinline__ int64 thread_index() {
+    return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ int64 thread_count() {
+    return static_cast<int64>(gridDim.x) * blockDim.x;
+}
+
+// Slots
+
+__device__ __forceinline__ uint64 slab_address(const uint64* slabs, int32 slab_shift, int64 slot) {
+    return __ldg(slabs + (slot >> slab_shift));
+}
+
+__device__ __forceinline__ int64 place_in_slab(int32 slab_shift, int64 slot) {
+    return slot & ((1ll << slab_shift) - 1);
+}
+
+__device__ __forceinline__ float* row_of(
+    const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
+    return reinterpret_cast<float*>(slab_address(slabs, slab_shift, slot)) +
+           place_in_slab(slab_shift, slot) * stride;
+}
+
+__device__ __forceinline__ int64* key_of(
+    const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
+    uint64 keys = slab_address(slabs, slab_shift, slot) + ((4ull * stride) << slab_shift);
+    return reinterpret_cast<int64*>(keys) + place_in_slab(slab_shift, slot);
+}
+
+__device__ __forceinline__ int64* score_of(
+    const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
+    uint64 scores = slab_address(slabs, slab_shift, slot) + ((4ull * stride + 8) << slab_shift);
+    return reinterpret_cast<int64*>(scores) + place_in_slab(slab_shift, slot);
+}
+
+__device__ __forceinline__ uint8* dirty_of(
+    const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
+    uint64 dirty = slab_address(slabs, slab_shift, slot) + ((4ull * stride + 16) << slab_shift);
+    return reinterpret_cast<uint8*>(dirty) + place_in_slab(slab_shift, slot);
+}
+
+// Keys
+
+// 64 bits, each of which depends on every bit of the key (MurmurHash3's fmix64); one to one.
+__device__ __forceinline__ uint64 mix(int64 key) {
+    uint64 h = static_cast<uint64>(key);
+    h = (h ^ (h >> 33)) * 0xff51afd7ed558ccdull;
+    h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53ull;
+    return h ^ (h >> 33);
+}
+
+// The two buckets of a key, which may be the same: each half of its mixed bits, scaled.
+__device__ __forceinline__ void buckets_of(
+    int64 key, int64 bucket_count, int64& first, int64& second) {
+    uint64 h = mix(key);
+    first = static_cast<int64>(((h >> 32) * static_cast<uint64>(bucket_count)) >> 32);
+    second = static_cast<int64>(((h & 0xffffffffull) * static_cast<uint64>(bucket_count)) >> 32);
+}
+
+// The segment of a position: bounds[segment] <= position < bounds[segment + 1].
+__device__ __forceinline__ int32 segment_of(const int64* bounds, int32 segments, int64 position) {
+    int32 low = 0, high = segments;
+    while (high - low > 1) {
+        int32 middle = (low + high) >> 1;
+        if (__ldg(bounds + middle) <= position) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Floats
+
+__device__ __forceinline__ float canonical(float value) {
+    return value == value ? value : __uint_as_float(NAN_BITS);
+}
+
+__device__ __forceinline__ bool is_finite(float value) {
+    return (__float_as_uint(value) & INFINITY_BITS) != INFINITY_BITS;
+}
+
+__device__ __forceinline__ bool is_aligned_16(const void* address) {
+    return (reinterpret_cast<uint64>(address) & 15) == 0;
+}
+
+// Pieces of rows: a group of lanes, a power of two up to a warp, owns a row; a piece is what a lane
+// moves at a time, 16 bytes where the row allows it, else 4.
+
+// log2 of the lanes that own a row of so many pieces.
+__device__ __forceinline__ int32 lane_bits_of(int32 pieces) {
+    return pieces < WARP_THREADS ? 32 - __clz(pieces - 1) : 5;
+}
+
+// `width` consecutive elements, 4 or 1; the others are 0. It is a literal wherever this is inlined.
+__device__ __forceinline__ float4 load_piece(const float* at, const int32 width) {
+    if (width == 4) {
+        return __ldg(reinterpret_cast<const float4*>(at));
+    }
+    return make_float4(__ldg(at), 0.0f, 0.0f, 0.0f);
+}
+
+__device__ __forceinline__ void stream_piece(float* at, float4 piece, const int32 width) {
+    if (width == 4 && is_aligned_16(at)) {
+        __stcs(reinterpret_cast<float4*>(at), piece);
+        return;
+    }
+    __stcs(at, piece.x);
+    if (width == 4) {
+        __stcs(at + 1, piece.y);
+        __stcs(at + 2, piece.z);
+        __stcs(at + 3, piece.w);
+    }
+}
+
+__device__ __forceinline__ float4 constant(float value) {
+    return make_float4(value, value, value, value);
+}
+
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ __forceinline__ float4 multiply(float a, float4 b) {
+    return make_float4(a * b.x, a * b.y, a * b.z, a * b.w);
+}
+
+__device__ __forceinline__ float4 divide(float4 a, float b) {
+    return make_float4(a.x / b, a.y / b, a.z / b, a.w / b);
+}

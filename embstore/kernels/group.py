@@ -1,0 +1,20 @@
+"""The positions of a call by id, those of each id in ascending order.
+
+group, over ids: positions[starts[id]:starts[id + 1]] = the p with inverse[p] = id, ascending.
+
+Preconditions: ids in [0, u), fewer than 2**31 positions. The result is a function of the ids alone.
+Not split: a thread would need how many of each id the parts before its own have.
+"""
+
+from embstore.arithmetic.compiled import group_positions
+from embstore.arithmetic.jit import Int32s, Int32sIn, Int64s, kernel
+
+
+@kernel
+def group(
+    inverse: Int32sIn,  # (n,)
+    starts: Int64s,  # (u + 1,)
+    positions: Int32s,  # (n,)
+) -> None:
+    """Sort the positions by id, stably (a counting sort)."""
+    group_positions(inverse, starts, positions)

@@ -1,0 +1,115 @@
+// Records of rows never written: contract.md rule 10, of table t = keys[i] >> 40 and row keys[i] &
+// (2**40 - 1):
+//
+//     rows[slots[i], d] = initializer of t at (seed of t, row, d)     d < dim
+//                         initial_state[t]                            dim <= d < dim + state_dim
+//                         0                                           the padding
+//
+// Grid: a group of lanes, a power of two up to a warp, by the 16-byte pieces of a record, owns a
+// record; a thread makes 4 consecutive elements at a time: one Philox block where they are uniform,
+// four where normal. Any grid size.
+//
+// Preconditions: slots are unique; -1 is passed over.
+//
+// Determinism: a pure function of its arguments, element by element. Twin: initialize.py.
+//
+// Bytes: 16 n read, 4 stride n written; the tables' parameters come from the nearest cache.
+
+#define UNIFORM 1
+#define NORMAL 2
+
+#define UNIFORM_STREAM 0u
+#define NORMAL_STREAM 1u
+#define PHILOX_ROUNDS 10
+
+struct Words {
+    uint32 w0, w1, w2, w3;
+};
+
+// One Philox4x32-10 block.
+__device__ __forceinline__ Words philox(uint64 row_key, uint32 block, uint32 stream, uint64 seed) {
+    uint32 c0 = static_cast<uint32>(row_key), c1 = static_cast<uint32>(row_key >> 32);
+    uint32 c2 = block, c3 = stream;
+    uint32 k0 = static_cast<uint32>(seed), k1 = static_cast<uint32>(seed >> 32);
+#pragma unroll
+    for (int32 round = 0; round < PHILOX_ROUNDS; ++round) {
+        const uint32 high0 = __umulhi(c0, 0xd2511f53u), low0 = c0 * 0xd2511f53u;
+        const uint32 high1 = __umulhi(c2, 0xcd9e8d57u), low1 = c2 * 0xcd9e8d57u;
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    return {c0, c1, c2, c3};
+}
+
+__device__ __forceinline__ float uniform(uint32 word, float low, float span) {
+    return low + span * (static_cast<float>(word >> 8) * 0x1p-24f);
+}
+
+__device__ __forceinline__ int32 halves(uint32 word) {
+    return static_cast<int32>((word & 0xffffu) + (word >> 16));
+}
+
+__device__ __forceinline__ float normal(
+    uint64 row_key, int32 element, uint64 seed, float mean, float std) {
+    const Words words = philox(row_key, element, NORMAL_STREAM, seed);
+    const int32 sum = halves(words.w0) + halves(words.w1) + halves(words.w2) + halves(words.w3);
+    const float deviation = static_cast<float>(sum - 262140);  // exact: below 2**24
+    return mean + std * (deviation * static_cast<float>(1 / 53509.9));
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
+    const uint64* __restrict__ slabs,         // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,                       // fp32 of a row, multiple of 4
+    const int64* __restrict__ slots,          // (n,), unique; -1: passed over
+    const int64* __restrict__ keys,           // (n,)
+    const int64 n,
+    const signed char* __restrict__ kinds,    // (tables,), constant 0, UNIFORM or NORMAL
+    const float* __restrict__ values,         // (tables, 2): value, 0; low, high - low; mean, std
+    const uint64* __restrict__ seeds,         // (tables,)
+    const float* __restrict__ initial_state,  // (tables,)
+    const int32 dim,
+    const int32 state_dim) {
+    const int32 lane_bits = lane_bits_of(stride / 4), lanes = 1 << lane_bits;
+    const int32 lane = threadIdx.x & (lanes - 1);
+    const int64 step = thread_count() >> lane_bits;
+    for (int64 i = thread_index() >> lane_bits; i < n; i += step) {
+        const int64 slot = __ldg(slots + i), key = __ldg(keys + i);
+        if (slot < 0) {
+            continue;
+        }
+        const int64 table = key >> KEY_BITS;
+        const uint64 row_key = static_cast<uint64>(key & KEY_MASK), seed = __ldg(seeds + table);
+        const float first = __ldg(values + 2 * table), second = __ldg(values + 2 * table + 1);
+        const float state = __ldg(initial_state + table);
+        const int32 kind = kinds[table];
+        float* row = row_of(slabs, slab_shift, stride, slot);
+        for (int32 d = lane * 4; d < stride; d += lanes * 4) {
+            float piece[4] = {first, first, first, first};
+            if (d < dim && kind == UNIFORM) {
+                const Words words = philox(row_key, d >> 2, UNIFORM_STREAM, seed);
+                piece[0] = uniform(words.w0, first, second);
+                piece[1] = uniform(words.w1, first, second);
+                piece[2] = uniform(words.w2, first, second);
+                piece[3] = uniform(words.w3, first, second);
+            } else if (d < dim && kind == NORMAL) {
+#pragma unroll
+                for (int32 e = 0; e < 4; ++e) {
+                    piece[e] = normal(row_key, d + e, seed, first, second);
+                }
+            }
+#pragma unroll
+            for (int32 e = 0; e < 4; ++e) {
+                if (d + e >= dim) {
+                    piece[e] = d + e < dim + state_dim ? state : 0.0f;
+                }
+            }
+            *reinterpret_cast<float4*>(row + d) =
+                make_float4(piece[0], piece[1], piece[2], piece[3]);
+        }
+    }
+}

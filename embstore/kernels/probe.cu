@@ -1,0 +1,80 @@
+// The slot of each key: slots[i] = the slot under which keys[i] stands in the index, or -1.
+//
+// The index is IndexArrays of `embstore/device/base.py`, a bucket 8 keys, 64 bytes. A thread owns a
+// key: it asks for both of the key's buckets at once (8 loads of 16 bytes), compares the 16 keys,
+// then reads the one slot. So there are two round trips to memory a key and none between threads,
+// where a warp that shared a bucket would need a ballot a key. The stash is read by a key that is
+// in neither bucket, and is nearly always empty.
+//
+// Grid: a thread a key, grid-stride. Preconditions: bucket_keys aligned to 16 bytes, bucket_count >
+// 0; `count_at` is the address of the number of keys, or null: then it is `count`. Keys may repeat.
+// findings[MISSING] grows by the keys without a slot. Deterministic.
+// CPU twin: probe.py. Bytes of u keys: 180 u (two buckets, a sector of slots, key and result).
+
+#define BUCKET_WIDTH 8
+
+struct Bucket {
+    longlong2 pairs[BUCKET_WIDTH / 2];
+};
+
+__device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bucket) {
+    const longlong2* pairs =
+        reinterpret_cast<const longlong2*>(bucket_keys + bucket * BUCKET_WIDTH);
+    Bucket loaded;
+#pragma unroll
+    for (int32 pair = 0; pair < BUCKET_WIDTH / 2; ++pair) {
+        loaded.pairs[pair] = __ldg(pairs + pair);
+    }
+    return loaded;
+}
+
+// Bit w is set where way w of the bucket holds the key.
+__device__ __forceinline__ uint32 equal_ways(const Bucket& bucket, int64 key) {
+    uint32 equal = 0;
+#pragma unroll
+    for (int32 pair = 0; pair < BUCKET_WIDTH / 2; ++pair) {
+        equal |= (bucket.pairs[pair].x == key ? 1u : 0u) << (2 * pair);
+        equal |= (bucket.pairs[pair].y == key ? 2u : 0u) << (2 * pair);
+    }
+    return equal;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) probe(
+    const int64* __restrict__ bucket_keys,    // (bucket_count, 8)
+    const uint32* __restrict__ bucket_slots,  // (bucket_count, 8)
+    const int64 bucket_count,
+    const int64* __restrict__ stash_keys,    // (256,)
+    const uint32* __restrict__ stash_slots,  // (256,)
+    const int64* __restrict__ stash_count,   // (1,)
+    const int64* __restrict__ keys,          // (count,)
+    const int64* __restrict__ count_at,      // (1,) or null
+    const int64 count,
+    int64* __restrict__ slots,  // (count,) out
+    int64* findings) {
+    const int64 n = count_at ? __ldg(count_at) : count;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 key = __ldg(keys + i);
+        int64 first, second;
+        buckets_of(key, bucket_count, first, second);
+        const Bucket one = load_bucket(bucket_keys, first);
+        const Bucket other = load_bucket(bucket_keys, second);
+        const uint32 equal = equal_ways(one, key) | equal_ways(other, key) << BUCKET_WIDTH;
+        int64 slot = -1;
+        if (equal) {
+            const int32 way = __ffs(equal) - 1;
+            const int64 bucket = way < BUCKET_WIDTH ? first : second;
+            slot = __ldg(bucket_slots + bucket * BUCKET_WIDTH + (way & (BUCKET_WIDTH - 1)));
+        } else {
+            const int64 stashed = __ldg(stash_count);
+            for (int64 place = 0; place < stashed; ++place) {
+                if (__ldg(stash_keys + place) == key) {
+                    slot = __ldg(stash_slots + place);
+                }
+            }
+        }
+        slots[i] = slot;
+        if (slot < 0) {
+            atomicAdd(reinterpret_cast<uint64*>(findings + MISSING), 1ull);
+        }
+    }
+}

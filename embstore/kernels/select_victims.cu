@@ -1,0 +1,357 @@
+// Scores of slots, and the slots of lowest score.
+//
+// A score is the clock of the last call that touched the slot (LRU), or count << 40 | clock (LFU).
+// A **candidate** is a slot with a key, whose clock is not the present one, and whose score is in
+// [floor, ceiling), floor >= 0.
+//
+//     touch            scores[slots[i]] = clock, or (count + 1, saturating) << 40 | clock
+//     age_scores       count becomes count / 2, the clock stays
+//     score_range      result = candidates, their lowest score, their highest
+//     count_scores     bins[b] += candidates with (score - floor) >> shift = b
+//     count_victims    below[b], ties[b] = candidates of range b below the threshold, and at it
+//     collect_victims  the candidates below the threshold and the first `ties` at it, ascending:
+//                      victims[v] = the slot before which v of them stand, with its score
+//     count_accesses   findings[ACCESSES], findings[HITS] += positions with an id in [low, high),
+//                      those of them with a slot; a position weighs counts[p], or 1
+//
+// The host finds the threshold, from one answer to the next (`embstore/device/threshold.py`). A
+// pass reads the score of every slot, and the key of those alone whose score is a candidate's: in
+// all passes but the first that is a small part.
+//
+// Grid: touch and age_scores take a slot a thread, grid-stride. score_range, count_scores and
+// count_accesses take PER_THREAD of them a round, a whole grid apart, so that their loads are under
+// way together, add up in registers, then in the block, and end in atomics of one thread, or one a
+// bin: grids no larger than fill the device. A thread of count_scores notes a bin when it meets
+// another, so that an LRU whose scores are nearly all alike does not queue at one counter.
+// count_victims and collect_victims: a block has range_slots slots, from blockIdx.x * range_slots
+// on. collect_victims goes through them in tiles of PER_THREAD * BLOCK_THREADS, and a slot's rank
+// is the sum of what the ranges, the tiles, the warps and the lanes before it have.
+//
+// Preconditions: slots unique but for -1, which is passed over (touch); below_before, ties_before
+// are the exclusive sums of count_victims' answers to the same arguments; bins zeroed; result = 0,
+// ceiling, floor. Deterministic: sums, minima and maxima of integers, and ranks.
+// CPU twin: select_victims.py. Bytes of n slots: touch 40 n (72 n with counts), age_scores 16 n, a
+// pass 8 n and up to 8 n more of keys; count_accesses 4 n and sectors of slots, in the L2 cache.
+
+#define CLOCK_BITS KEY_BITS
+#define CLOCK_MASK KEY_MASK
+#define COUNT_MAX ((1ll << 23) - 1)
+#define BINS 2048
+#define PER_THREAD 4
+#define WARPS (BLOCK_THREADS / WARP_THREADS)
+#define NO_SCORE (-1ll)  // below every floor
+
+// As far as the score says. A slot with a key has a score of at least 0.
+__device__ __forceinline__ bool may_go(int64 score, int64 clock, int64 floor, int64 ceiling) {
+    return score >= floor && score < ceiling && (score & CLOCK_MASK) != clock;
+}
+
+// The scores of the slots begin, begin + step, ... below end, NO_SCORE where there is no candidate.
+__device__ __forceinline__ void load_candidates(
+    const uint64* slabs, int32 slab_shift, int32 stride, int64 begin, int64 step, int64 end,
+    int64 clock, int64 floor, int64 ceiling, int64 (&scores)[PER_THREAD]) {
+#pragma unroll
+    for (int32 j = 0; j < PER_THREAD; ++j) {
+        const int64 slot = begin + j * step;
+        scores[j] = slot < end ? __ldg(score_of(slabs, slab_shift, stride, slot)) : NO_SCORE;
+    }
+    int64 keys[PER_THREAD];
+#pragma unroll
+    for (int32 j = 0; j < PER_THREAD; ++j) {
+        const int64 slot = begin + j * step;
+        keys[j] = may_go(scores[j], clock, floor, ceiling)
+                      ? __ldg(key_of(slabs, slab_shift, stride, slot))
+                      : EMPTY_KEY;
+    }
+#pragma unroll
+    for (int32 j = 0; j < PER_THREAD; ++j) {
+        scores[j] = keys[j] == EMPTY_KEY ? NO_SCORE : scores[j];
+    }
+}
+
+// The sum over the block, in thread 0; `shared` has room for one of each warp.
+__device__ __forceinline__ int64 block_sum(int64 value, int64* shared) {
+    for (int32 half = WARP_THREADS / 2; half > 0; half /= 2) {
+        value += __shfl_down_sync(FULL_WARP, value, half);
+    }
+    if (threadIdx.x % WARP_THREADS == 0) {
+        shared[threadIdx.x / WARP_THREADS] = value;
+    }
+    __syncthreads();
+    for (int32 warp = 1; threadIdx.x == 0 && warp < WARPS; ++warp) {
+        value += shared[warp];
+    }
+    return value;
+}
+
+__device__ __forceinline__ void add(int64* address, int64 value) {
+    atomicAdd(reinterpret_cast<uint64*>(address), static_cast<uint64>(value));
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,                  // fp32 of a row
+    const int64* __restrict__ slots,     // (count,), -1 passed over
+    const int64* __restrict__ count_at,  // (1,) or null
+    const int64 count,
+    const int64 clock,
+    const int32 lfu) {
+    const int64 n = count_at ? __ldg(count_at) : count;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot < 0) {
+            continue;
+        }
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        if (lfu) {
+            const int64 touches = (*score >> CLOCK_BITS) + 1;
+            *score = (touches < COUNT_MAX ? touches : COUNT_MAX) << CLOCK_BITS | clock;
+        } else {
+            *score = clock;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) age_scores(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 slot_count) {
+    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        *score = (*score >> (CLOCK_BITS + 1)) << CLOCK_BITS | (*score & CLOCK_MASK);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) score_range(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 slot_count,
+    const int64 clock,
+    const int64 floor,
+    const int64 ceiling,
+    int64* result) {  // (3,): 0, ceiling, floor before
+    __shared__ int64 counts[WARPS], minima[WARPS], maxima[WARPS];
+    const int64 step = thread_count();
+    int64 count = 0, lowest = ceiling, highest = floor;
+    for (int64 begin = thread_index(); begin < slot_count; begin += PER_THREAD * step) {
+        int64 scores[PER_THREAD];
+        load_candidates(
+            slabs, slab_shift, stride, begin, step, slot_count, clock, floor, ceiling, scores);
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            if (scores[j] != NO_SCORE) {
+                ++count;
+                lowest = min(lowest, scores[j]);
+                highest = max(highest, scores[j]);
+            }
+        }
+    }
+    for (int32 half = WARP_THREADS / 2; half > 0; half /= 2) {
+        lowest = min(lowest, __shfl_down_sync(FULL_WARP, lowest, half));
+        highest = max(highest, __shfl_down_sync(FULL_WARP, highest, half));
+    }
+    if (threadIdx.x % WARP_THREADS == 0) {
+        minima[threadIdx.x / WARP_THREADS] = lowest;
+        maxima[threadIdx.x / WARP_THREADS] = highest;
+    }
+    count = block_sum(count, counts);
+    if (threadIdx.x == 0 && count > 0) {
+        for (int32 warp = 1; warp < WARPS; ++warp) {
+            lowest = min(lowest, minima[warp]);
+            highest = max(highest, maxima[warp]);
+        }
+        add(result, count);
+        atomicMin(result + 1, lowest);
+        atomicMax(result + 2, highest);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_scores(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 slot_count,
+    const int64 clock,
+    const int64 floor,
+    const int64 ceiling,  // at most floor + (BINS << shift)
+    const int32 shift,    // a bin is 1 << shift scores; bin 0 begins at floor
+    int64* bins) {        // (BINS,)
+    __shared__ uint32 counts[BINS];
+    for (int32 bin = threadIdx.x; bin < BINS; bin += BLOCK_THREADS) {
+        counts[bin] = 0;
+    }
+    __syncthreads();
+    const int64 step = thread_count();
+    int32 met = 0;
+    uint32 times = 0;
+    for (int64 begin = thread_index(); begin < slot_count; begin += PER_THREAD * step) {
+        int64 scores[PER_THREAD];
+        load_candidates(
+            slabs, slab_shift, stride, begin, step, slot_count, clock, floor, ceiling, scores);
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            if (scores[j] != NO_SCORE) {
+                const int32 bin = static_cast<int32>((scores[j] - floor) >> shift);
+                if (bin != met && times > 0) {
+                    atomicAdd(counts + met, times);
+                    times = 0;
+                }
+                met = bin;
+                ++times;
+            }
+        }
+    }
+    if (times > 0) {
+        atomicAdd(counts + met, times);
+    }
+    __syncthreads();
+    for (int32 bin = threadIdx.x; bin < BINS; bin += BLOCK_THREADS) {
+        if (counts[bin] > 0) {
+            add(bins + bin, counts[bin]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 slot_count,
+    const int64 clock,
+    const int64 threshold,
+    const int64 range_slots,
+    int64* __restrict__ below,   // (blocks,) out
+    int64* __restrict__ ties) {  // (blocks,) out
+    __shared__ int64 below_counts[WARPS], tie_counts[WARPS];
+    const int64 low = blockIdx.x * range_slots;
+    const int64 high = min(low + range_slots, slot_count);
+    int64 below_count = 0, tie_count = 0;
+    for (int64 begin = low + threadIdx.x; begin < high; begin += PER_THREAD * BLOCK_THREADS) {
+        int64 scores[PER_THREAD];
+        load_candidates(
+            slabs, slab_shift, stride, begin, BLOCK_THREADS, high, clock, 0, threshold + 1,
+            scores);
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            below_count += scores[j] != NO_SCORE && scores[j] < threshold;
+            tie_count += scores[j] == threshold;
+        }
+    }
+    below_count = block_sum(below_count, below_counts);
+    tie_count = block_sum(tie_count, tie_counts);
+    if (threadIdx.x == 0) {
+        below[blockIdx.x] = below_count;
+        ties[blockIdx.x] = tie_count;
+    }
+}
+
+// Counts of a tile are two in one word: those below the threshold, and TIE times those at it.
+#define TIE (1u << 16)
+#define TILE_WARPS (PER_THREAD * WARPS)  // a lane for each
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 slot_count,
+    const int64 clock,
+    const int64 threshold,
+    const int64 range_slots,
+    const int64* __restrict__ below_before,  // (blocks,)
+    const int64* __restrict__ ties_before,   // (blocks,)
+    const int64 ties,                        // taken at the threshold: the lowest slots
+    int64* __restrict__ victims,             // (victim count,) out
+    int64* __restrict__ victim_scores) {     // (victim count,) out
+    // Two, by turns: a warp may fill the next tile's while another still reads this one's.
+    __shared__ uint32 counts[2][TILE_WARPS];
+    const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
+    const uint32 lanes_before = (1u << lane) - 1;
+    const int64 low = blockIdx.x * range_slots;
+    const int64 high = min(low + range_slots, slot_count);
+    int64 below_rank = __ldg(below_before + blockIdx.x);
+    int64 tie_rank = __ldg(ties_before + blockIdx.x);
+    int32 turn = 0;
+    for (int64 tile = low; tile < high; tile += PER_THREAD * BLOCK_THREADS) {
+        int64 scores[PER_THREAD];
+        load_candidates(
+            slabs, slab_shift, stride, tile + threadIdx.x, BLOCK_THREADS, high, clock, 0,
+            threshold + 1, scores);
+        uint32 ranks[PER_THREAD];
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const bool tied = scores[j] == threshold;
+            const uint32 at = __ballot_sync(FULL_WARP, tied);
+            const uint32 under = __ballot_sync(FULL_WARP, scores[j] != NO_SCORE && !tied);
+            ranks[j] = __popc(under & lanes_before) + TIE * __popc(at & lanes_before);
+            if (lane == 0) {
+                counts[turn][j * WARPS + warp] = __popc(under) + TIE * __popc(at);
+            }
+        }
+        __syncthreads();
+        // Every warp adds up the tile's counts for itself: a shuffle is less than a barrier.
+        uint32 sum = counts[turn][lane];
+        for (int32 distance = 1; distance < WARP_THREADS; distance *= 2) {
+            const uint32 before = __shfl_sync(FULL_WARP, sum, max(lane - distance, 0));
+            sum += lane >= distance ? before : 0;
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int32 mine = j * WARPS + warp;
+            const uint32 before = __shfl_sync(FULL_WARP, sum, max(mine - 1, 0));
+            const uint32 rank = ranks[j] + (mine > 0 ? before : 0);
+            const int64 tie = tie_rank + rank / TIE;
+            if (scores[j] != NO_SCORE && (scores[j] < threshold || tie < ties)) {
+                const int64 victim = below_rank + rank % TIE + min(tie, ties);
+                victims[victim] = tile + j * BLOCK_THREADS + threadIdx.x;
+                victim_scores[victim] = scores[j];
+            }
+        }
+        const uint32 all = __shfl_sync(FULL_WARP, sum, WARP_THREADS - 1);
+        below_rank += all % TIE;
+        tie_rank += all / TIE;
+        turn ^= 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_accesses(
+    const int32* __restrict__ inverse,  // (n,)
+    const int64 n,
+    const int64* __restrict__ slots,  // (high - low,), -1 where absent
+    const int64 low,
+    const int64 high,
+    const int64* __restrict__ counts,  // (n,) or null: 1 each
+    int64* findings) {
+    __shared__ int64 access_counts[WARPS], hit_counts[WARPS];
+    const int64 step = thread_count();
+    int64 accesses = 0, hits = 0;
+    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
+        int64 ids[PER_THREAD], found[PER_THREAD];
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 p = begin + j * step;
+            ids[j] = p < n ? __ldg(inverse + p) : high;
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const bool counted = low <= ids[j] && ids[j] < high;
+            found[j] = counted ? __ldg(slots + ids[j] - low) : -1;
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            if (low <= ids[j] && ids[j] < high) {
+                const int64 weight = counts ? __ldg(counts + begin + j * step) : 1;
+                accesses += weight;
+                hits += found[j] >= 0 ? weight : 0;
+            }
+        }
+    }
+    accesses = block_sum(accesses, access_counts);
+    hits = block_sum(hits, hit_counts);
+    if (threadIdx.x == 0 && accesses > 0) {
+        add(findings + ACCESSES, accesses);
+        add(findings + HITS, hits);
+    }
+}

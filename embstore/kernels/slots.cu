@@ -1,0 +1,151 @@
+// Metadata of slots: the key, score and dirty flag of each.
+//
+//     place_keys   of slots[i]: key = keys[i], score = 0, dirty = 0
+//     clear_slots  of slots[i]: key = EMPTY_KEY, dirty = 0
+//     clear_range  of the slots of [low, high): key = EMPTY_KEY, score = 0, dirty = 0
+//     read_slots   keys[i], scores[i], dirty[i] = those of slots[i]
+//     read_range   keys, scores, dirty [slot - low] = those of the slots of [low, high)
+//     mark_clean   of slots[i]: dirty = 0
+//     mark_dirty   of slots[i]: dirty = 1
+//
+// and, of a call's ids:
+//
+//     put_slots    slots[ids[i]] = values[i]
+//     flag_absent  flags[i] = slots[i] < 0; ranks = their running sum (the caller's)
+//     take_absent  the i with slots[i] < 0, ascending, and keys[i] of each
+//
+// Grid: a thread an element, grid-stride. Preconditions: slots unique where they are written, ids
+// unique in put_slots; no -1 among them. Deterministic: an element is written by one thread.
+// CPU twin: slots.py; the kernels that it lacks are an indexing there. Bytes of n slots: 8 n, and a
+// sector of 32 bytes, read and written back, for each field of a slot; ranges only what they name.
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) place_keys(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,)
+    const int64* __restrict__ keys,   // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        *key_of(slabs, slab_shift, stride, slot) = __ldg(keys + i);
+        *score_of(slabs, slab_shift, stride, slot) = 0;
+        *dirty_of(slabs, slab_shift, stride, slot) = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) clear_slots(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        *key_of(slabs, slab_shift, stride, slot) = EMPTY_KEY;
+        *dirty_of(slabs, slab_shift, stride, slot) = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) clear_range(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 low,
+    const int64 high) {
+    for (int64 slot = low + thread_index(); slot < high; slot += thread_count()) {
+        *key_of(slabs, slab_shift, stride, slot) = EMPTY_KEY;
+        *score_of(slabs, slab_shift, stride, slot) = 0;
+        *dirty_of(slabs, slab_shift, stride, slot) = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) read_slots(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,)
+    const int64 n,
+    int64* __restrict__ keys,     // (n,) out
+    int64* __restrict__ scores,   // (n,) out
+    uint8* __restrict__ dirty) {  // (n,) out
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        keys[i] = *key_of(slabs, slab_shift, stride, slot);
+        scores[i] = *score_of(slabs, slab_shift, stride, slot);
+        dirty[i] = *dirty_of(slabs, slab_shift, stride, slot);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) read_range(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 low,
+    const int64 high,
+    int64* __restrict__ keys,     // (high - low,) out
+    int64* __restrict__ scores,   // (high - low,) out
+    uint8* __restrict__ dirty) {  // (high - low,) out
+    for (int64 slot = low + thread_index(); slot < high; slot += thread_count()) {
+        keys[slot - low] = *key_of(slabs, slab_shift, stride, slot);
+        scores[slot - low] = *score_of(slabs, slab_shift, stride, slot);
+        dirty[slot - low] = *dirty_of(slabs, slab_shift, stride, slot);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) mark_clean(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        *dirty_of(slabs, slab_shift, stride, __ldg(slots + i)) = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) mark_dirty(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        *dirty_of(slabs, slab_shift, stride, __ldg(slots + i)) = 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) put_slots(
+    int64* __restrict__ slots,         // (u,)
+    const int32* __restrict__ ids,     // (n,)
+    const int64* __restrict__ values,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        slots[__ldg(ids + i)] = __ldg(values + i);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) flag_absent(
+    const int64* __restrict__ slots,  // (u,)
+    const int64 u,
+    int32* __restrict__ flags) {  // (u,) out
+    for (int64 i = thread_index(); i < u; i += thread_count()) {
+        flags[i] = __ldg(slots + i) < 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) take_absent(
+    const int64* __restrict__ slots,  // (u,)
+    const int64* __restrict__ keys,   // (u,)
+    const int32* __restrict__ ranks,  // (u,)
+    const int64 u,
+    int64* __restrict__ places,         // (absent,) out
+    int64* __restrict__ absent_keys) {  // (absent,) out
+    for (int64 i = thread_index(); i < u; i += thread_count()) {
+        if (__ldg(slots + i) < 0) {
+            const int32 at = __ldg(ranks + i) - 1;
+            places[at] = i;
+            absent_keys[at] = __ldg(keys + i);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+// The scaled sum of each id's gradients: sums[id] = scale * (the rule 2 sum over its occurrences).
+//
+// Occurrence p of segment s, with i = p - bounds[s] and what is given for that segment, adds
+//
+//     rows[i]                               source absent
+//     rows[source[i]]                       form PLAIN
+//     coefficients[i] * rows[source[i]]     form WEIGHTED, the product rounded
+//     rows[source[i]] / coefficients[i]     form DIVIDED, the quotient rounded
+//
+// in the order of positions[starts[id]:starts[id + 1]]; the scale is multiplied also where it is 1.
+// findings[NOT_FINITE] becomes the lowest id whose sum is not finite. One test after the scale is
+// enough: a sum that is not finite stays so under any finite factor (inf * 0 is NaN).
+//
+// Rule 2 lets a hot key be shared (contract.md): chunk 0 of every id is summed into sums by
+// sum_first, which is all for an id of up to CHUNK_OCCURRENCES. For the others
+//
+//     count_chunks   extra[id] = (occurrences of id - 1) / CHUNK_OCCURRENCES
+//     (the caller)   ends = inclusive sum of extra
+//     sum_more       more[ends[id - 1] + c - 1] = chunk c of id, c > 0
+//     sum_last       sums[id] = scale * (sums[id] + more[ends[id - 1]] + ... + more[ends[id] - 1])
+//
+// Grid: sum_first and sum_more: a group of lanes, a power of two up to a warp, by the pieces of a
+// row, owns a chunk, and walks over columns where a row has more pieces than lanes;
+// ROWS_TOGETHER occurrences at a time, their indices, then their rows, then the additions.
+// sum_last: a thread per element of an id with extra chunks, ITEMS_TOGETHER chunks in flight, since
+// one thread may add thousands, and those of all elements wait at the same time.
+// count_chunks: a thread per id. Any grid size; the number of ids is findings[UNIQUE_COUNT].
+//
+// A piece is 16 bytes where dim % 4 == 0 and the rows of the segment begin at 16, else 4.
+//
+// Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; sum_more
+// and sum_last follow sum_first; coefficients are present unless the form is PLAIN.
+//
+// Determinism: every addition of an element has one place in one order, by whatever lane. Sums
+// start from -0.0, and short groups of occurrences are filled up with it: x + -0.0 is x for every
+// x, -0.0 included, which 0.0 would lose. Twin: sum_by_key.py.
+//
+// Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id and extra chunk, 8 n
+// of starts and 4 n of ends; source and coefficients 4 n each for every 512 bytes of a row.
+
+#define ROWS_TOGETHER 4
+#define ITEMS_TOGETHER 32
+
+// What a segment gives, and where the positions of an id stand.
+struct Occurrences {
+    const int32* positions;
+    int64 shift;                // position of the segment's first
+    const float* rows;
+    const int32* source;        // or null
+    const float* coefficients;  // or null
+    int32 form;
+};
+
+__device__ __forceinline__ void store_piece(float* at, float4 piece, const int32 width) {
+    if (width == 4) {
+        *reinterpret_cast<float4*>(at) = piece;
+    } else {
+        *at = piece.x;
+    }
+}
+
+__device__ __forceinline__ bool is_piece_finite(float4 piece, const int32 width) {
+    return is_finite(piece.x) && (width == 1 || (is_finite(piece.y) && is_finite(piece.z) &&
+                                                 is_finite(piece.w)));
+}
+
+// Read before write: where all of a batch is not finite, few ids are lower than the lowest so far.
+__device__ __forceinline__ void find_not_finite(int64* findings, int64 id) {
+    if (findings[NOT_FINITE] > id) {
+        atomicMin(findings + NOT_FINITE, id);
+    }
+}
+
+__device__ __forceinline__ Occurrences occurrences_of(
+    const int32* positions,
+    const int64* bounds,
+    const uint64* row_addresses,
+    const uint64* source_addresses,
+    const uint64* coefficient_addresses,
+    const int32* forms,
+    int32 segments,
+    int64 first) {
+    const int32 segment = segment_of(bounds, segments, __ldg(positions + first));
+    return {
+        positions,
+        __ldg(bounds + segment),
+        reinterpret_cast<const float*>(__ldg(row_addresses + segment)),
+        reinterpret_cast<const int32*>(__ldg(source_addresses + segment)),
+        reinterpret_cast<const float*>(__ldg(coefficient_addresses + segment)),
+        __ldg(forms + segment)};
+}
+
+// The sum over positions[first:last], one after the other, of the piece at column d.
+__device__ __forceinline__ float4 sum_of_chunk(
+    const Occurrences& of, int64 first, int64 last, int32 dim, int32 d, const int32 width) {
+    float4 total = constant(-0.0f);
+    for (int64 begin = first; begin < last; begin += ROWS_TOGETHER) {
+        int64 indices[ROWS_TOGETHER];
+        float coefficients[ROWS_TOGETHER];
+        float4 pieces[ROWS_TOGETHER];
+#pragma unroll
+        for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            indices[r] = __ldg(of.positions + min(begin + r, last - 1)) - of.shift;
+            coefficients[r] = 1.0f;
+        }
+        if (of.form != PLAIN) {
+#pragma unroll
+            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+                coefficients[r] = __ldg(of.coefficients + indices[r]);
+            }
+        }
+        if (of.source != nullptr) {
+#pragma unroll
+            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+                indices[r] = __ldg(of.source + indices[r]);
+            }
+        }
+#pragma unroll
+        for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            pieces[r] = constant(-0.0f);
+            if (begin + r < last) {
+                pieces[r] = load_piece(of.rows + indices[r] * dim + d, width);
+            }
+        }
+        if (of.form == WEIGHTED) {
+#pragma unroll
+            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+                pieces[r] = multiply(coefficients[r], pieces[r]);
+            }
+        } else if (of.form == DIVIDED) {
+#pragma unroll
+            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+                pieces[r] = divide(pieces[r], coefficients[r]);
+            }
+        }
+#pragma unroll
+        for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            total = add(total, begin + r < last ? pieces[r] : constant(-0.0f));
+        }
+    }
+    return total;
+}
+
+// Columns of chunk 0 of an id; scaled and tested where that is `all` of it.
+__device__ __forceinline__ void sum_first_by(
+    const Occurrences& of,
+    int64 id,
+    int64 first,
+    int64 last,
+    bool all,
+    float scale,
+    float* sums,
+    int32 dim,
+    int64* findings,
+    int32 lane,
+    int32 lanes,
+    const int32 width) {
+    for (int32 d = lane * width; d < dim; d += lanes * width) {
+        float4 total = sum_of_chunk(of, first, last, dim, d, width);
+        if (all) {
+            total = multiply(scale, total);
+            if (!is_piece_finite(total, width)) {
+                find_not_finite(findings, id);
+            }
+        }
+        store_piece(sums + id * dim + d, total, width);
+    }
+}
+
+// Columns of extra chunk `item`.
+__device__ __forceinline__ void sum_more_by(
+    const Occurrences& of,
+    int64 item,
+    int64 first,
+    int64 last,
+    float* more,
+    int32 dim,
+    int32 lane,
+    int32 lanes,
+    const int32 width) {
+    for (int32 d = lane * width; d < dim; d += lanes * width) {
+        store_piece(more + item * dim + d, sum_of_chunk(of, first, last, dim, d, width), width);
+    }
+}
+
+// The id of an extra chunk: the lowest with ends[id] > item.
+__device__ __forceinline__ int64 id_of_item(const int32* ends, int64 ids, int64 item) {
+    int64 low = 0, high = ids - 1;
+    while (low < high) {
+        const int64 middle = (low + high) >> 1;
+        if (__ldg(ends + middle) > item) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_first(
+    const int64* __restrict__ starts,                  // (u + 1,)
+    const int32* __restrict__ positions,               // (n,)
+    const int64* __restrict__ bounds,                  // (segments + 1,)
+    const uint64* __restrict__ row_addresses,          // (segments,), each (rows, dim) float32
+    const uint64* __restrict__ source_addresses,       // (segments,), each int32; 0: absent
+    const uint64* __restrict__ coefficient_addresses,  // (segments,), each float32; 0 with PLAIN
+    const int32* __restrict__ forms,                   // (segments,), PLAIN, WEIGHTED or DIVIDED
+    const int32 segments,
+    const float scale,
+    float* __restrict__ sums,                          // (u, dim)
+    const int32 dim,
+    int64* __restrict__ findings) {                    // (8,)
+    const int32 lane_bits = lane_bits_of(dim % 4 == 0 ? dim / 4 : dim), lanes = 1 << lane_bits;
+    const int32 lane = threadIdx.x & (lanes - 1);
+    const int64 ids = findings[UNIQUE_COUNT], step = thread_count() >> lane_bits;
+    for (int64 id = thread_index() >> lane_bits; id < ids; id += step) {
+        const int64 first = __ldg(starts + id), end = __ldg(starts + id + 1);
+        const int64 last = min(end, first + CHUNK_OCCURRENCES);
+        const Occurrences of = occurrences_of(
+            positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
+            segments, first);
+        const bool all = last == end;
+        if (dim % 4 == 0 && is_aligned_16(of.rows)) {
+            sum_first_by(of, id, first, last, all, scale, sums, dim, findings, lane, lanes, 4);
+        } else {
+            sum_first_by(of, id, first, last, all, scale, sums, dim, findings, lane, lanes, 1);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_chunks(
+    const int64* __restrict__ starts,    // (u + 1,)
+    const int64 n,
+    const int64* __restrict__ findings,  // (8,)
+    int32* __restrict__ extra) {         // (n,), 0 from u on
+    const int64 ids = __ldg(findings + UNIQUE_COUNT);
+    for (int64 id = thread_index(); id < n; id += thread_count()) {
+        int64 chunks = 0;
+        if (id < ids) {
+            chunks = (__ldg(starts + id + 1) - __ldg(starts + id) - 1) / CHUNK_OCCURRENCES;
+        }
+        extra[id] = static_cast<int32>(chunks);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_more(
+    const int64* __restrict__ starts,                  // (u + 1,)
+    const int32* __restrict__ positions,               // (n,)
+    const int64* __restrict__ bounds,                  // (segments + 1,)
+    const uint64* __restrict__ row_addresses,          // (segments,), each (rows, dim) float32
+    const uint64* __restrict__ source_addresses,       // (segments,), each int32; 0: absent
+    const uint64* __restrict__ coefficient_addresses,  // (segments,), each float32; 0 with PLAIN
+    const int32* __restrict__ forms,                   // (segments,), PLAIN, WEIGHTED or DIVIDED
+    const int32 segments,
+    const int32* __restrict__ ends,                    // (n,)
+    const int64* __restrict__ findings,                // (8,)
+    float* __restrict__ more,                          // (n / 64 + 1, dim)
+    const int32 dim) {
+    const int32 lane_bits = lane_bits_of(dim % 4 == 0 ? dim / 4 : dim), lanes = 1 << lane_bits;
+    const int32 lane = threadIdx.x & (lanes - 1);
+    const int64 ids = __ldg(findings + UNIQUE_COUNT), step = thread_count() >> lane_bits;
+    const int64 items = ids > 0 ? __ldg(ends + ids - 1) : 0;
+    for (int64 item = thread_index() >> lane_bits; item < items; item += step) {
+        const int64 id = id_of_item(ends, ids, item);
+        const int64 chunk = item - (id > 0 ? __ldg(ends + id - 1) : 0) + 1;
+        const int64 first = __ldg(starts + id) + chunk * CHUNK_OCCURRENCES;
+        const int64 last = min(first + CHUNK_OCCURRENCES, __ldg(starts + id + 1));
+        const Occurrences of = occurrences_of(
+            positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
+            segments, first);
+        if (dim % 4 == 0 && is_aligned_16(of.rows)) {
+            sum_more_by(of, item, first, last, more, dim, lane, lanes, 4);
+        } else {
+            sum_more_by(of, item, first, last, more, dim, lane, lanes, 1);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_last(
+    const int32* __restrict__ ends,   // (n,)
+    float* __restrict__ sums,         // (u, dim)
+    const float* __restrict__ more,   // (n / 64 + 1, dim)
+    const float scale,
+    const int32 dim,
+    int64* __restrict__ findings) {   // (8,)
+    const int64 ids = findings[UNIQUE_COUNT];
+    const int64 elements = ids > 0 ? static_cast<int64>(__ldg(ends + ids - 1)) * dim : 0;
+    for (int64 element = thread_index(); element < elements; element += thread_count()) {
+        const int64 item = element / dim, d = element % dim;
+        const int64 id = id_of_item(ends, ids, item);
+        if (item != (id > 0 ? __ldg(ends + id - 1) : 0)) {
+            continue;  // the id's first extra chunk adds them all
+        }
+        const int64 end = __ldg(ends + id);
+        float total = sums[id * dim + d];
+        for (int64 begin = item; begin < end; begin += ITEMS_TOGETHER) {
+            float chunks[ITEMS_TOGETHER];
+#pragma unroll
+            for (int32 c = 0; c < ITEMS_TOGETHER; ++c) {
+                chunks[c] = begin + c < end ? __ldg(more + (begin + c) * dim + d) : -0.0f;
+            }
+#pragma unroll
+            for (int32 c = 0; c < ITEMS_TOGETHER; ++c) {
+                total += chunks[c];
+            }
+        }
+        total = scale * total;
+        if (!is_finite(total)) {
+            find_not_finite(findings, id);
+        }
+        sums[id * dim + d] = total;
+    }
+}

@@ -1,0 +1,199 @@
+// Unique keys of a call.
+//
+//     row_key[p]      = prefixes[s] | keys[p], bounds[s] <= p < bounds[s + 1]
+//     unique_keys[id] = the id-th distinct row key in order of first occurrence
+//     inverse[p]      = the id with unique_keys[id] = row_key[p]
+//
+// Four passes, and a sum between them (the runtime's):
+//
+//     unique_enter    enters every key into a hash table of place_count entries, and with it the
+//                     lowest position that has it; places[p] = the key's entry
+//     unique_first    flags[p] = p is the lowest position of its key; ranks = their running sum
+//     unique_number   the id of an entry = the rank of its lowest position, less one
+//     unique_inverse  inverse[p] = the id of p's entry
+//
+// A hot key, some percent of a batch, must cost reads and not atomics that queue at one address: an
+// entry is claimed only where it is seen empty, and its first position lowered only where it is
+// seen above. The first look may be at an old copy in the multiprocessor's own cache, which atomics
+// pass by; it is believed where it ends the work (a key, once there, stays; positions only fall),
+// and looked at again, past that cache, where it does not.
+//
+// Grid: a thread takes PER_THREAD positions a round, a whole grid apart, whose loads are under way
+// together; n / (PER_THREAD * BLOCK_THREADS) blocks are one round.
+// Preconditions: each prefix once, and no row key is EMPTY_KEY; place_count a power of two, at
+// least 2 n, so that probing ends; table_keys all EMPTY_KEY, table_firsts all above n. A key
+// outside [0, row_counts[s]) is noted in findings[OUTSIDE] and entered as key 0 of its table, so
+// that the kernels after it stay in bounds; the results are unusable then.
+// Deterministic: which entry a key gets depends on the order of threads, what is read out does not.
+// CPU twin: unique.py. Bytes of n positions, u of them first: 196 n + 72 u and the sum's, of which
+// 160 n + 64 u are 32-byte sectors of the table, which stay in the L2 cache; and 12 a place to
+// fill.
+
+#define PER_THREAD 4
+
+// Values as they are in memory now, past the multiprocessor's own cache.
+__device__ __forceinline__ int64 fresh(const int64* address) {
+    return *static_cast<const volatile int64*>(address);
+}
+
+__device__ __forceinline__ int32 fresh(const int32* address) {
+    return *static_cast<const volatile int32*>(address);
+}
+
+// Make `key`'s entry, or find it, from `place` on, whose key was seen as `seen`.
+__device__ __forceinline__ int64 enter(
+    int64* table_keys, int64 place_count, int64 place, int64 seen, int64 key) {
+    for (int64 step = 0; step < place_count; ++step) {
+        if (seen == EMPTY_KEY) {
+            seen = fresh(table_keys + place);
+        }
+        if (seen == EMPTY_KEY) {
+            uint64* entry = reinterpret_cast<uint64*>(table_keys + place);
+            seen = static_cast<int64>(
+                atomicCAS(entry, static_cast<uint64>(EMPTY_KEY), static_cast<uint64>(key)));
+        }
+        if (seen == key || seen == EMPTY_KEY) {
+            break;
+        }
+        place = (place + 1) & (place_count - 1);
+        seen = table_keys[place];
+    }
+    return place;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
+    const int64* __restrict__ keys,        // (n,), segment after segment
+    const int64* __restrict__ bounds,      // (segments + 1,)
+    const int64* __restrict__ prefixes,    // (segments,), table id << KEY_BITS
+    const int64* __restrict__ row_counts,  // (segments,)
+    const int32 segments,
+    const int64 n,
+    int64* table_keys,    // (place_count,)
+    int32* table_firsts,  // (place_count,)
+    const int64 place_count,
+    uint32* __restrict__ places,  // (n,) out
+    int64* findings) {
+    const int64 step = thread_count();
+    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
+        int64 row_keys[PER_THREAD], entries[PER_THREAD], seen[PER_THREAD];
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            row_keys[j] = i < n ? __ldg(keys + i) : 0;
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            if (i < n) {
+                const int32 segment = segment_of(bounds, segments, i);
+                int64 key = row_keys[j];
+                if (key < 0 || key >= __ldg(row_counts + segment)) {
+                    if (fresh(findings + OUTSIDE) > i) {
+                        atomicMin(findings + OUTSIDE, i);
+                    }
+                    key = 0;
+                }
+                row_keys[j] = __ldg(prefixes + segment) | key;
+            }
+            entries[j] = static_cast<int64>(mix(row_keys[j])) & (place_count - 1);
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            seen[j] = table_keys[entries[j]];
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            if (i < n) {
+                const int64 place =
+                    enter(table_keys, place_count, entries[j], seen[j], row_keys[j]);
+                int32* first = table_firsts + place;
+                const int32 position = static_cast<int32>(i);
+                if (*first > position && fresh(first) > position) {
+                    atomicMin(first, position);
+                }
+                places[i] = static_cast<uint32>(place);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_first(
+    const int32* __restrict__ table_firsts,  // (place_count,)
+    const uint32* __restrict__ places,       // (n,)
+    const int64 n,
+    int32* __restrict__ flags) {  // (n,) out
+    const int64 step = thread_count();
+    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
+        int32 firsts[PER_THREAD];
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            firsts[j] = i < n ? __ldg(table_firsts + __ldg(places + i)) : 0;
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            if (i < n) {
+                flags[i] = firsts[j] == i;
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_number(
+    const int64* __restrict__ table_keys,    // (place_count,)
+    const int32* __restrict__ table_firsts,  // (place_count,)
+    const uint32* __restrict__ places,       // (n,)
+    const int32* __restrict__ ranks,         // (n,), running sum of unique_first's flags
+    const int64 n,
+    int32* __restrict__ table_ids,    // (place_count,) out, written where there is a key
+    int64* __restrict__ unique_keys,  // (n,) out, unique count of them written
+    int64* __restrict__ findings) {
+    if (thread_index() == 0) {
+        findings[UNIQUE_COUNT] = ranks[n - 1];
+    }
+    const int64 step = thread_count();
+    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
+        uint32 entries[PER_THREAD];
+        int32 firsts[PER_THREAD];
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            entries[j] = i < n ? __ldg(places + i) : 0;
+            firsts[j] = __ldg(table_firsts + entries[j]);
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            if (i < n && firsts[j] == i) {
+                const int32 id = __ldg(ranks + i) - 1;
+                table_ids[entries[j]] = id;
+                unique_keys[id] = __ldg(table_keys + entries[j]);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_inverse(
+    const int32* __restrict__ table_ids,  // (place_count,)
+    const uint32* __restrict__ places,    // (n,)
+    const int64 n,
+    int32* __restrict__ inverse) {  // (n,) out
+    const int64 step = thread_count();
+    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
+        int32 ids[PER_THREAD];
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            ids[j] = i < n ? __ldg(table_ids + __ldg(places + i)) : 0;
+        }
+#pragma unroll
+        for (int32 j = 0; j < PER_THREAD; ++j) {
+            const int64 i = begin + j * step;
+            if (i < n) {
+                inverse[i] = ids[j];
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+"""The ceiling, and the verbs of the device beside it."""
+
+from typing import Any
+
+import numpy as np
+
+from embstore.device.gpu import GpuDevice
+from tests.bench.gpu.cases import OPTIMIZERS, Case, Layout, apply_case, cases_of
+from tests.bench.gpu.clock import sample_ms
+from tests.bench.gpu.machine import Machine, median, timer_of, wait
+from tests.bench.gpu.scale import Scale
+
+GROUPS = {
+    "unique": "unique",
+    "count_digits": "sum_by_key",
+    "scatter_digits": "sum_by_key",
+    "group_starts": "sum_by_key",
+}
+"""Launches that are told on their own, and the verb in which they are."""
+
+
+def ceiling(machine: Machine, scale: Scale) -> dict[str, Any]:
+    """Return what a device-to-device copy moves, reads and writes counted."""
+    device = machine.device()
+    try:
+        timer = timer_of(device)
+        source = timer.allocate(scale.copy_bytes, np.uint8)
+        target = timer.allocate(scale.copy_bytes, np.uint8)
+        spent = [
+            sample_ms(timer.clock, lambda: timer.copy(source, target))
+            for _ in range(scale.warm_ups + scale.repeats)
+        ][scale.warm_ups :]
+        ms = median(spent)
+        return {
+            "bytes": 2 * scale.copy_bytes,
+            "ms": ms,
+            "bytes_per_s": 2e3 * scale.copy_bytes / ms,
+            "device": device.facts(),
+        }
+    finally:
+        device.close()
+
+
+def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) -> dict[str, Any]:
+    """Return the figures of every verb on rows of `dim`."""
+    device = machine.device()
+    try:
+        device.warm_up()
+        layout = Layout(device, scale, dim)
+        found = {case.name: _measured(device, scale, case) for case in cases_of(layout)}
+        for optimizer in OPTIMIZERS:
+            case = apply_case(layout, optimizer)
+            found[case.name] = _measured(device, scale, case)
+        for figures in found.values():
+            figures["share"] = figures["bytes_per_s"] / ceiling_bytes_per_s
+        return {
+            "dim": dim,
+            "keys": scale.keys,
+            "unique_keys": layout.unique_count,
+            "slots": scale.slots,
+            "moved_rows": scale.moved_rows,
+            "scratch_bytes": device.facts()["scratch_bytes"],
+            "verbs": found,
+        }
+    finally:
+        device.close()
+
+
+def _measured(device: GpuDevice, scale: Scale, case: Case) -> dict[str, Any]:
+    timer = timer_of(device)
+    for number in range(max(scale.warm_ups, 1)):
+        case.work(number)
+    wait(device)
+    numbers = range(scale.repeats)
+    launches = [timer.launches_ms(lambda i=i: case.work(i)) for i in numbers]
+    alone = [sum(map(sum, one.values())) for one in launches]
+    whole = [sample_ms(timer.clock, lambda i=i: case.work(i)) for i in numbers]
+    ms = median(whole if case.whole else alone)
+    moved = case.bytes_of(launches[-1])
+    return {
+        "ms": ms,
+        "measured": "the call" if case.whole else "its launches",
+        "call_ms": median(whole),
+        "quartiles_ms": np.percentile(whole if case.whole else alone, [25, 75]).tolist(),
+        "bytes": moved,
+        "bytes_per_s": 1e3 * moved / ms,
+        "per_s": None if case.rows is None else 1e3 * case.rows / ms,
+        "launches_ms": {
+            name: {"count": len(spent), "ms": median([sum(one[name]) for one in launches])}
+            for name, spent in launches[-1].items()
+        },
+    }

@@ -1,0 +1,176 @@
+"""The goals of the device, and the table that is printed.
+
+Published beside the step: the results that NVIDIA recsys-examples keeps of its DynamicEmb
+benchmark, of another machine, in which 10 tables share the yardstick's keys.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.bench.report import Goal, Results, figure
+
+PUBLISHED_MS = {
+    "TorchRec TBE, all in GPU memory": 1.35,
+    "DynamicEmb, all in GPU memory": 2.19,
+    "DynamicEmb, cache 1.0x the footprint": 12.3,
+    "DynamicEmb, cache 0.8x the footprint": 24.3,
+}
+SOURCE = "DynamicEmb benchmark JSON (NVIDIA recsys-examples, 2026): H100 80 GB, 10 tables, Adam"
+
+
+def _verb(dim: int, verb: str, what: str, unit: float = 1.0) -> Callable[[Results], float]:
+    return lambda results: figure(results, "kernels", str(dim), "verbs", verb, what) * unit
+
+
+GOALS = (
+    *(
+        Goal(f"{verb}, dim {dim}: share of the ceiling", _verb(dim, verb, "share"), share, "")
+        for dim, share in ((128, 0.85), (32, 0.75))
+        for verb in ("gather of unique rows", "gather_rows", "scatter_rows")
+    ),
+    Goal("probe of a call's unique keys", _verb(128, "probe", "per_s", 1e-9), 8, "G keys/s"),
+    Goal(
+        "the step, resident (kernels.md: 0.7)",
+        lambda results: figure(results, "step", "step", "wall_ms"),
+        0.9,
+        "ms",
+        at_least=False,
+    ),
+    Goal(
+        "the step, cache 0.8x the footprint",
+        lambda results: figure(results, "tiers", "cached", "ms"),
+        12,
+        "ms",
+        at_least=False,
+    ),
+    Goal(
+        "bytes of a slot beside its row",
+        lambda results: figure(results, "step", "memory", "bytes_beside_a_row"),
+        40,
+        "bytes",
+        at_least=False,
+    ),
+    Goal(
+        "host tier: share of pinned copies",
+        lambda results: figure(results, "tiers", "host", "share"),
+        0.6,
+        "",
+    ),
+    Goal(
+        "optimizers with one digest on CPU and device",
+        lambda results: sum(one["same"] for one in figure(results, "digests").values()),
+        4,
+        "",
+    ),
+)
+
+
+def judge(results: Results) -> list[dict[str, Any]]:
+    """Return every goal with its figure."""
+    return [goal.judge(results) for goal in GOALS]
+
+
+def _head_lines(results: Results) -> list[str]:
+    ceiling = results.get("ceiling")
+    if ceiling is None:
+        return []
+    device = ceiling["device"]
+    return [
+        f"{device['model']}, driver {device['driver_version']}, runtime "
+        f"{device['runtime_version']}, {device['memory_bytes'] / 1e9:.0f} GB",
+        f"ceiling: a copy on the device moves {ceiling['bytes_per_s'] / 1e9:.0f} GB/s",
+    ]
+
+
+def _verb_lines(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        f"dim {found['dim']}: {found['keys']:,} keys, {found['unique_keys']:,} unique, "
+        f"{found['slots']:,} slots; scratch {found['scratch_bytes'] / 1e6:.0f} MB",
+        f"{'':28}{'ms':>10}{'MB':>10}{'GB/s':>10}{'share':>8}{'G/s':>8}{'call ms':>10}",
+    ]
+    for name, verb in found["verbs"].items():
+        rate = "" if verb["per_s"] is None else f"{verb['per_s'] / 1e9:.2f}"
+        lines.append(
+            f"{name:28}{verb['ms']:10.4f}{verb['bytes'] / 1e6:10.1f}"
+            f"{verb['bytes_per_s'] / 1e9:10.0f}{verb['share']:8.2f}{rate:>8}{verb['call_ms']:10.4f}"
+        )
+        if len(verb["launches_ms"]) > 1:
+            lines += [
+                f"    {launch:24}{spent['ms']:10.4f}  alone, {spent['count']} launched"
+                for launch, spent in verb["launches_ms"].items()
+            ]
+    return lines
+
+
+def _by_size(spent: dict[str, float]) -> str:
+    return ", ".join(f"{n} {ms:.3f}" for n, ms in sorted(spent.items(), key=lambda i: -i[1]))
+
+
+def _step_lines(step: dict[str, Any]) -> list[str]:
+    memory = step["memory"]
+    lines = ["", f"{'step, all rows resident':28}{'wall ms':>10}{'device ms':>12}"]
+    lines += [
+        f"{part:28}{step[part]['wall_ms']:10.3f}{step[part]['device_ms']:12.3f}"
+        for part in ("step", "lookup", "update")
+    ]
+    alone = step["launches_ms"]
+    return [
+        *lines,
+        f"    {step['unique_keys']:,.0f} unique keys a step, {step['missing_keys']:,.0f} missing",
+        f"    stages of the host, ms: {_by_size(step['stages_ms'])}",
+        f"    launches alone, ms: {sum(alone.values()):.3f} in all: {_by_size(alone)}",
+        f"    {memory['slots']:,} slots, {memory['bytes_beside_a_row']:.1f} bytes beside a row of "
+        f"{memory['row_bytes']} ({memory['growing_bytes_beside_a_row']:.1f} while it grew); "
+        f"scratch {memory['scratch_bytes'] / 1e6:.0f} MB",
+    ]
+
+
+def _tier_lines(tiers: dict[str, Any]) -> list[str]:
+    host, cached = tiers["host"], tiers["cached"]
+    pinned = host["pinned_bytes_per_s"]
+    return [
+        "",
+        f"host tier: {host['rows']:,} rows in {host['ms']:.2f} ms, "
+        f"{host['bytes_per_s'] / 1e9:.1f} GB/s; pinned up {pinned['up'] / 1e9:.1f}, down "
+        f"{pinned['down'] / 1e9:.1f} GB/s; share {host['share']:.2f}; from "
+        + ", ".join(f"{name} {count:,.0f}" for name, count in host["origins"].items()),
+        f"cache {cached['share']:.2f}x the footprint of {cached['footprint_rows']:,} rows: "
+        f"{cached['ms']:.2f} ms a step (quartiles {cached['quartiles_ms'][0]:.2f} - "
+        f"{cached['quartiles_ms'][1]:.2f}, highest {cached['highest_ms']:.2f})",
+        f"    {cached['unique_keys']:,.0f} unique keys a step, {cached['missing_keys']:,.0f} "
+        "missing",
+        f"    stages of the host, ms: {_by_size(cached['stages_ms'])}",
+    ]
+
+
+def _peer_lines(results: Results) -> list[str]:
+    lines = [""]
+    peer = results.get("torch")
+    if peer is not None:
+        lines.append(
+            f"torch, {peer['rows']:,} rows: lookup {peer['lookup_ms']:.3f} ms, update "
+            f"{peer['update_ms']:.3f} ms, both {peer['both_ms']:.3f} ms ({peer['optimizer']})"
+        )
+    lines += [f"published: {name}: {ms:.2f} ms" for name, ms in PUBLISHED_MS.items()]
+    return [*lines, f"    {SOURCE}"]
+
+
+def _goal_line(goal: dict[str, Any]) -> str:
+    outcome = {True: "met", False: "MISSED", None: "not measured"}[goal["reached"]]
+    value = "" if goal["value"] is None else f"{goal['value']:.2f}"
+    return f"{goal['name']:52}{value:>10}  {goal['goal']:16}{outcome}"
+
+
+def table(results: Results) -> str:
+    """Return the text that is printed at the end."""
+    lines = _head_lines(results)
+    for found in results.get("kernels", {}).values():
+        lines += _verb_lines(found)
+    lines += _step_lines(results["step"]) if "step" in results else []
+    lines += _tier_lines(results["tiers"]) if "tiers" in results else []
+    lines += _peer_lines(results)
+    lines += ["", *(_goal_line(goal) for goal in results["goals"])]
+    lines += [f"skipped: {name}: {why}" for name, why in results["skipped"].items()]
+    lines += [f"FAILED: {name}: {why}" for name, why in results["failed"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""A store on the device, called as a trainer in its process would: keys, gradients and outputs are
+arrays of the device, and nothing of a call but its sizes is on the host."""
+
+import pathlib
+from typing import Any
+
+import embstore
+from embstore import reads, writes
+from embstore.device.base import Gradients
+from embstore.device.gpu import GpuDevice
+from embstore.device.runtime import DeviceArray
+from embstore.tablestate import Share
+
+NAME = "ads"
+
+
+class DeviceStore:
+    """A store with one table, row-wise Adagrad over uniform rows."""
+
+    def __init__(
+        self, path: pathlib.Path, device: GpuDevice, *, cache_bytes: int, rows: int, dim: int
+    ) -> None:
+        self.device = device
+        self.store = embstore.open(path, device=device, cache_bytes=cache_bytes)
+        self.table = self.store.create_table(
+            NAME,
+            dim=dim,
+            rows=rows,
+            optimizer=embstore.RowWiseAdagrad(learning_rate=0.01),
+            initializer=embstore.Uniform(-0.01, 0.01),
+        )
+        self.engine: Any = self.store._engine
+        self._state = self.engine.find(NAME)
+        self.pool = self._state.pool
+
+    def lookup(self, d_keys: DeviceArray, d_out: DeviceArray) -> None:
+        """Write the rows of keys to an output of the device."""
+        with self.engine.reading():
+            share = Share(self._state, d_keys)
+            reads.lookup([share], [d_out], admit=True, stages=self.engine.stages)
+
+    def update(self, d_keys: DeviceArray, d_gradients: DeviceArray) -> None:
+        """Apply gradients of the device."""
+        with self.engine.writing():
+            writes.update(
+                [Share(self._state, d_keys, Gradients(rows=d_gradients))],
+                learning_rate=None,
+                gradient_scale=1.0,
+                on_nonfinite="refuse",
+                stages=self.engine.stages,
+            )
+
+    def stages_ms(self) -> dict[str, float]:
+        """Return what the engine's stages have taken the host so far."""
+        return {name: 1e3 * seconds for name, seconds in self.engine.stages.seconds().items()}
+
+    def close(self) -> None:
+        """Close the store, and with it the device."""
+        self.store.close()
+
+
+def since(before: dict[str, float], after: dict[str, float], calls: int) -> dict[str, float]:
+    """Return what a call added to each of some sums."""
+    return {name: (total - before.get(name, 0.0)) / calls for name, total in after.items()}

@@ -1,0 +1,27 @@
+"""The backend of a GPU that is not there: the same launch code and `.cu` files, on the host.
+
+`backends.py` says what a backend is. The device is `embstore.device.gpu` over memory of the tests
+(tests/kernels/emulation), which runs lanes and blocks in an order of its own, orders copies as
+lazily as streams allow, and finds every write out of bounds.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import embstore
+from embstore.device.gpu import GpuDevice
+from tests.conformance.backends import Embedded
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+
+class Emulated(Embedded):
+    """Stores of this process whose rows are cached by an emulated GPU."""
+
+    offers = Embedded.offers - {"memory"}
+
+    def _open(self, path: Path, options: dict[str, Any]) -> Any:
+        if "device" in options:
+            return super()._open(path, options)
+        threads = options.pop("threads", None)
+        device = GpuDevice(EmulatedRuntime(), threads)
+        return embstore.open(path, files=self._files(path), device=device, **options)

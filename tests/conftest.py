@@ -1,0 +1,36 @@
+"""What `-m gpu` collects: the folders that have such tests, and no others.
+
+A machine that is lent for its GPU has CuPy, but may lack what the service's tests import, and
+pytest's plugins; what is not imported need not be there.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+MARK = "pytest.mark.gpu"
+SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
+"""How a test imports a server."""
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Have pyproject.toml's `timeout` accepted, and without effect, where its plugin is absent."""
+    if not pluginmanager.has_plugin("timeout"):
+        parser.addini("timeout", "seconds a test may take, by pytest-timeout")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where tests marked gpu alone are asked for, leave out what has none, and what needs more."""
+    if config.getoption("markexpr") != "gpu":
+        return None
+    if collection_path.is_dir():
+        return None if _has_marks(collection_path) else True
+    is_test = collection_path.suffix == ".py"
+    return True if is_test and SERVICE.search(collection_path.read_text("utf-8")) else None
+
+
+@cache
+def _has_marks(folder: Path) -> bool:
+    return any(MARK in path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))

@@ -1,0 +1,33 @@
+"""The backend of tests/conformance on a real device, and whether there is one."""
+
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import embstore
+from embstore.device.gpu import GpuDevice
+from tests.conformance.backends import Embedded
+
+
+def why_not() -> str | None:
+    """Return why nothing can run on a GPU here; None where something can."""
+    if find_spec("cupy") is None:
+        return "CuPy is not installed"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy tells at its import what it does not find, or twice
+        from embstore.device.cuda import device_count
+
+    return None if device_count() else "CuPy is there, a CUDA device is not"
+
+
+class OnGpu(Embedded):
+    """Stores of this process whose rows are cached by the first CUDA device."""
+
+    def _open(self, path: Path, options: dict[str, Any]) -> Any:
+        from embstore.device.cuda import open_runtime
+
+        if "device" in options:
+            return super()._open(path, options)
+        device = GpuDevice(open_runtime(0), options.pop("threads", None))
+        return embstore.open(path, files=self._files(path), device=device, **options)

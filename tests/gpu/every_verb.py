@@ -1,0 +1,29 @@
+"""``python -m tests.gpu.every_verb``: every verb on the first CUDA device, small, once.
+
+What compute-sanitizer is run over: a program that reaches every kernel in seconds, though each of
+its accesses is watched. The calls are the benchmark's.
+"""
+
+from dataclasses import replace
+
+from tests.bench.gpu import kernels
+from tests.bench.gpu.machine import Machine
+from tests.bench.gpu.scale import Scale, emulated
+
+DIMS = (7, 12, 128)
+"""By 4 bytes and by 16, fewer lanes than a warp and all of them."""
+
+
+def small() -> Scale:
+    """Return the sizes of the emulation, for the device."""
+    return replace(emulated(), emulated=False)
+
+
+def main() -> None:
+    """Run the verbs; raises what goes wrong."""
+    for dim in DIMS:
+        kernels.verbs(Machine(small()), small(), dim, 1.0)
+
+
+if __name__ == "__main__":
+    main()

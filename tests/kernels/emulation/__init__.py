@@ -1,0 +1,1 @@
+"""A GPU of NumPy memory that runs the kernels' CUDA sources, built for the host."""

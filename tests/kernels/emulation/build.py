@@ -1,0 +1,234 @@
+"""CUDA sources to functions of this process: built by g++ behind the shim, called by ctypes.
+
+A source becomes a library of its own, kept in a folder of the system's temporary one under a hash
+of all that makes it: a change builds it again, and processes that race build the same file, which
+comes to its name whole. What a kernel's parameters are is read from its source, so that a launch
+with other arguments than it declares is refused, by the parameter's name.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+COMPILER = "g++"
+FLAGS = (
+    "-O2",
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fsanitize=alignment,null,bounds",
+    "-fsanitize=shift-exponent,signed-integer-overflow,integer-divide-by-zero",
+    "-w",
+    *(["-march=x86-64", "-msse2"] if platform.machine() == "x86_64" else []),
+)
+COMPILE_SECONDS_MAX = 240
+
+WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*")
+"""What a plain loop over a block's threads cannot do."""
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_DIRECTIVE = re.compile(r"^\s*#(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"(\w+)\s*\(([^()]*)\)\s*$")
+_KERNEL = re.compile(r'extern\s+"C"\s+__global__\b')
+_SCALARS = {
+    "float": np.float32,
+    "int": np.int32,
+    "int32": np.int32,
+    "uint32": np.uint32,
+    "int64": np.int64,
+    "uint64": np.uint64,
+}
+_POINTEE_BYTES = {
+    **{name: np.dtype(scalar).itemsize for name, scalar in _SCALARS.items()},
+    "uint8": 1,
+    "signed char": 1,
+    "float4": 4,
+    "int4": 4,
+    "uint4": 4,
+    "longlong2": 8,
+}
+"""Of an array's element; a vector is as many elements as it has components."""
+
+
+class KernelError(AssertionError):
+    """A kernel did what no kernel may: the message says where."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Of a kernel: a scalar of `dtype`, or the address of elements of `item_bytes`."""
+
+    name: str
+    dtype: np.dtype | None
+    item_bytes: int
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What the source says of a kernel. It waits where it, or what it calls, has a barrier."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    waits: bool
+
+
+class Kernel:
+    """A kernel that was built."""
+
+    def __init__(self, declaration: Declaration, library: ctypes.PyDLL) -> None:
+        self.name = declaration.name
+        self.parameters = declaration.parameters
+        self.waits = declaration.waits
+        self._launch = getattr(library, f"launch_{self.name}")
+        self._launch.restype = ctypes.c_char_p
+        self._launch.argtypes = (ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p)
+        self._arguments = ctypes.c_uint64 * len(self.parameters)
+
+    def launch(self, blocks: int, words: list[int], *, seed: int = 0, fibers: bool = False) -> None:
+        """Run it with one 64-bit word for each parameter; fibers where it waits, or where told.
+
+        Raises
+        ------
+        KernelError : it went wrong, and stopped at once.
+        """
+        assert 0 < blocks < 2**31, f"{self.name}: {blocks} blocks"
+        assert len(words) == len(self.parameters)
+        failed = self._launch(blocks, seed, fibers or self.waits, self._arguments(*words))
+        if failed:
+            raise KernelError(f"{self.name}: {failed.decode()}")
+
+
+def build(source: str) -> dict[str, Kernel]:
+    """Return the kernels of a source, by name.
+
+    Raises
+    ------
+    KernelError : the compiler refuses it.
+    """
+    declared = declarations(source)
+    library = _load(_text(source, declared))
+    return {d.name: Kernel(d, library) for d in declared}
+
+
+def declarations(source: str) -> list[Declaration]:
+    """Return what a source says of its kernels, in its order."""
+    functions, rest = _functions(_COMMENT.sub(" ", source))
+    waiting = {name for name, (_, body) in functions.items() if WAITING.search(body)}
+    for _ in functions:  # each turn finds the callers of the last, or none is left
+        names = "|".join(waiting) or "(?!)"
+        calls = re.compile(rf"\b(?:{names})\b")
+        found = {name for name, (_, body) in functions.items() if calls.search(body)} - waiting
+        if not found:
+            break
+        waiting |= found
+    all_wait = WAITING.search(rest) is not None  # a macro, or what this does not understand
+    return [
+        Declaration(name, _parameters(name, _FUNCTION.search(head)[2]), all_wait or name in waiting)
+        for name, (head, _) in functions.items()
+        if _KERNEL.search(head)
+    ]
+
+
+def _functions(text: str) -> tuple[dict[str, tuple[str, str]], str]:
+    """Return name -> (head, body) of the functions at file level, and all that is none of them."""
+    functions, rest = {}, _DIRECTIVE.findall(text)
+    text = _DIRECTIVE.sub("", text)
+    begin = depth = brace = 0
+    for match in re.finditer(r"[{}]", text):
+        if match[0] == "{":
+            if depth == 0:
+                brace = match.start()
+            depth += 1
+            continue
+        depth -= 1
+        if depth == 0:
+            head, body = text[begin:brace].rpartition(";")[2], text[brace : match.end()]
+            function = _FUNCTION.search(head)
+            if function:
+                functions[function[1]] = (head, body)
+            rest.append(head if function else head + body)
+            begin = match.end()
+    return functions, " ".join([*rest, text[begin:]])
+
+
+def _parameters(kernel: str, text: str) -> tuple[Parameter, ...]:
+    return tuple(_parameter(kernel, part) for part in text.split(",") if part.strip())
+
+
+def _parameter(kernel: str, text: str) -> Parameter:
+    words = re.findall(r"\w+|\*", text)
+    name = words.pop()
+    type_name = " ".join(w for w in words if w not in ("const", "__restrict__", "*"))
+    known = _POINTEE_BYTES if "*" in words else _SCALARS
+    if type_name not in known or words.count("*") > 1:
+        raise KernelError(f"{kernel}: parameter {name}: no kernel takes {' '.join(text.split())}")
+    if "*" in words:
+        return Parameter(name, None, _POINTEE_BYTES[type_name])
+    dtype = np.dtype(_SCALARS[type_name])
+    return Parameter(name, dtype, dtype.itemsize)
+
+
+def _text(source: str, declared: list[Declaration]) -> str:
+    launchers = "\n".join(f"SHIM_LAUNCHER({d.name})" for d in declared)
+    shim = Path(__file__).with_name("cuda_shim.h").read_text(encoding="utf-8")
+    return f'#line 1 "cuda_shim.h"\n{shim}\n{source}\n#line 1 "launchers"\n{launchers}\n'
+
+
+def _load(text: str) -> ctypes.PyDLL:
+    key = hashlib.sha256("\0".join([_compiler_version(), *FLAGS, text]).encode()).hexdigest()[:32]
+    path = _cache_folder() / f"{key}.so"
+    if not path.exists():
+        _compile(text, path)
+    # PyDLL keeps the interpreter's lock: a library's state is for one thread at a time.
+    return ctypes.PyDLL(str(path))
+
+
+def _compile(text: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
+        # In two steps: one that knows of -fsanitize would link its own runtime.
+        _run([COMPILER, *FLAGS, "-x", "c++", "-c", "-o", str(made), "-"], text)
+        _run([COMPILER, "-shared", "-o", str(linked), str(made)], "")
+        os.replace(linked, path)
+
+
+def _run(command: list[str], text: str) -> None:
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=COMPILE_SECONDS_MAX
+    )
+    if done.returncode:
+        raise KernelError(f"{COMPILER} refuses the source:\n{done.stderr}")
+
+
+@cache
+def _compiler_version() -> str:
+    if shutil.which(COMPILER) is None:
+        raise FileNotFoundError(f"the emulation needs {COMPILER}")
+    return subprocess.run(
+        [COMPILER, "--version"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+@cache
+def _cache_folder() -> Path:
+    """Return a folder that nobody else may write: what lies in it is run."""
+    folder = Path(tempfile.gettempdir(), f"embstore-emulation-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    assert stat.S_ISDIR(found.st_mode), f"{folder} is no folder"
+    assert found.st_uid == os.getuid() and not found.st_mode & 0o022, f"others may write {folder}"
+    return folder

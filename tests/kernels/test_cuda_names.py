@@ -1,0 +1,328 @@
+"""What `cuda.py` takes CuPy to be, checked where CuPy is installed; no device is needed.
+
+Names and parameters are read from the syntax tree of `cuda.py`. CuPy's compiled functions have no
+signature that `inspect` can read, but their docstrings begin with one.
+"""
+
+import ast
+import inspect
+import re
+from functools import reduce
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from embstore.device.runtime import DeviceArray, Runtime
+from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
+from embstore.kernels.sources import OPTIONS
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy (a device is not needed)")
+
+from cupy.cuda import compiler, function  # noqa: E402
+
+from embstore.device import cuda as module  # noqa: E402
+
+TREE = ast.parse(Path(module.__file__).read_text())
+ALIASES = {"cupy", "compiler", "cub", "cuda", "function"}
+MEMBERS = [
+    (cupy.cuda.Event, ["record", "synchronize"]),
+    (cupy.cuda.Stream, ["__enter__", "__exit__", "synchronize", "wait_event"]),
+    (cupy.cuda.Stream.null, ["device_id", "ptr"]),
+    (cupy.cuda.Module, ["get_function", "load"]),
+    (cupy.cuda.Memory, ["ptr"]),
+    (cupy.cuda.MemoryPointer, ["ptr"]),
+    (cupy.cuda.PinnedMemoryPointer, ["mem"]),
+    (cupy.cuda.runtime.PointerAttributes, ["device", "type"]),
+    (cupy.cuda.runtime.CUDARuntimeError(2), ["status"]),
+]
+"""Of objects that CuPy gives `cuda.py`: the tree does not tell their types."""
+
+
+def chain(node):
+    """Return ["cupy", "cuda", "Event"] of cupy.cuda.Event; [] of what is no name of CuPy."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) and node.id in ALIASES else []
+
+
+def resolve(names):
+    return reduce(getattr, names[1:], getattr(module, names[0]))
+
+
+def parameters(callee):
+    """Return the names of a callable's parameters, in order; None where nothing tells them."""
+    try:
+        found = list(inspect.signature(callee).parameters.values())
+    except ValueError:
+        found = []
+    if found and all(p.kind is not p.VAR_POSITIONAL for p in found):
+        return [parameter.name for parameter in found if parameter.name != "self"]
+    head = re.match(r"[\w.]+\((.*?)\)(?:\s|$)", callee.__doc__ or "")
+    if head is None:
+        return None
+    declared = (part.partition("=")[0].split()[-1] for part in head[1].split(",") if part.strip())
+    return [name for name in declared if name not in ("self", "/", "*")]
+
+
+CALLS = [node for node in ast.walk(TREE) if isinstance(node, ast.Call) and chain(node.func)]
+NAMES = {".".join(chain(n)) for n in ast.walk(TREE) if isinstance(n, ast.Attribute) and chain(n)}
+
+
+def test_every_name_of_cupy_exists():
+    missing = []
+    for name in sorted(NAMES):
+        try:
+            resolve(name.split("."))
+        except AttributeError as exc:
+            missing.append(f"{name}: {exc}")
+    assert len(NAMES) > 25
+    assert not missing, "\n".join(missing)
+
+
+def test_every_member_of_an_object_of_cupy_exists():
+    missing = [(of, name) for of, names in MEMBERS for name in names if not hasattr(of, name)]
+    assert not missing
+
+
+def test_arguments_of_calls_of_cupy_have_parameters():
+    wrong, checked = [], 0
+    for call in CALLS:
+        taken = parameters(resolve(chain(call.func)))
+        if taken is None:
+            continue
+        checked += 1
+        given = [keyword.arg for keyword in call.keywords]
+        free = [name for name in taken if name not in given]
+        if len(call.args) > len(free) or set(given) - set(taken):
+            wrong.append(f"line {call.lineno}: {ast.unparse(call)} to {taken}")
+    assert checked >= 15
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_launch_takes_the_stream_by_keyword():
+    class AskedError(Exception):
+        pass
+
+    class Stream:
+        @property
+        def ptr(self):
+            raise AskedError
+
+    launch = cupy.cuda.Function.__new__(cupy.cuda.Function)  # of no kernel
+    with pytest.raises(AskedError):
+        launch((1,), (256,), [], stream=Stream())
+
+
+@pytest.mark.skipif(module.device_count() > 0, reason="would launch a kernel that is none")
+def test_a_launch_takes_addresses_and_numpy_scalars():
+    launch = cupy.cuda.Function.__new__(cupy.cuda.Function)
+    arguments = [function.CIntptr(1 << 40)]
+    arguments += [t(1) for t in (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)]
+    arguments.append(np.float32(0.5))
+    stream = SimpleNamespace(ptr=0)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):  # all converted: the driver's turn
+        launch((1,), (256,), arguments, stream=stream)
+    with pytest.raises(TypeError, match="Unsupported type"):
+        launch((1,), (256,), [*arguments, object()], stream=stream)
+
+
+def test_what_compiles_is_given_our_options_last(monkeypatch):
+    """RawModule appends -ftz=true, and the last one counts; the compiler under it must not."""
+    given = []
+
+    class Program:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def compile(self, options, log_stream):
+            given.extend(options)
+            return b"binary", None
+
+    monkeypatch.setattr(compiler, "_NVRTCProgram", Program)
+    monkeypatch.setattr(
+        compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: ("-arch=sm_90", "cubin")
+    )
+    monkeypatch.setattr(compiler, "_get_nvrtc_version", lambda: (12, 9))
+    assert module._compiled.__wrapped__("gather", 0) == b"binary"
+    assert tuple(given[: len(OPTIONS)]) == OPTIONS
+    added = " ".join(given[len(OPTIONS) :])
+    assert "-arch=sm_90" in added
+    assert not re.search(r"ftz|fmad|prec-|fast.math|std=", added)
+
+
+# Without a device
+
+
+def plain_runtime(ordinal=1):
+    """Return a runtime that has not been opened."""
+    runtime = module.CudaRuntime.__new__(module.CudaRuntime)
+    runtime.ordinal, runtime.name, runtime.is_lost = ordinal, f"cuda:{ordinal}", False
+    return runtime
+
+
+class Current:
+    """The current device of a thread, as CUDA keeps it."""
+
+    def __init__(self, monkeypatch):
+        self.device = 0
+        monkeypatch.setattr(module.cuda, "getDevice", lambda: self.device)
+        monkeypatch.setattr(module.cuda, "setDevice", self.set)
+
+    def set(self, device):
+        self.device = device
+
+
+@pytest.fixture
+def current(monkeypatch):
+    names = {name: getattr(module.cuda, name) for name in dir(module.cuda)}
+    monkeypatch.setattr(module, "cuda", SimpleNamespace(**names))
+    return Current(monkeypatch)
+
+
+def cuda_error(status):
+    return cupy.cuda.runtime.CUDARuntimeError(status)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    count = module.device_count()
+    for ordinal in (-1, count, count + 7):
+        with pytest.raises(InvalidArgumentError, match=f"cuda:{ordinal}.*: {count}$"):
+            module.open_runtime(ordinal)
+
+
+def test_a_call_runs_on_its_device_and_puts_back_the_callers(current):
+    runtime, seen = plain_runtime(), []
+    call = module._on_device(lambda self: seen.append(current.device))
+    call(runtime)
+    assert (seen, current.device) == ([1], 0)
+    current.set(1)
+    call(runtime)
+    assert (seen, current.device) == ([1, 1], 1)
+
+
+def test_an_error_of_cuda_is_a_device_error_and_the_device_is_lost(current):
+    def launch(self, kernel):
+        raise cuda_error(700)
+
+    runtime = plain_runtime()
+    with pytest.raises(DeviceError, match=r"cuda:1: launch gather: cudaErrorIllegalAddress.*resta"):
+        module._on_device(launch)(runtime, "gather")
+    assert runtime.is_lost
+    assert current.device == 0
+
+
+@pytest.mark.parametrize("byte_count", [0, 1 << 60])
+def test_no_memory_is_a_capacity_error_that_tells_the_bytes(current, monkeypatch, byte_count):
+    def refuse(size):
+        raise cuda_error(2)
+
+    monkeypatch.setattr(module.cuda, "memGetInfo", lambda: (5, 7), raising=False)
+    monkeypatch.setattr(module.cupy.cuda, "Memory", refuse)
+    runtime = plain_runtime()
+    wanted = max(byte_count, 1)
+    with pytest.raises(CapacityError, match=f"cuda:1: expected {wanted} bytes.* 5 .* 7: give"):
+        runtime.allocate(byte_count, np.uint8)
+    assert not runtime.is_lost
+    assert current.device == 0
+
+
+def test_pinned_memory_lives_as_long_as_a_view_of_it():
+    behind = np.arange(100, dtype=np.uint8)
+
+    class Memory(module._Pinned):
+        def __init__(self):
+            self.ptr, self.size = behind.ctypes.data, behind.nbytes
+
+        def __del__(self):
+            ended.append(True)
+
+    ended = []
+    array = np.frombuffer(cupy.cuda.PinnedMemoryPointer(Memory(), 0), np.uint8, count=64)
+    view = array[8:24].view(np.int64)
+    assert module._is_pinned(array) and module._is_pinned(view)
+    assert not module._is_pinned(behind)
+    del array
+    assert not ended
+    assert view.tobytes() == behind[8:24].tobytes()
+    view[0] = 0
+    assert not behind[8:16].any()
+    del view
+    assert ended == [True]
+
+
+class Blocks:
+    """Allocations of a device that is not there."""
+
+    ordinal = 0
+
+    def __init__(self):
+        self.sizes = []
+
+    def allocate(self, count, dtype):
+        self.sizes.append(count)
+        memory = cupy.cuda.UnownedMemory(1 << 40, count, None, 0)
+        return DeviceArray(memory.ptr, count, dtype, memory)
+
+
+def test_the_workspace_is_one_block_that_grows():
+    blocks = Blocks()
+    workspace = module._Workspace(blocks)
+    workspace.begin(1 << 20)
+    first, second = workspace.allocate(1000), workspace.allocate(1)
+    assert second.ptr - first.ptr == 1024
+    workspace.begin(1 << 20)
+    assert workspace.allocate(1).ptr == first.ptr
+    workspace.begin(2 << 20)
+    assert blocks.sizes == [5 << 18, 5 << 19]
+    workspace.allocate(4 << 20)  # more than was thought
+    assert blocks.sizes[2:] == [4 << 20]
+    workspace.clear()
+    assert workspace._block.owner is None
+
+
+def interface(**other):
+    found = {"shape": (3, 4), "typestr": "<f4", "data": (4096, False), "version": 3}
+    return found | other
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        interface(),
+        interface(strides=None),
+        interface(strides=(16, 4)),
+        interface(shape=(1, 4), strides=(999, 4)),
+        interface(shape=(3,), strides=(4,)),
+        interface(shape=(0, 4), strides=(0, 0)),
+    ],
+)
+def test_contiguous_arrays_of_callers_are_taken(found):
+    assert module._checked_address(found, np.dtype(np.float32)) == 4096
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (interface(typestr="<f8"), "float32.*float64"),
+        (interface(mask=object()), "mask"),
+        (interface(shape=()), "dimensions"),
+        (interface(shape=(1, 2, 3)), "dimensions"),
+        (interface(strides=(32, 4)), "contiguous"),
+        (interface(strides=(4, 12)), "contiguous"),
+        (interface(shape=(3,), strides=(8,)), "contiguous"),
+    ],
+)
+def test_other_arrays_of_callers_are_refused(found, why):
+    with pytest.raises(InvalidArgumentError, match=why):
+        module._checked_address(found, np.dtype(np.float32))
+
+
+def test_the_runtime_has_the_protocols_methods_and_parameters():
+    for name, wanted in vars(Runtime).items():
+        if name.startswith("_") or not callable(wanted):
+            continue
+        assert inspect.signature(getattr(module.CudaRuntime, name)) == inspect.signature(wanted)

@@ -1,0 +1,142 @@
+"""group: the positions of each id, in their order, against a stable sort."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.device.cpu import CpuDevice
+from embstore.device.gpu import GpuBatch, GpuDevice
+from embstore.kernels.group import group
+from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.kernels.samples import batch_of, devices
+
+SEED = 7
+TILE = 2048
+COUNTS = (
+    *(1, 31, 32, 33, 255, 256, 257, TILE - 1, TILE, TILE + 1, 3 * TILE + 300),
+    *(65_535, 65_536, 65_537),
+)
+
+
+def groups(device, batch):
+    """Return starts and positions, as `sum_by_key` uses them."""
+    unique_count = len(batch.unique_keys)
+    if not isinstance(device, CpuDevice):
+        starts, positions = map(device.download, device._group(batch, batch.findings))
+        return starts[: unique_count + 1].tolist(), positions.tolist()
+    starts = np.empty(unique_count + 1, np.int64)
+    positions = np.empty(len(batch.inverse), np.int32)
+    group(batch.inverse, starts, positions)
+    return starts.tolist(), positions.tolist()
+
+
+def check(keys):
+    for device in devices():
+        batch = batch_of(device, keys)
+        starts, positions = groups(device, batch)
+        inverse = device.download(batch.inverse)
+        assert positions == np.argsort(inverse, kind="stable").tolist()
+        counts = np.bincount(inverse, minlength=len(batch.unique_keys))
+        assert starts == [0, *np.cumsum(counts).tolist()]
+
+
+@settings(deadline=None)  # the first call may compile
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=300))
+def test_group_sorts_positions_by_id_stably(keys):
+    check(np.array(keys, np.int64))
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 2047, 2048, 2049, 70_000])
+@pytest.mark.parametrize("kind", ["alike", "all different", "some hot"])
+def test_group_of_many(kind, count):
+    """Ids of one, two and three digits; whole tiles of a sort and parts of them."""
+    rng = np.random.default_rng(SEED)
+    check({
+        "alike": np.zeros(count, np.int64),
+        "all different": rng.permutation(count),
+        "some hot": np.minimum(rng.zipf(1.3, count), count),
+    }[kind])  # fmt: skip
+
+
+# The kernels by themselves
+
+
+def ids_of(kind, count):
+    """Return ids below `count`, every one from 0 to the largest, as a batch has them."""
+    rng = np.random.default_rng([SEED, count])
+    drawn = {
+        "alike": lambda: np.zeros(count, np.int64),
+        "all different": lambda: rng.permutation(count),
+        "descending": lambda: np.arange(count)[::-1],
+        "skewed": lambda: np.minimum(rng.zipf(1.2, count), count),
+        "half hot": lambda: np.where(rng.random(count) < 0.5, 7, rng.integers(0, count, count)),
+    }[kind]()
+    return np.unique(drawn, return_inverse=True)[1].astype(np.int32)
+
+
+def check_ids(ids, **options):
+    device = GpuDevice(EmulatedRuntime(**options), 1)
+    count, findings = int(ids.max()) + 1, np.zeros(8, np.int64)
+    findings[0] = count
+    inverse = device.upload(ids)
+    batch = GpuBatch(device.allocate(count, np.int64), inverse, np.array([0, len(ids)]))
+    starts, positions = device._group(batch, device.upload(findings))
+    expected = np.argsort(ids, kind="stable")
+    assert np.array_equal(device.download(positions), expected)
+    begins = np.searchsorted(ids[expected], np.arange(count + 1))
+    assert np.array_equal(device.download(starts)[: count + 1], begins)
+    assert np.array_equal(device.download(inverse), ids)
+    device.close()
+
+
+@pytest.mark.parametrize("kind", ["alike", "all different", "descending", "skewed", "half hot"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_kernels_sort_ids_of_any_count(kind, count):
+    check_ids(ids_of(kind, count))
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_kernels_sort_in_any_order_of_threads(seed):
+    check_ids(ids_of("half hot", TILE + 700), seed=seed * 1000, fibers=True)
+
+
+def one_pass(runtime, blocks, ids, positions, shift):
+    """Return ids and positions after a pass; positions None: each id's index."""
+    n = len(ids)
+    d_ids, ends = runtime.allocate(n, np.int32), runtime.allocate(-(-n // TILE) * 256, np.int32)
+    sorted_ids, sorted_positions = (runtime.allocate(n, np.int32) for _ in range(2))
+    runtime.upload(ids, d_ids)
+    d_positions = np.uint64(0)
+    if positions is not None:
+        d_positions = runtime.allocate(n, np.int32)
+        runtime.upload(positions, d_positions)
+    digit = np.int64(n), np.int32(shift)
+    runtime.launch("count_digits", blocks, d_ids, *digit, ends)
+    runtime.accumulate(ends, ends)
+    runtime.launch(
+        "scatter_digits", blocks, d_ids, d_positions, *digit, ends, sorted_ids, sorted_positions
+    )
+    found = np.empty((2, n), np.int32)
+    runtime.download(sorted_ids, found[0])
+    runtime.download(sorted_positions, found[1])
+    runtime.close()
+    return found
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7])
+def test_a_pass_is_right_with_any_grid(blocks):
+    ids = ids_of("skewed", 4 * TILE + 33)
+    expected = np.argsort(ids >> 3 & 255, kind="stable")
+    found = one_pass(EmulatedRuntime(seed=blocks), blocks, ids, None, 3)
+    assert np.array_equal(found, [ids[expected], expected])
+
+
+def test_a_pass_sorts_by_the_highest_digit():
+    """Whose ids are in batches of more positions than a test has."""
+    rng = np.random.default_rng(SEED)
+    ids = rng.integers(0, 1 << 31, 500).astype(np.int32)
+    positions = rng.permutation(500).astype(np.int32)
+    expected = np.argsort(ids >> 24, kind="stable")
+    found = one_pass(EmulatedRuntime(), 1, ids, positions, 24)
+    assert np.array_equal(found, [ids[expected], positions[expected]])

@@ -1,0 +1,98 @@
+"""What an operator is told of the device: by gRPC, REST, metrics and commands, and when."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embstore
+from embstore.device.base import Device
+from embstore.device.cpu import CpuDevice
+from embstore.device.gpu import GpuDevice
+from embstore_client import RemoteStore, connect
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.cli.stats import _device_lines
+from embstore_server.rpc import device_info
+from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.service.rest import Rest, filled, run
+from tests.serving import Server
+
+CPU = {"model", "memory_bytes", "memory_free_bytes", "threads"}
+GPU = {
+    *("model", "memory_bytes", "memory_free_bytes", "driver_version", "runtime_version"),
+    *("multiprocessors", "compile_seconds", "scratch_bytes"),
+}
+
+
+class Watched(CpuDevice):
+    """Counts how often it was asked; its free memory is that count."""
+
+    asked = 0
+
+    def facts(self) -> dict[str, Any]:
+        self.asked += 1
+        return super().facts() | {"memory_free_bytes": self.asked}
+
+
+@contextmanager
+def served(path: Path, device: Device) -> Iterator[RemoteStore]:
+    """Serve a store on a device; yield a client."""
+
+    def opened() -> embstore.Store:
+        return embstore.open(path, device=device, cache_bytes=1 << 22)
+
+    with Server(opened, path) as server, connect(server.address) as store:
+        yield store
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [(lambda: CpuDevice(1), CPU), (lambda: GpuDevice(EmulatedRuntime(), 1), GPU)],
+    ids=["cpu", "gpu"],
+)
+def test_client_is_told_every_fact(
+    device: Callable[[], Device], names: set[str], tmp_path: Path
+) -> None:
+    made = device()
+    with served(tmp_path / "store", made) as store:
+        facts = store.device_facts
+        assert facts.keys() == names
+        assert facts["model"] == made.facts()["model"]
+        assert store.device == made.name
+        shown = dict(_device_lines(facts))
+        assert shown["model"] == facts["model"]
+        assert ("scratch" in shown) == ("scratch_bytes" in facts)
+
+
+def test_every_fact_has_a_field_and_zero_is_told() -> None:
+    texts = dict.fromkeys(("model", "driver_version", "runtime_version"), "")
+    message = device_info(dict.fromkeys(CPU | GPU, 0) | texts)
+    assert {f.name for f, _ in message.ListFields()} == CPU | GPU
+    assert {f.name for f in pb.DeviceInfo.DESCRIPTOR.fields} == CPU | GPU
+
+
+def test_statistics_ask_the_device_again_and_nothing_else_does(tmp_path: Path) -> None:
+    device = Watched(1)
+    with served(tmp_path / "store", device) as store:
+        asked = device.asked
+        assert store.device_facts["memory_free_bytes"] == asked
+        assert store.server_info().device_info.memory_free_bytes == asked == device.asked
+        store.stats()
+        assert store.device_facts["memory_free_bytes"] == asked + 1 == device.asked
+
+
+def test_rest_and_metrics_tell_the_same(tmp_path: Path) -> None:
+    async def scenario(rest: Rest) -> None:
+        samples = await rest.samples()
+        facts = rest.service.store.device_facts
+        told = await rest.get("/api/v1/server")
+        assert {
+            name: fact for name, fact in told["device_info"].items() if fact is not None
+        } == facts
+        assert told["device_info"]["driver_version"] is None
+        assert samples["embstore_device_memory_bytes"] == facts["memory_bytes"]
+        assert samples["embstore_device_info{cpu}{}{" + facts["model"] + "}{}"] == 1
+
+    run(filled(tmp_path / "store"), scenario)
