@@ -204,7 +204,9 @@ def test_a_call_with_a_wrong_key_is_refused_and_harms_nothing_else():
         device.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
         device.settle(batch)
         assert batch.found.outside == 7
-        assert bits(device.read_rows(memory.rows, device.upload(np.arange(40)))) == bits(values[:40])
+        assert bits(device.read_rows(memory.rows, device.upload(np.arange(40)))) == bits(
+            values[:40]
+        )
         keys = rng.integers(0, 30, 300)
         _, out = sum_on(device, [keys], [Gradients(values)], 1.0, 8)
         assert bits(out) == bits(expected_sums([keys], [values], 1.0))
