@@ -117,8 +117,8 @@ class Table:
 
         Parameters
         ----------
-        keys : (n,) int64; on a GPU also an array in its memory (of CuPy, PyTorch, Numba: of what has
-            `__cuda_array_interface__`), and `out` likewise, which then must be given
+        keys : (n,) int64; on a GPU also an array in its memory (of CuPy, PyTorch, Numba: of whatever
+            has `__cuda_array_interface__`), and `out` likewise, which then must be given
         admit : keep missed rows in the cache; False reads around it, for evaluation
         out : (n, dim) float32 to fill and return
         counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.device.gpu import GpuBatch, GpuDevice
+from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_launch import GpuBatch
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.sources import VERBS

@@ -1,4 +1,4 @@
-"""What the kernel tests share: every device, slots and arrays on it, awkward floats, bits to compare.
+"""What the kernel tests share: every device, slots on it, awkward floats, bits to compare.
 
 Every test of a verb runs its call on each of `devices()` and expects the same bits of all: the CPU
 with one, two and three threads, which cut even the smallest call at every place that a thread may,

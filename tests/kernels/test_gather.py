@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embstore.device import gpu, staging
+from embstore.device import gpu_rows, staging
 from tests.kernels.samples import (
     DIMS,
     awkward,
@@ -102,7 +102,7 @@ def test_gather_rows_fills_a_buffer_part_by_part_and_passes_absent_ones_over():
 @pytest.mark.parametrize("piece_bytes", [1, 200, 3200, 1 << 20])
 @pytest.mark.parametrize("count", [1, 2, 45])
 def test_row_pieces_are_all_records_in_their_order(monkeypatch, piece_bytes, count):
-    monkeypatch.setattr(gpu, "_VICTIM_BYTES", piece_bytes)
+    monkeypatch.setattr(gpu_rows, "_VICTIM_BYTES", piece_bytes)
     rng = np.random.default_rng(SEED)
     rows, slots = awkward(rng, 60, 16, finite=False), rng.permutation(60)[:count]
     for device in devices():
@@ -117,7 +117,7 @@ def test_row_pieces_are_all_records_in_their_order(monkeypatch, piece_bytes, cou
 
 def test_row_pieces_that_are_left_early_do_no_harm(monkeypatch):
     """As storage does whose disk is full; the next call has the same buffers."""
-    monkeypatch.setattr(gpu, "_VICTIM_BYTES", 200)
+    monkeypatch.setattr(gpu_rows, "_VICTIM_BYTES", 200)
     rng = np.random.default_rng(SEED)
     rows = records(rng, 60, 16)
     for device in devices():

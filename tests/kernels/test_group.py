@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.device.cpu import CpuDevice
-from embstore.device.gpu import GpuBatch, GpuDevice
+from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_launch import GpuBatch
 from embstore.kernels.group import group
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import batch_of, devices

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.arithmetic import canonicalize_nans
-from embstore.device import gpu
+from embstore.device import gpu_rows
 from tests.kernels.samples import awkward, bits, devices, records, rows_in, slots_with
 
 SEED = 4
@@ -28,7 +28,7 @@ def test_scatter_writes_the_named_records_and_no_other(stride):
 
 @pytest.mark.parametrize("piece_bytes", [1, 100, 1 << 20])
 def test_records_without_a_slot_are_passed_over_in_any_piece(monkeypatch, piece_bytes):
-    monkeypatch.setattr(gpu, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(gpu_rows, "PIECE_BYTES", piece_bytes)
     rng = np.random.default_rng(SEED)
     source, before = records(rng, 45, 8), records(rng, 60, 8)
     slots = np.where(rng.random(45) < 0.4, -1, rng.permutation(60)[:45])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.arrays import EMPTY_KEY
-from embstore.device import gpu
+from embstore.device import gpu_slots
 from tests.kernels.samples import (
     SLAB_SLOTS,
     awkward,
@@ -88,7 +88,7 @@ def test_read_slots_tells_them_in_the_order_asked_for():
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
 @pytest.mark.parametrize("low, high", [(0, 50), (0, 0), (13, 35), (16, 32), (49, 50)])
 def test_read_range_tells_all_of_them(monkeypatch, low, high, at_once):
-    monkeypatch.setattr(gpu, "_SLOTS_READ_MAX", at_once)
+    monkeypatch.setattr(gpu_slots, "_SLOTS_READ_MAX", at_once)
     for device in devices():
         here = Contents(device)
         found = device.read_range(here.memory, low, high)

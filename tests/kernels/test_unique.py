@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arithmetic import compiled, sums
-from embstore.device import gpu, staging
+from embstore.device import gpu_launch, staging
 from tests.kernels.samples import batch_of, cpu_devices, devices, gpu_device, row_keys
 
 SEED = 20240607
@@ -86,7 +86,7 @@ def test_unique_takes_keys_of_the_device_beside_those_of_the_host():
 
 
 def test_keys_that_come_in_pieces(monkeypatch):
-    for module in (gpu, staging):
+    for module in (gpu_launch, staging):
         monkeypatch.setattr(module, "LARGE_BYTES", 1000)
     monkeypatch.setattr(staging, "PIECE_BYTES", 300)
     rng = np.random.default_rng(SEED)

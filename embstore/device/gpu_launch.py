@@ -1,0 +1,190 @@
+"""What every verb of a GPU is made of: launches, arrays on their way, and scratch memory.
+
+Kernels launched before a batch is settled read how many unique keys there are from the device's
+memory. What they find out is one row of eight int64 for each batch, its **findings**
+(`common.cuh`).
+
+Arrays of a call travel together: `send` packs them into one pinned buffer and one copy. Large ones
+go piece by piece beside the work of COMPUTE (`staging.py`).
+
+Grids: a block for every 256 items, or lanes of rows, but no more than keep the device busy; kernels
+walk over the rest.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from embstore.arrays import Rows
+from embstore.device.base import Batch, IndexArrays
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
+from embstore.device.scratch import Scratch
+from embstore.device.staging import LARGE_BYTES, Staging
+from embstore.device.workers import COPY_THREADS_MAX, Workers
+
+LANES = 32
+"""At most so many own a row."""
+BUCKET_WIDTH = 8
+NONE = (1 << 63) - 1
+"""Of a finding that is the lowest of something."""
+UNIQUE_COUNT, OUTSIDE, MISSING, NOT_FINITE, ACCESSES, HITS, REFUSED = range(7)
+NOTHING_FOUND = np.array([0, NONE, 0, NONE, 0, 0, 0, 0], np.int64)
+NULL = np.uint64(0)
+_BLOCKS_PER_MULTIPROCESSOR = 16
+_ALIGNMENT = 16
+
+
+@dataclass
+class GpuBatch(Batch):
+    """A batch, and where its kernels leave what they find out; None where it has no key."""
+
+    findings: DeviceArray | None = field(default=None)
+
+
+class Launches:
+    """A runtime, and what is given to it. One thread at a time.
+
+    Parameters
+    ----------
+    threads : that fill and empty pinned buffers, the caller included; None: one a core, at most 8
+    """
+
+    def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
+        self.runtime = runtime
+        self.scratch = Scratch(runtime)
+        self._workers = Workers(threads or min(COPY_THREADS_MAX, os.cpu_count() or 1))
+        self._staging = Staging(runtime, self._workers)
+        self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device has failed."""
+        return self.runtime.is_lost
+
+    def launch(self, kernel: str, items: int, *arguments: Argument) -> None:
+        """Run a kernel over so many items, or lanes."""
+        blocks = min(-(-items // BLOCK_THREADS), self._blocks_max)
+        self.runtime.launch(kernel, blocks, *arguments)
+
+    def wait(self) -> None:
+        """Wait for all work."""
+        self.runtime.wait(self.runtime.mark(COMPUTE))
+
+    def send(self, *arrays: NDArray[Any]) -> list[DeviceArray]:
+        """Copy host arrays to the device in one piece, and return them there."""
+        ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])
+        target = self.scratch.take(max(int(ends[-1]), 1), np.uint8)
+        begins = [0, *ends[:-1].tolist()]
+
+        def fill(memory: NDArray[np.uint8]) -> None:
+            for array, begin in zip(arrays, begins, strict=True):
+                memory[begin : begin + array.nbytes] = _bytes_of(array)
+
+        self._staging.send(fill, target)
+        return [
+            target[begin : begin + array.nbytes].view(array.dtype)
+            for array, begin in zip(arrays, begins, strict=True)
+        ]
+
+    def send_parts(self, parts: Sequence[Any], target: DeviceArray) -> None:
+        """Copy arrays one after the other into one of the device."""
+        if all(isinstance(part, np.ndarray) for part in parts) and target.nbytes < LARGE_BYTES:
+            self._staging.send(lambda memory: _fill(memory, parts), target)
+            return
+        low = 0
+        for part in parts:
+            if len(part):
+                self.send_one(part, target[low : low + len(part)])
+            low += len(part)
+
+    def send_one(self, source: NDArray[Any] | DeviceArray, target: DeviceArray) -> None:
+        if isinstance(source, DeviceArray):
+            self.runtime.copy(source, target)
+        elif source.nbytes < LARGE_BYTES:
+            self._staging.send(lambda memory: _fill(memory, [source]), target)
+        else:
+            self._staging.upload(source, target)
+
+    def resident(self, array: NDArray[Any] | DeviceArray) -> DeviceArray:
+        """Return the array in the device's memory."""
+        return array if isinstance(array, DeviceArray) else self.upload(array)
+
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> DeviceArray:
+        return self.scratch.take(count, dtype, width=width or 1)
+
+    def upload(self, array: NDArray[Any]) -> DeviceArray:
+        width = array.shape[1] if array.ndim == 2 else 1
+        target = self.scratch.take(len(array), array.dtype, width=width)
+        if len(target):
+            self.send_one(array, target)
+        return target
+
+    def download(self, array: DeviceArray | NDArray[Any]) -> NDArray[Any]:
+        if isinstance(array, np.ndarray):
+            return array
+        shape = (array.count, array.width) if array.width > 1 else array.count
+        out = np.empty(shape, array.dtype)
+        if out.size:
+            self._staging.download(array, [out])
+        return out
+
+    def download_into(self, array: DeviceArray, outs: Sequence[NDArray[Any]]) -> None:
+        """Copy an array into host arrays, one after the other, and wait."""
+        self._staging.download(array, outs)
+
+
+class Outputs:
+    """A call's outputs in the device's memory; at its end those of the host are copied there."""
+
+    def __init__(self, device: Launches, outs: Sequence[Rows | DeviceArray], dim: int) -> None:
+        self._device = device
+        self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
+        count = sum(len(out) for out in self._host_outs)
+        self._d_outs = device.allocate(count, np.float32, width=dim)
+        low, self._placed = 0, []
+        for out in outs:
+            if isinstance(out, DeviceArray):
+                self._placed.append(out)
+            else:
+                self._placed.append(self._d_outs[low : low + len(out)])
+                low += len(out)
+
+    def __enter__(self) -> list[DeviceArray]:
+        return self._placed
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        if len(self._d_outs):
+            self._device.download_into(self._d_outs, self._host_outs)
+        else:
+            self._device.wait()  # what a caller's own stream does next is not ordered behind ours
+
+
+def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
+    """Return the six parameters of an index."""
+    buckets = np.int64(len(index.bucket_keys) // BUCKET_WIDTH)
+    return (
+        index.bucket_keys, index.bucket_slots, buckets, index.stash_keys, index.stash_slots,
+        index.stash_count,
+    )  # fmt: skip
+
+
+def findings_of(batch: Batch) -> DeviceArray | None:
+    assert isinstance(batch, GpuBatch)
+    return batch.findings
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _fill(memory: NDArray[np.uint8], parts: Sequence[NDArray[Any]]) -> None:
+    low = 0
+    for part in parts:
+        memory[low : low + part.nbytes] = _bytes_of(part)
+        low += part.nbytes

@@ -1,0 +1,259 @@
+"""Rows on a GPU: gathered, summed and updated for a call; sent up and down for the cache.
+
+Sums are checked to be finite in the pass that makes them, and applied by another: beside a kernel
+that did both this costs the sums once out and once in, a third of the gradients' bytes where each
+key occurs three times; but that kernel would have to read all gradients before, to know that
+nothing will be refused when the first row changes, which is three times as much.
+
+Missing rows come through a ring of pinned buffers, each with its twin on the device: while one is
+scattered the next travels, and storage reads into a third. Victims go the other way by larger
+pieces, the next of which is under way while storage packs and writes one.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+from embstore.device.base import Batch, Gradients, Slots, TableParameters
+from embstore.device.gpu_launch import LANES, NULL, Launches, Outputs, findings_of
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, DeviceArray, Runtime
+from embstore.device.slabs import FLAT_SHIFT, SlabRows, Slabs
+from embstore.device.staging import PIECE_BYTES, Buffer
+
+_DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
+"""Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
+_VICTIM_BYTES = 16 << 20
+"""Of rows on their way to the log: storage packs and writes them in smaller pieces, beside each
+other."""
+_PLAIN, _WEIGHTED, _DIVIDED = 0, 1, 2
+
+
+class RowVerbs(Launches):
+    """The verbs of the Device protocol over rows."""
+
+    def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
+        super().__init__(runtime, threads)
+        self._waiting_rows: dict[int, Buffer] = {}
+
+    # Of a call
+
+    def gather(
+        self,
+        rows: SlabRows,
+        slots: DeviceArray,
+        batch: Batch,
+        dim: int,
+        outs: Sequence[Rows | DeviceArray],
+    ) -> None:
+        n = batch.position_count
+        if n == 0:
+            return
+        with Outputs(self, outs, dim) as d_outs:
+            addresses = np.array([out.address for out in d_outs], np.uint64)
+            d_bounds, d_addresses = self.send(batch.bounds, addresses)
+            self.launch(
+                "gather", n * LANES, *rows.arguments, slots, batch.inverse, d_bounds, d_addresses,
+                np.int32(len(outs)), np.int64(n), np.int32(dim),
+            )  # fmt: skip
+
+    def gather_pooled(
+        self,
+        rows: SlabRows,
+        slots: DeviceArray,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        out: Rows | DeviceArray,
+    ) -> None:
+        bags = len(offsets) - 1
+        if bags == 0:
+            return
+        dim = out.width if isinstance(out, DeviceArray) else out.shape[1]
+        with Outputs(self, [out], dim) as (d_out,):
+            d_offsets = self.upload(offsets)
+            d_weights = self.upload(weights) if weights is not None and len(weights) else NULL
+            self.launch(
+                "gather_pooled", bags * LANES, *rows.arguments, slots, batch.inverse, d_offsets,
+                np.int64(bags), np.int32(mean), d_weights, d_out, np.int32(dim),
+            )  # fmt: skip
+
+    def sum_by_key(
+        self,
+        batch: Batch,
+        gradients: Sequence[Gradients],
+        scale: np.float32,
+        sums: DeviceArray,
+    ) -> None:
+        findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
+        if findings is None:
+            return
+        starts, positions = self._group(batch, findings)
+        kept = [self._gradients(part) for part in gradients]
+        columns = np.array([[_address(a) for a in arrays] for arrays in kept], np.uint64)
+        d_bounds, d_rows, d_sources, d_coefficients, d_forms = self.send(
+            batch.bounds,
+            *np.ascontiguousarray(columns.T),
+            np.array([*map(_form, gradients)], np.int32),
+        )
+        of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
+        count = np.int32(len(gradients))
+        extra = self.scratch.take(n, np.int32)
+        more = self.scratch.take(n // 64 + 1, np.float32, width=int(dim))
+        self.launch(
+            "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
+            findings,
+        )  # fmt: skip
+        self.launch("count_chunks", n, starts, np.int64(n), findings, extra)
+        self.runtime.accumulate(extra, extra)
+        self.launch(
+            "sum_more", len(more) * LANES, starts, positions, *of_segments, count, extra,
+            findings, more, dim,
+        )  # fmt: skip
+        self.launch("sum_last", n * LANES, extra, sums, more, scale, dim, findings)
+
+    def _group(self, batch: Batch, findings: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        """Return positions by id: those of id are positions[starts[id]:starts[id + 1]]."""
+        n, take = batch.position_count, self.scratch.take
+        tiles = -(-n // _TILE)
+        ends = take(tiles << _DIGIT_BITS, np.int32)
+        unsorted: tuple[Argument, Argument] = (batch.inverse, NULL)
+        for shift in range(0, max((n - 1).bit_length(), 1), _DIGIT_BITS):
+            ids, positions = take(n, np.int32), take(n, np.int32)
+            digit = (np.int64(n), np.int32(shift))
+            self.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
+            self.runtime.accumulate(ends, ends)
+            self.launch(
+                "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, ids, positions
+            )
+            unsorted = ids, positions
+        starts = take(n + 1, np.int64)
+        self.launch("group_starts", n, ids, np.int64(n), findings, starts)
+        return starts, positions
+
+    def _gradients(self, gradients: Gradients) -> tuple[DeviceArray | None, ...]:
+        """Return the arrays of a segment's gradients in the device's memory."""
+        arrays = (gradients.rows, gradients.source, gradients.coefficients)
+        return tuple(None if a is None or not len(a) else self.resident(a) for a in arrays)
+
+    def apply(
+        self,
+        kind: str,
+        memory: Slabs,
+        slots: DeviceArray,
+        keys: DeviceArray,
+        sums: DeviceArray,
+        parameters: TableParameters,
+    ) -> None:
+        n = len(keys)
+        if n == 0:
+            return
+        scalars = self.upload(parameters.scalars)
+        self.launch(
+            f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums,
+            np.int32(sums.width), scalars, np.int64(n),
+        )  # fmt: skip
+
+    # To and from the host
+
+    def allocate_rows(self, count: int, stride: int) -> SlabRows:
+        memory = self.scratch.take(count, np.float32, width=stride)
+        (table,) = self.send(np.array([memory.address], np.uint64))
+        return SlabRows(table, FLAT_SHIFT, stride, memory)
+
+    def staging(self, count: int, stride: int) -> Rows:
+        buffer = self._staging.begin_rows(count * stride * 4)
+        rows = buffer.memory[: count * stride * 4].view(np.float32).reshape(count, stride)
+        self._waiting_rows = {rows.ctypes.data: buffer}
+        return rows
+
+    def scatter_rows(self, source: Rows, rows: SlabRows, slots: Slots) -> None:
+        buffer = self._waiting_rows.pop(source.ctypes.data, None)
+        if len(source) == 0:
+            return
+        if buffer is not None:
+            self._scatter_piece(buffer, len(source), rows, slots)
+            return
+        step = max(1, PIECE_BYTES // (4 * rows.stride))
+        for low in range(0, len(source), step):
+            part = source[low : low + step]
+            buffer = self._staging.begin_rows(part.nbytes)
+            self._staging.fill(part, buffer)
+            self._scatter_piece(buffer, len(part), rows, slots[low : low + step])
+
+    def _scatter_piece(self, buffer: Buffer, count: int, rows: SlabRows, slots: Slots) -> None:
+        """Send a buffer of rows on its way, and have them scattered when they are there."""
+        d_source = self._staging.send_rows(buffer, count * rows.stride * 4).view(np.float32)
+        (d_slots,) = self.send(slots)
+        self.launch(
+            "scatter_rows", count * LANES, d_source, *rows.arguments, d_slots, np.int64(count)
+        )
+        buffer.mark = self.runtime.mark(COMPUTE)
+
+    def initialize(
+        self,
+        rows: SlabRows,
+        slots: Slots,
+        keys: Keys,
+        parameters: TableParameters,
+        dim: int,
+        state_dim: int,
+    ) -> None:
+        n = len(slots)
+        if n == 0:
+            return
+        d_slots, d_keys, d_kinds, d_values, d_seeds, d_initial_state = self.send(
+            slots, keys, parameters.initializer_kinds, parameters.initializer_values,
+            parameters.seeds, parameters.initial_state,
+        )  # fmt: skip
+        self.launch(
+            "initialize", n * LANES, *rows.arguments, d_slots, d_keys, np.int64(n), d_kinds,
+            d_values, d_seeds, d_initial_state, np.int32(dim), np.int32(state_dim),
+        )  # fmt: skip
+
+    def gather_rows(self, rows: SlabRows, slots: DeviceArray, out: SlabRows, first: int) -> None:
+        self._gather_rows(rows, slots, out.owner[first : first + len(slots)])
+
+    def _gather_rows(self, rows: SlabRows, slots: DeviceArray, out: DeviceArray) -> None:
+        n = len(slots)
+        if n:
+            self.launch("gather_rows", n * LANES, *rows.arguments, slots, np.int64(n), out)
+
+    def read_rows(self, rows: SlabRows, slots: DeviceArray | Slots) -> Rows:
+        d_rows = self.scratch.take(len(slots), np.float32, width=rows.stride)
+        self._gather_rows(rows, self.resident(slots), d_rows)
+        return self.download(d_rows)
+
+    def row_pieces(self, rows: SlabRows, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
+        step = max(1, _VICTIM_BYTES // (4 * rows.stride))
+        pieces = [slice(low, min(low + step, len(slots))) for low in range(0, len(slots), step)]
+        following = self._begin_piece(rows, slots[pieces[0]]) if pieces else None
+        for number, piece in enumerate(pieces):
+            buffer, following = following, None
+            if number + 1 < len(pieces):
+                following = self._begin_piece(rows, slots[pieces[number + 1]])
+            count = piece.stop - piece.start
+            assert buffer is not None
+            self.runtime.wait(buffer.mark)
+            host = buffer.memory[: count * rows.stride * 4].view(np.float32)
+            yield piece, host.reshape(count, rows.stride), np.arange(count)
+
+    def _begin_piece(self, rows: SlabRows, slots: Slots) -> Buffer:
+        d_rows = self.scratch.take(len(slots), np.float32, width=rows.stride)
+        self._gather_rows(rows, self.upload(slots), d_rows)
+        self.runtime.follow(DOWN, self.runtime.mark(COMPUTE))
+        buffer = self._staging.begin_download(d_rows)
+        self.runtime.follow(COMPUTE, buffer.mark)  # its memory is used again
+        return buffer
+
+
+def _address(array: DeviceArray | None) -> int:
+    return 0 if array is None else array.address
+
+
+def _form(gradients: Gradients) -> int:
+    if gradients.coefficients is None:
+        return _PLAIN
+    return _DIVIDED if gradients.divide else _WEIGHTED

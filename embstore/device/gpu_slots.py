@@ -1,0 +1,163 @@
+"""Slots on a GPU: their memory in slabs, what is in them, their scores, and victims."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.device.base import SlotContents, Slots
+from embstore.device.gpu_launch import NULL, Launches
+from embstore.device.runtime import Argument, DeviceArray
+from embstore.device.slabs import SlabRows, Slabs
+from embstore.device.threshold import find_threshold
+from embstore.kernels.select_victims import BINS
+
+_RANGE_SLOTS = 4096
+"""That a block counts, or collects victims of."""
+_SLOTS_READ_MAX = 1 << 20
+
+
+class SlotVerbs(Launches):
+    """The verbs of the Device protocol over slots."""
+
+    def slab_slots(self, wanted: int) -> int:
+        return 1 << (wanted.bit_length() - 1)
+
+    def allocate_slots(self, stride: int) -> Slabs:
+        return Slabs(self.runtime, SlabRows(self.runtime.allocate(16, np.uint64), 0, stride))
+
+    def reserve_slots(
+        self, memory: Slabs, slot_count: int, slots_max: int, slab_slots: int
+    ) -> None:
+        memory.reserve(slab_slots)
+
+    def add_slots(self, memory: Slabs, low: int, high: int) -> None:
+        if high == low:
+            return
+        memory.add((high - low) >> memory.rows.shift)
+        self.launch(
+            "clear_range", high - low, *memory.rows.arguments, np.int64(low), np.int64(high)
+        )
+
+    def drop_slots(self, memory: Slabs, low: int, high: int) -> None:
+        if self.is_lost:
+            return
+        self.wait()
+        memory.drop((high - low) >> memory.rows.shift)
+
+    def place_keys(self, memory: Slabs, slots: Slots, keys: Keys) -> None:
+        n = len(slots)
+        if n:
+            d_slots, d_keys = self.send(slots, keys)
+            self.launch("place_keys", n, *memory.rows.arguments, d_slots, d_keys, np.int64(n))
+
+    def clear_slots(self, memory: Slabs, slots: Slots) -> None:
+        self._over_slots("clear_slots", memory, slots)
+
+    def mark(self, memory: Slabs, slots: DeviceArray | Slots, *, dirty: bool) -> None:
+        self._over_slots("mark_dirty" if dirty else "mark_clean", memory, slots)
+
+    def _over_slots(self, kernel: str, memory: Slabs, slots: DeviceArray | Slots) -> None:
+        n = len(slots)
+        if n:
+            self.launch(kernel, n, *memory.rows.arguments, self.resident(slots), np.int64(n))
+
+    def read_slots(self, memory: Slabs, slots: Slots) -> SlotContents:
+        n = len(slots)
+        d_contents = self._contents(n)
+        if n:
+            d_slots = self.upload(slots)
+            self.launch("read_slots", n, *memory.rows.arguments, d_slots, np.int64(n), *d_contents)
+        return self._on_host(d_contents)
+
+    def read_range(self, memory: Slabs, low: int, high: int) -> SlotContents:
+        parts = [self._on_host(self._contents(0))]
+        for begin in range(low, high, _SLOTS_READ_MAX):
+            n = min(_SLOTS_READ_MAX, high - begin)
+            bounds, d_contents = (np.int64(begin), np.int64(begin + n)), self._contents(n)
+            self.launch("read_range", n, *memory.rows.arguments, *bounds, *d_contents)
+            parts.append(self._on_host(d_contents))
+        return SlotContents(
+            np.concatenate([part.keys for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.dirty for part in parts]),
+        )
+
+    def _contents(self, n: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        take = self.scratch.take
+        return take(n, np.int64), take(n, np.int64), take(n, np.uint8)
+
+    def _on_host(self, d_contents: tuple[DeviceArray, DeviceArray, DeviceArray]) -> SlotContents:
+        keys, scores, dirty = (self.download(array) for array in d_contents)
+        return SlotContents(keys, scores, dirty.view(np.bool_))
+
+    def touch(self, memory: Slabs, slots: DeviceArray | Slots, clock: int, *, lfu: bool) -> None:
+        n = len(slots)
+        if n:
+            self.launch(
+                "touch", n, *memory.rows.arguments, self.resident(slots), NULL, np.int64(n),
+                np.int64(clock), np.int32(lfu),
+            )  # fmt: skip
+
+    def age_scores(self, memory: Slabs, slot_count: int) -> None:
+        if slot_count:
+            self.launch("age_scores", slot_count, *memory.rows.arguments, np.int64(slot_count))
+
+    def select_victims(
+        self, memory: Slabs, slot_count: int, clock: int, count: int
+    ) -> tuple[Slots, NDArray[np.int64]]:
+        if slot_count == 0 or count == 0:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        candidates = Candidates(self, memory, slot_count, clock)
+        wanted, threshold, ties = find_threshold(candidates, count)
+        return candidates.collect(threshold, wanted, ties)
+
+
+@dataclass
+class Candidates:
+    """`Scores` of the slots that a clock has not touched."""
+
+    device: Launches
+    memory: Slabs
+    slot_count: int
+    clock: int
+
+    @property
+    def _slots(self) -> tuple[Argument, ...]:
+        count, clock = np.int64(self.slot_count), np.int64(self.clock)
+        return *self.memory.rows.arguments, count, clock
+
+    def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
+        (result,) = self.device.send(np.array([0, ceiling, floor], np.int64))
+        self.device.launch(
+            "score_range", self.slot_count, *self._slots, np.int64(floor), np.int64(ceiling), result
+        )
+        count, lowest, highest = self.device.download(result).tolist()
+        return count, lowest, highest
+
+    def bins(self, floor: int, ceiling: int, shift: int) -> NDArray[np.int64]:
+        bins = self.device.allocate(BINS, np.int64)
+        self.device.runtime.fill(bins, 0)
+        self.device.launch(
+            "count_scores", self.slot_count, *self._slots, np.int64(floor), np.int64(ceiling),
+            np.int32(shift), bins,
+        )  # fmt: skip
+        return self.device.download(bins)
+
+    def collect(self, threshold: int, wanted: int, ties: int) -> tuple[Slots, NDArray[np.int64]]:
+        """Return the victims, ascending, and their scores."""
+        device, blocks = self.device, -(-self.slot_count // _RANGE_SLOTS)
+        arguments = (*self._slots, np.int64(threshold), np.int64(_RANGE_SLOTS))
+        below, at = device.allocate(blocks, np.int64), device.allocate(blocks, np.int64)
+        device.runtime.launch("count_victims", blocks, *arguments, below, at)
+        before = device.send(*(_exclusive(device.download(a)) for a in (below, at)))
+        victims, scores = device.allocate(wanted, np.int64), device.allocate(wanted, np.int64)
+        device.runtime.launch(
+            "collect_victims", blocks, *arguments, *before, np.int64(ties), victims, scores
+        )
+        return device.download(victims), device.download(scores)
+
+
+def _exclusive(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(counts) - counts
