@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -413,10 +413,14 @@ class Engine:
                     self.flush()
                     self._commit()
             finally:
-                self.storage.close()
-                for pool in self.pools.values():
-                    pool.close()
-                self.device.close()
+                self._give_back()
+
+    def _give_back(self) -> None:
+        with ExitStack() as stack:  # each, whatever becomes of the others
+            stack.callback(self.device.close)
+            for pool in self.pools.values():
+                stack.callback(pool.close)
+            stack.callback(self.storage.close)
 
     def _changed(self) -> bool:
         return self.command_number != self.storage.catalogue.head.command

@@ -117,7 +117,7 @@ class Table:
 
         Parameters
         ----------
-        keys : (n,) int64; on a GPU also an array in its memory (of CuPy, PyTorch, Numba: of whatever
+        keys : (n,) int64; on a GPU also an array in its memory (of CuPy, PyTorch or Numba: of what
             has `__cuda_array_interface__`), and `out` likewise, which then must be given
         admit : keep missed rows in the cache; False reads around it, for evaluation
         out : (n, dim) float32 to fill and return
@@ -435,7 +435,7 @@ def output(share: Share, out: Any) -> Rows | Array:
         raise InvalidArgumentError(
             f"table {table.name!r}: expected out to be given with keys in the device's memory"
         )
-    adopted = _adopted(table, out, count, "out")
+    adopted = _adopted(table, out, count, "out", write=True)
     return as_out(out, (count, table.dim), table.name) if adopted is None else adopted
 
 
@@ -451,9 +451,11 @@ def _checked_keys(table: TableState, keys: ArrayLike) -> Keys | Array:
     return adopted
 
 
-def _adopted(table: TableState, rows: Any, count: int, what: str) -> Array | None:
+def _adopted(
+    table: TableState, rows: Any, count: int, what: str, *, write: bool = False
+) -> Array | None:
     """Return a caller's rows that are in the device's memory; None for those of the host."""
-    adopted = table.pool.device.adopt(rows, np.float32)
+    adopted = table.pool.device.adopt(rows, np.float32, write=write)
     if adopted is not None and (len(adopted), adopted.width) != (count, table.dim):
         raise InvalidArgumentError(
             f"table {table.name!r}: expected {what} of shape {count, table.dim}, found "

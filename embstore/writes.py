@@ -105,8 +105,10 @@ def update_ranks(
 ) -> bool:
     """Apply the shares of several ranks as one update (rule 6); return False if it was skipped.
 
-    Raises ------ As `update`. A non-finite sum names the first table by naming and its first key by
-    occurrence, over the ranks in order.
+    Raises
+    ------
+    As `update`. A non-finite sum names the first table by naming and its first key by occurrence,
+    over the ranks in order.
     """
     stages.start()
     one = np.float32(1.0)

@@ -49,6 +49,7 @@ from embstore.device.base import (
     TableParameters,
 )
 from embstore.device.memory import lengthened, release
+from embstore.errors import CapacityError
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
@@ -102,6 +103,7 @@ class Pool:
         self.recent = RecentBatch(self.device)
         self._free = np.empty(0, np.uint32)
         self._free_count = 0
+        self._is_full = False  # the device has had no memory for a slab of the budget
         self._slots: Array = self.device.allocate(0, np.int64)
         self._slots_of: object = None  # whose slots these are, an array of keys or a batch
         self._slots_missing = 0
@@ -131,6 +133,7 @@ class Pool:
         if sizes.slots_max > len(self._free):
             self._free = lengthened(self._free, self.slot_count, sizes.slots_max)
         self._sizes = sizes
+        self._is_full = False
         self._trim_index()
 
     @property
@@ -200,13 +203,12 @@ class Pool:
 
     def _add_slab(self) -> None:
         low, high = self.slot_count, self._grown_count
-        index_slots = self._index_slots(high)
+        self.index.grow(self._index_slots(high), self.memory, low)
         self.device.add_slots(self.memory, low, high)
         self.slot_count = high
         added = np.arange(high - 1, low - 1, -1)
         self._free[self._free_count : self._free_count + len(added)] = added
         self._free_count += len(added)
-        self.index.grow(index_slots, self.memory, high)
 
     def release_slab(self) -> None:
         """Evict the rows of the last slab and give it back to the arena."""
@@ -257,10 +259,17 @@ class Pool:
         return min(count, self.slot_count)
 
     def _grow(self) -> bool:
-        if self._grown_count > self._sizes.slots_max or not self.arena.grant(self):
+        if self._is_full or self._grown_count > self._sizes.slots_max:
             return False
-        self._add_slab()
-        return True
+        if not self.arena.grant(self):
+            return False
+        try:
+            self._add_slab()
+        except CapacityError:
+            if not self.slot_count:
+                raise
+            self._is_full = True  # rows leave instead, until there is another budget
+        return not self._is_full
 
     # Residency
 
@@ -338,6 +347,7 @@ class Pool:
         step = self._sizes.staging_rows
         if len(keys) > step:
             self.storage.ask_for(keys, self.layout.stride)
+        self.device.secure(len(keys))
         slots = self._take_slots(len(keys))
         self.stages.lap("evict")
         try:
@@ -346,10 +356,11 @@ class Pool:
         except BaseException:
             self._free_count += len(slots)  # they are still in their places of the free list
             raise
-        self._moves += 1
-        self.device.place_keys(self.memory, slots, keys)
-        self.index.insert(keys, slots, self.memory, self.slot_count)
-        self.policy.touch(slots, len(slots), self.slot_count)
+        with self.storage.no_way_back():  # half of it would be a row in two places, or in none
+            self._moves += 1
+            self.device.place_keys(self.memory, slots, keys)
+            self.index.insert(keys, slots, self.memory, self.slot_count)
+            self.policy.touch(slots, len(slots), self.slot_count)
         self.stages.lap("insert")
         return slots
 
@@ -385,21 +396,22 @@ class Pool:
         count = int(np.count_nonzero(here.dirty))
         if count:
             self._log(here.keys[here.dirty], slots[here.dirty])
-            self._dirty_max -= count
+        self._free_slots(slots, here.keys)
+        self._dirty_max -= count
         self.counters.evictions_dirty += count
         self.counters.evictions_clean += len(slots) - count
-        self._free_slots(slots, here.keys)
 
     def _log(self, keys: Keys, slots: Slots) -> None:
         for piece, rows, places in self.device.row_pieces(self.memory.rows, slots):
             self.storage.append(keys[piece], rows, places)
 
     def _free_slots(self, slots: Slots, keys: Keys) -> None:
-        self._moves += 1
-        self.index.erase(keys)
-        self.device.clear_slots(self.memory, slots)
-        self._free[self._free_count : self._free_count + len(slots)] = slots
-        self._free_count += len(slots)
+        with self.storage.no_way_back():
+            self._moves += 1
+            self.index.erase(keys)
+            self.device.clear_slots(self.memory, slots)
+            self._free[self._free_count : self._free_count + len(slots)] = slots
+            self._free_count += len(slots)
 
     # Verbs
 
@@ -450,6 +462,7 @@ class Pool:
         call; see `Device.sum_by_key`."""
         count = len(batch.unique_keys)
         if len(self._sums) < count:
+            self._sums = self._sums[:0]  # given back first
             self._sums = self.device.allocate(count + count // 4, np.float32, width=self.layout.dim)
         self.device.sum_by_key(batch, gradients, scale, self._sums[:count])
         return self._sums
@@ -464,6 +477,7 @@ class Pool:
         ------
         CapacityError, CorruptTableError : nothing has changed.
         """
+        self.device.secure(len(keys))
         if self.part_keys(len(keys)) == len(keys):
             return Held(self.hold(keys), self._moves)
         self.storage.reserve(len(keys), self.layout.stride)

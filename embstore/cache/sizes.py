@@ -13,12 +13,12 @@ from embstore.device.base import Device
 
 _SLABS = 64
 _SLAB_BYTES_MIN = 8 << 10
-_SLAB_BYTES_MAX = 16 << 20
 _SLAB_SLOTS_MIN = 4
 _STAGING_BYTES = 4 << 20
 _STAGING_SHARE = 32
 """Of the budget, one part in so many at most is a pool's staging."""
-_METADATA_BYTES = 8 + 8 + 4 + 1  # slot_keys, scores, free list, dirty
+_FREE_BYTES = 4
+"""Of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
 
 
@@ -56,9 +56,10 @@ class Sizes:
     def of(cls, layout: Layout, budget_bytes: int, device: Device) -> "Sizes":
         """Return the sizes of a pool that need not exist; none falls when the budget grows."""
         row_bytes = 4 * layout.stride
-        slot_bytes = row_bytes + _METADATA_BYTES
-        slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), _SLAB_BYTES_MAX)
-        slab_slots = device.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // slot_bytes))
+        slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.slab_bytes_max)
+        least_slot_bytes = device.slot_bytes(1, row_bytes) + _FREE_BYTES
+        slab_slots = device.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
+        slot_bytes = device.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES
         staging_rows = max(1, min(_STAGING_BYTES, budget_bytes // _STAGING_SHARE) // row_bytes)
         staging_bytes = staging_rows * row_bytes
         least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_bytes

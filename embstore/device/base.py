@@ -162,6 +162,20 @@ class Device(Protocol):
         CapacityError : says how much there is, and how much is kept for calls.
         """
 
+    def secure(self, count: int) -> None:
+        """Have the memory that it takes to change `count` slots and their rows.
+
+        Raises
+        ------
+        CapacityError : here, where it does no harm, rather than in the middle.
+        """
+
+    slab_bytes_max: int
+    """Of a slab: small enough to be shared fairly, large enough to be few."""
+
+    def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
+        """Return what a slot takes: its row, key, score and flag, in slabs of so many."""
+
     def slab_slots(self, wanted: int) -> int:
         """Return how many slots, at most `wanted`, a slab has here."""
 
@@ -207,12 +221,13 @@ class Device(Protocol):
     def download(self, array: Array) -> NDArray[Any]:
         """Return an array of the same elements on the host; the array, where it is there."""
 
-    def adopt(self, array: Any, dtype: DTypeLike) -> Array | None:
+    def adopt(self, array: Any, dtype: DTypeLike, *, write: bool = False) -> Array | None:
         """Return a caller's array that is in the device's memory; None for one of the host.
 
         Raises
         ------
-        InvalidArgumentError : another dtype, another device, or not C-contiguous.
+        InvalidArgumentError : another dtype, another device, not C-contiguous, not aligned, or, to
+            `write`, read-only.
         """
 
     # The keys of a call
@@ -251,8 +266,10 @@ class Device(Protocol):
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
     ) -> None:
-        """outs[segment][i] = rows[slots[inverse[position]], :dim] for every position of the segment
-        whose slot is not -1; the others are left as they are."""
+        """outs[segment][i] = rows[slots[inverse[position]], :dim] for every position of a segment.
+
+        All are present. (Where a slot is -1, an output in the device's memory is left as it is.)
+        """
 
     def gather_pooled(
         self,

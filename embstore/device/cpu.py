@@ -125,6 +125,11 @@ class CpuDevice:
     def check_budget(self, cache_bytes: int, held_bytes: int) -> None:
         """Memory is taken page by page, and may be swapped: the operator's word is taken for it."""
 
+    slab_bytes_max = 16 << 20
+
+    def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
+        return row_bytes + 8 + 8 + 1
+
     def slab_slots(self, wanted: int) -> int:
         return wanted
 
@@ -188,7 +193,10 @@ class CpuDevice:
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 
-    def adopt(self, array: Any, dtype: DTypeLike) -> None:
+    def secure(self, count: int) -> None:
+        """Memory of the host does not fail by the call."""
+
+    def adopt(self, array: Any, dtype: DTypeLike, *, write: bool = False) -> None:
         """Every array is the host's."""
 
     # -- keys --------------------------------------------------------------------------------------

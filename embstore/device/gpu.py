@@ -20,13 +20,14 @@ one each.
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from embstore.device.gpu_keys import KeyVerbs
 from embstore.device.gpu_rows import RowVerbs
 from embstore.device.gpu_slots import SlotVerbs
 from embstore.device.runtime import DeviceArray, Runtime
-from embstore.errors import CapacityError
+from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.sources import VERBS
 
 RESERVE_BYTES = 2 << 30
@@ -73,7 +74,13 @@ class GpuDevice(KeyVerbs, RowVerbs, SlotVerbs):
                 f"{max(free - RESERVE_BYTES, 0)} or less"
             )
 
-    def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray | None:
-        if not hasattr(array, "__cuda_array_interface__"):
+    def adopt(self, array: Any, dtype: DTypeLike, *, write: bool = False) -> DeviceArray | None:
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
             return None
+        address, is_read_only = interface["data"]
+        if address % np.dtype(dtype).itemsize or (write and is_read_only):
+            raise InvalidArgumentError(
+                "expected an aligned array" + (" that may be written" if write else "")
+            )
         return self.runtime.adopt(array, dtype)

@@ -36,6 +36,8 @@ NOTHING_FOUND = np.array([0, NONE, 0, NONE, 0, 0, 0, 0], np.int64)
 NULL = np.uint64(0)
 _BLOCKS_PER_MULTIPROCESSOR = 16
 _ALIGNMENT = 16
+_SECURED_BYTES, _SECURED_BYTES_LEAST = 64, 8 << 20
+"""Of a slot that changes hands: keys, slots and places, by the blocks of `Scratch`; and beside."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Launches:
         self.runtime = runtime
         self.scratch = Scratch(runtime)
         self._workers = Workers(threads or min(COPY_THREADS_MAX, os.cpu_count() or 1))
-        self._staging = Staging(runtime, self._workers)
+        self._staging = Staging(runtime, self._workers, self.scratch)
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
 
     @property
@@ -116,6 +118,10 @@ class Launches:
     def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> DeviceArray:
         return self.scratch.take(count, dtype, width=width or 1)
 
+    def secure(self, count: int) -> None:
+        self.scratch.secure(count * _SECURED_BYTES + _SECURED_BYTES_LEAST)
+        self._staging.secure_rows()
+
     def upload(self, array: NDArray[Any]) -> DeviceArray:
         width = array.shape[1] if array.ndim == 2 else 1
         target = self.scratch.take(len(array), array.dtype, width=width)
@@ -132,9 +138,14 @@ class Launches:
             self._staging.download(array, [out])
         return out
 
-    def download_into(self, array: DeviceArray, outs: Sequence[NDArray[Any]]) -> None:
-        """Copy an array into host arrays, one after the other, and wait."""
-        self._staging.download(array, outs)
+    def download_together(
+        self, arrays: Sequence[DeviceArray], outs: Sequence[NDArray[Any]]
+    ) -> None:
+        """Copy neighbours in one block of memory into host arrays, one after the other; wait."""
+        first, size = arrays[0], sum(array.nbytes for array in arrays)
+        if size:
+            block = DeviceArray(first.address, size, np.uint8, first.owner)
+            self._staging.download(block, outs)
 
 
 class Outputs:
@@ -160,7 +171,7 @@ class Outputs:
         if kind is not None:
             return
         if len(self._d_outs):
-            self._device.download_into(self._d_outs, self._host_outs)
+            self._device.download_together([self._d_outs], self._host_outs)
         else:
             self._device.wait()  # what a caller's own stream does next is not ordered behind ours
 

@@ -35,7 +35,7 @@ class RowVerbs(Launches):
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
         super().__init__(runtime, threads)
-        self._waiting_rows: dict[int, Buffer] = {}
+        self._staged: tuple[Rows, Buffer] | None = None
 
     # Of a call
 
@@ -166,15 +166,15 @@ class RowVerbs(Launches):
     def staging(self, count: int, stride: int) -> Rows:
         buffer = self._staging.begin_rows(count * stride * 4)
         rows = buffer.memory[: count * stride * 4].view(np.float32).reshape(count, stride)
-        self._waiting_rows = {rows.ctypes.data: buffer}
+        self._staged = rows, buffer
         return rows
 
     def scatter_rows(self, source: Rows, rows: SlabRows, slots: Slots) -> None:
-        buffer = self._waiting_rows.pop(source.ctypes.data, None)
+        staged, self._staged = self._staged, None
         if len(source) == 0:
             return
-        if buffer is not None:
-            self._scatter_piece(buffer, len(source), rows, slots)
+        if staged is not None and staged[0] is source:
+            self._scatter_piece(staged[1], len(source), rows, slots)
             return
         step = max(1, PIECE_BYTES // (4 * rows.stride))
         for low in range(0, len(source), step):

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.device.base import SlotContents, Slots
-from embstore.device.gpu_launch import NULL, Launches
+from embstore.device.gpu_launch import Launches
 from embstore.device.runtime import Argument, DeviceArray
-from embstore.device.slabs import SlabRows, Slabs
+from embstore.device.slabs import METADATA_BYTES, SlabRows, Slabs, allocated_bytes
 from embstore.device.threshold import find_threshold
 from embstore.kernels.select_victims import BINS
 
@@ -21,11 +21,18 @@ _SLOTS_READ_MAX = 1 << 20
 class SlotVerbs(Launches):
     """The verbs of the Device protocol over slots."""
 
+    slab_bytes_max = 128 << 20
+
     def slab_slots(self, wanted: int) -> int:
         return 1 << (wanted.bit_length() - 1)
 
+    def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
+        size = allocated_bytes(slab_slots * (row_bytes + METADATA_BYTES))
+        return -(-size // slab_slots)
+
     def allocate_slots(self, stride: int) -> Slabs:
-        return Slabs(self.runtime, SlabRows(self.runtime.allocate(16, np.uint64), 0, stride))
+        table = self.scratch.plain(16, np.uint64)
+        return Slabs(self.runtime, self.scratch, SlabRows(table, 0, stride))
 
     def reserve_slots(
         self, memory: Slabs, slot_count: int, slots_max: int, slab_slots: int
@@ -85,18 +92,26 @@ class SlotVerbs(Launches):
         )
 
     def _contents(self, n: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        take = self.scratch.take
-        return take(n, np.int64), take(n, np.int64), take(n, np.uint8)
+        """Return room for keys, scores and flags of n slots, one after the other."""
+        together = self.scratch.take(17 * n, np.uint8)
+        scores_at, dirty_at = 8 * n, 16 * n
+        return (
+            together[:scores_at].view(np.int64),
+            together[scores_at:dirty_at].view(np.int64),
+            together[dirty_at:],
+        )
 
     def _on_host(self, d_contents: tuple[DeviceArray, DeviceArray, DeviceArray]) -> SlotContents:
-        keys, scores, dirty = (self.download(array) for array in d_contents)
-        return SlotContents(keys, scores, dirty.view(np.bool_))
+        n = len(d_contents[0])
+        keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
+        self.download_together(d_contents, [keys, scores, dirty])
+        return SlotContents(keys, scores, dirty)
 
     def touch(self, memory: Slabs, slots: DeviceArray | Slots, clock: int, *, lfu: bool) -> None:
         n = len(slots)
         if n:
             self.launch(
-                "touch", n, *memory.rows.arguments, self.resident(slots), NULL, np.int64(n),
+                "touch", n, *memory.rows.arguments, self.resident(slots), np.int64(n),
                 np.int64(clock), np.int32(lfu),
             )  # fmt: skip
 
@@ -149,14 +164,18 @@ class Candidates:
         """Return the victims, ascending, and their scores."""
         device, blocks = self.device, -(-self.slot_count // _RANGE_SLOTS)
         arguments = (*self._slots, np.int64(threshold), np.int64(_RANGE_SLOTS))
-        below, at = device.allocate(blocks, np.int64), device.allocate(blocks, np.int64)
+        d_counts = device.allocate(2 * blocks, np.int64)
+        below, at = d_counts[:blocks], d_counts[blocks:]
         device.runtime.launch("count_victims", blocks, *arguments, below, at)
-        before = device.send(*(_exclusive(device.download(a)) for a in (below, at)))
-        victims, scores = device.allocate(wanted, np.int64), device.allocate(wanted, np.int64)
+        counts = device.download(d_counts)
+        before = device.send(_exclusive(counts[:blocks]), _exclusive(counts[blocks:]))
+        found = device.allocate(2 * wanted, np.int64)
+        victims, scores = found[:wanted], found[wanted:]
         device.runtime.launch(
             "collect_victims", blocks, *arguments, *before, np.int64(ties), victims, scores
         )
-        return device.download(victims), device.download(scores)
+        told = device.download(found)
+        return told[:wanted], told[wanted:]
 
 
 def _exclusive(counts: NDArray[np.int64]) -> NDArray[np.int64]:

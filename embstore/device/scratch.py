@@ -6,7 +6,12 @@ doubling. What is taken again may still be read by work given before: that is no
 work on scratch memory is done in one stream, COMPUTE, in the order in which it was given. Whoever
 has another stream touch it waits, or has the streams follow each other.
 
-Only when the device has no memory left are kept blocks given back.
+Only when the device has no memory left are kept blocks given back; so what is held for long is
+allocated here as well (`plain`).
+
+Some work may not fail for want of memory, because half of it would be worse than none: slots change
+hands, or rows are updated. `secure` is called before, where a CapacityError does no harm: it has a
+**spare** in hand, which is given up when nothing else is left.
 """
 
 import numpy as np
@@ -40,11 +45,13 @@ class Scratch:
         self._runtime = runtime
         self._blocks: dict[int, DeviceArray] = {}  # by address
         self._kept: dict[int, list[int]] = {}  # size -> addresses of those not in use
+        self._spare: DeviceArray | None = None
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all blocks, in use or kept."""
-        return sum(block.nbytes for block in list(self._blocks.values()))
+        """Bytes of all blocks, in use or kept, and of the spare."""
+        spare = 0 if self._spare is None else self._spare.nbytes
+        return spare + sum(block.nbytes for block in list(self._blocks.values()))
 
     def take(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
         """Return an array of any content.
@@ -58,12 +65,38 @@ class Scratch:
         address = kept.pop() if kept else self._allocate(size)
         return DeviceArray(address, count, dtype, _Lease(kept, address), width=width)
 
-    def _allocate(self, size: int) -> int:
+    def plain(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
+        """Return an allocation of its own.
+
+        Raises
+        ------
+        CapacityError : the device has no such memory, even without what is kept.
+        """
         try:
-            block = self._runtime.allocate(size, np.uint8)
+            return self._runtime.allocate(count, dtype, width=width)
         except CapacityError:
             self.clear()
-            block = self._runtime.allocate(size, np.uint8)
+        try:
+            return self._runtime.allocate(count, dtype, width=width)
+        except CapacityError:
+            if self._spare is None:
+                raise
+            self._spare = None
+        return self._runtime.allocate(count, dtype, width=width)
+
+    def secure(self, byte_count: int) -> None:
+        """Have a spare of so many bytes.
+
+        Raises
+        ------
+        CapacityError
+        """
+        if self._spare is None or len(self._spare) < byte_count:
+            self._spare = None
+            self._spare = self.plain(block_bytes(byte_count), np.uint8)
+
+    def _allocate(self, size: int) -> int:
+        block = self.plain(size, np.uint8)
         self._blocks[block.address] = block
         return block.address
 

@@ -8,7 +8,11 @@ without metadata.
 
 A pool's slabs may become larger with its budget; those here stay as small as the smallest so far,
 of which the larger are multiples. When they become smaller, each slab is copied into smaller ones,
-one after the other.
+one after the other; should another process take the memory that one left for the next, the rows are
+in neither, and the device counts as lost.
+
+CUDA gives memory of a megabyte and more in pieces of two; what a slab takes is counted so, and
+slabs are as large as a large cache allows.
 """
 
 from dataclasses import dataclass, field
@@ -16,9 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from embstore.device.runtime import Argument, DeviceArray, Runtime
+from embstore.device.runtime import COMPUTE, Argument, DeviceArray, Runtime
+from embstore.device.scratch import Scratch
+from embstore.errors import CapacityError, DeviceError
 
 METADATA_BYTES = 8 + 8 + 1
+_GRAIN_BYTES = 2 << 20
 FLAT_SHIFT = 62
 """Of rows that are one slab."""
 
@@ -38,11 +45,17 @@ class SlabRows:
         return self.table, np.int32(self.shift), np.int32(self.stride)
 
 
+def allocated_bytes(size: int) -> int:
+    """Return what an allocation of so many bytes takes of the device's memory."""
+    return size if size < _GRAIN_BYTES // 2 else -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
+
+
 @dataclass
 class Slabs:
     """`SlotMemory` of a GPU."""
 
     runtime: Runtime
+    scratch: Scratch
     rows: SlabRows
     slabs: list[DeviceArray] = field(default_factory=list)
 
@@ -70,24 +83,30 @@ class Slabs:
 
     def _use(self, slabs: list[DeviceArray]) -> None:
         if len(slabs) > len(self.rows.table):
-            self.rows.table = self.runtime.allocate(2 * len(slabs), np.uint64)
+            self.rows.table = self.scratch.plain(2 * len(slabs), np.uint64)
         if slabs:
             addresses = np.array([slab.address for slab in slabs], np.uint64)
             self.runtime.upload(addresses, self.rows.table[: len(slabs)])
         self.slabs = slabs
 
     def _allocate(self, shift: int) -> DeviceArray:
-        return self.runtime.allocate((4 * self.rows.stride + METADATA_BYTES) << shift, np.uint8)
+        return self.scratch.plain((4 * self.rows.stride + METADATA_BYTES) << shift, np.uint8)
 
     def _split(self, shift: int) -> None:
         smaller: list[DeviceArray] = []
         while self.slabs:
-            pieces = [self._allocate(shift) for _ in range(1 << (self.rows.shift - shift))]
+            try:
+                pieces = [self._allocate(shift) for _ in range(1 << (self.rows.shift - shift))]
+            except CapacityError as exc:
+                if not smaller:
+                    raise
+                self.runtime.is_lost = True
+                raise DeviceError(f"rows were lost while slabs were split: {exc}") from exc
             slab = self.slabs.pop(0)  # whose memory the pieces of the next can have
             for number, piece in enumerate(pieces):
                 self._copy_piece(slab, number, piece, shift)
             smaller += pieces
-            self.runtime.wait(self.runtime.mark(0))  # before the slab is given back
+            self.runtime.wait(self.runtime.mark(COMPUTE))  # before the slab is given back
         self.rows.shift = shift
         self._use(smaller)
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
+from embstore.device.scratch import Scratch
 from embstore.device.workers import Workers, equal_ranges
 
 BUFFERS = 3
@@ -43,11 +44,11 @@ class Buffer:
 
 
 class Ring:
-    """Pinned buffers taken in turn; each with a twin on the device where `twins` says so."""
+    """Pinned buffers taken in turn; each with a twin on the device where `scratch` makes it."""
 
-    def __init__(self, runtime: Runtime, count: int, *, twins: bool = False) -> None:
+    def __init__(self, runtime: Runtime, count: int, scratch: Scratch | None = None) -> None:
         self._runtime = runtime
-        self._twins = twins
+        self._scratch = scratch
         self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in range(count)]
         self._next = 0
 
@@ -59,23 +60,33 @@ class Ring:
             self._runtime.wait(buffer.mark)
             buffer.mark = None
         if len(buffer.memory) < byte_count:
-            size = byte_count + byte_count // 4
-            if self._twins:
-                buffer.d_memory = self._runtime.allocate(size, np.uint8)
-            buffer.memory = self._runtime.allocate_host(size)
+            self._lengthen(buffer, byte_count + byte_count // 4)
         return buffer
+
+    def secure(self, byte_count: int) -> None:
+        """Have all buffers as long as that."""
+        for buffer in self._buffers:
+            if len(buffer.memory) < byte_count:
+                if buffer.mark is not None:
+                    self._runtime.wait(buffer.mark)
+                self._lengthen(buffer, byte_count)
+
+    def _lengthen(self, buffer: Buffer, byte_count: int) -> None:
+        if self._scratch is not None:
+            buffer.d_memory = self._scratch.plain(byte_count, np.uint8)
+        buffer.memory = self._runtime.allocate_host(byte_count)
 
 
 class Staging:
     """Copies between host arrays and a device's. One thread at a time."""
 
-    def __init__(self, runtime: Runtime, workers: Workers) -> None:
+    def __init__(self, runtime: Runtime, workers: Workers, scratch: Scratch) -> None:
         self._runtime = runtime
         self._workers = workers
         self._small_up = Ring(runtime, _SMALL_BUFFERS)
         self._small_down = Ring(runtime, BUFFERS)
         self._up = Ring(runtime, BUFFERS)
-        self._rows = Ring(runtime, BUFFERS, twins=True)
+        self._rows = Ring(runtime, BUFFERS, scratch)
         self._down = Ring(runtime, BUFFERS)
 
     # Up
@@ -92,13 +103,24 @@ class Staging:
         """Copy a large array to the device; what COMPUTE is given from now on finds it there."""
         self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # `target` may be in use until then
         source_bytes, target_bytes = _bytes_of(source), target.view(np.uint8)
-        for low, high in _pieces(len(source_bytes)):
-            buffer = self._up.take(high - low)
-            piece = buffer.memory[: high - low]
-            self._copy(source_bytes[low:high], piece)
-            self._runtime.upload(piece, target_bytes[low:high], stream=UP)
-            buffer.mark = self._runtime.mark(UP)
-        self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+        try:
+            for low, high in _pieces(len(source_bytes)):
+                buffer = self._up.take(high - low)
+                piece = buffer.memory[: high - low]
+                self._copy(source_bytes[low:high], piece)
+                self._runtime.upload(piece, target_bytes[low:high], stream=UP)
+                buffer.mark = self._runtime.mark(UP)
+        finally:  # also where this ends early: `target` may be used again, in COMPUTE
+            self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+
+    def secure_rows(self) -> None:
+        """Have the buffers for rows, as long as any piece of them.
+
+        Raises
+        ------
+        CapacityError
+        """
+        self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
         """Return a buffer to fill and to give to `send_rows`, before the next is begun."""

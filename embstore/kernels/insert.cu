@@ -79,8 +79,12 @@ __device__ __forceinline__ bool insert_beside(
     return false;
 }
 
-__device__ __forceinline__ void append(int64* rest, int64* rest_count, int64 item) {
-    rest[atomicAdd(reinterpret_cast<uint64*>(rest_count), 1ull)] = item;
+__device__ __forceinline__ void append(
+    int64* rest, int64* rest_count, int64 rest_capacity, int64 item) {
+    const uint64 at = atomicAdd(reinterpret_cast<uint64*>(rest_count), 1ull);
+    if (at < static_cast<uint64>(rest_capacity)) {
+        rest[at] = item;
+    }
 }
 
 // Move some key of a full bucket to its other bucket; return its place, now free, or -1.
@@ -139,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert(
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         if (!insert_beside(
                 bucket_keys, bucket_slots, bucket_count, __ldg(keys + i), __ldg(slots + i))) {
-            append(rest, rest_count, i);
+            append(rest, rest_count, n, i);
         }
     }
 }
@@ -180,13 +184,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots(
     const int32 slab_shift,
     const int32 stride,  // fp32 of a row
     const int64 slot_count,
-    int64* __restrict__ rest,  // (slot_count,) out: each slot whose key has no place
-    int64* rest_count) {       // (1,), 0 before
+    int64* __restrict__ rest,  // (rest_capacity,) out: each slot whose key has no place
+    int64* rest_count,         // (1,), 0 before; more than rest_capacity: the others are not there
+    const int64 rest_capacity) {
     for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
         const int64 key = *key_of(slabs, slab_shift, stride, slot);
         if (key != EMPTY_KEY &&
             !insert_beside(bucket_keys, bucket_slots, bucket_count, key, slot)) {
-            append(rest, rest_count, slot);
+            append(rest, rest_count, rest_capacity, slot);
         }
     }
 }
@@ -203,8 +208,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots_rest(
     const int32 stride,                    // fp32 of a row
     const int64* __restrict__ rest,        // (rest_count,), of insert_slots
     const int64* __restrict__ rest_count,  // (1,)
+    const int64 rest_capacity,
     int64* findings) {
     if (thread_index() != 0) {
+        return;
+    }
+    if (*rest_count > rest_capacity) {
+        findings[REFUSED] = 1;
         return;
     }
     const Index index = {
@@ -238,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase(
         if (equal) {
             bucket_keys[place_of_way(first, second, __ffs(equal) - 1)] = EMPTY_KEY;
         } else {
-            append(rest, rest_count, i);
+            append(rest, rest_count, n, i);
         }
     }
 }

@@ -91,13 +91,11 @@ __device__ __forceinline__ void add(int64* address, int64 value) {
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     const uint64* __restrict__ slabs,  // (slab count,) addresses
     const int32 slab_shift,
-    const int32 stride,                  // fp32 of a row
-    const int64* __restrict__ slots,     // (count,), -1 passed over
-    const int64* __restrict__ count_at,  // (1,) or null
-    const int64 count,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,), -1 passed over
+    const int64 n,
     const int64 clock,
     const int32 lfu) {
-    const int64 n = count_at ? __ldg(count_at) : count;
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 slot = __ldg(slots + i);
         if (slot < 0) {
