@@ -11,9 +11,10 @@ pieces, the next of which is under way while storage packs and writes one.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, Slots, TableParameters
@@ -91,11 +92,15 @@ class RowVerbs(Launches):
         if findings is None:
             return
         starts, positions = self._group(batch, findings)
-        kept = [self._gradients(part) for part in gradients]
-        columns = np.array([[_address(a) for a in arrays] for arrays in kept], np.uint64)
+        kept = [
+            self._all_resident([part.rows for part in gradients], np.float32, int(dim)),
+            self._all_resident([part.source for part in gradients], np.int32),
+            self._all_resident([part.coefficients for part in gradients], np.float32),
+        ]
+        columns = [np.array([_address(a) for a in arrays], np.uint64) for arrays in kept]
         d_bounds, d_rows, d_sources, d_coefficients, d_forms = self.send(
             batch.bounds,
-            *np.ascontiguousarray(columns.T),
+            *columns,
             np.array([*map(_form, gradients)], np.int32),
         )
         of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
@@ -133,10 +138,23 @@ class RowVerbs(Launches):
         self.launch("group_starts", n, ids, np.int64(n), findings, starts)
         return starts, positions
 
-    def _gradients(self, gradients: Gradients) -> tuple[DeviceArray | None, ...]:
-        """Return the arrays of a segment's gradients in the device's memory."""
-        arrays = (gradients.rows, gradients.source, gradients.coefficients)
-        return tuple(None if a is None or not len(a) else self.resident(a) for a in arrays)
+    def _all_resident(
+        self, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
+    ) -> list[DeviceArray | None]:
+        """Return the segments' arrays in the device's memory, those of the host sent together."""
+        on_host = [array for array in arrays if isinstance(array, np.ndarray)]
+        together = self.scratch.take(sum(map(len, on_host)), dtype, width=width)
+        if len(together):
+            self.send_parts(on_host, together)
+        low = 0
+        placed: list[DeviceArray | None] = []
+        for array in arrays:
+            if isinstance(array, np.ndarray):
+                placed.append(together[low : low + len(array)])
+                low += len(array)
+            else:
+                placed.append(array)
+        return placed
 
     def apply(
         self,

@@ -98,6 +98,9 @@ __device__ __forceinline__ uint64 mix(int64 key) {
     return h ^ (h >> 33);
 }
 
+// Keys of an index's bucket, 64 bytes.
+#define BUCKET_WIDTH 8
+
 // The two buckets of a key, which may be the same: each half of its mixed bits, scaled.
 __device__ __forceinline__ void buckets_of(
     int64 key, int64 bucket_count, int64& first, int64& second) {

@@ -24,7 +24,6 @@
 // CPU twin: insert.py. Bytes of n keys: 272 n (two buckets, a sector of keys and one of slots
 // written back, key and slot); erase 200 n.
 
-#define BUCKET_WIDTH 8
 #define STASH_KEYS 256
 
 struct Index {

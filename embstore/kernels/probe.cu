@@ -11,8 +11,6 @@
 // findings[MISSING] grows by the keys without a slot. Deterministic.
 // CPU twin: probe.py. Bytes of u keys: 180 u (two buckets, a sector of slots, key and result).
 
-#define BUCKET_WIDTH 8
-
 struct Bucket {
     longlong2 pairs[BUCKET_WIDTH / 2];
 };
