@@ -440,22 +440,15 @@ def output(share: Share, out: Any) -> Rows | Array:
 
 
 def _checked_keys(table: TableState, keys: ArrayLike) -> Keys | Array:
-    adopted = table.pool.device.adopt(keys, np.int64)
-    if adopted is None:
-        return as_keys(keys, table.name)
-    if adopted.width != 1:
-        raise InvalidArgumentError(
-            f"table {table.name!r}: expected keys of shape (n,), found "
-            f"{len(adopted), adopted.width}"
-        )
-    return adopted
+    adopted = table.pool.device.adopt(keys, np.int64, 1)
+    return as_keys(keys, table.name) if adopted is None else adopted
 
 
 def _adopted(
     table: TableState, rows: Any, count: int, what: str, *, write: bool = False
 ) -> Array | None:
     """Return a caller's rows that are in the device's memory; None for those of the host."""
-    adopted = table.pool.device.adopt(rows, np.float32, write=write)
+    adopted = table.pool.device.adopt(rows, np.float32, 2, write=write)
     if adopted is not None and (len(adopted), adopted.width) != (count, table.dim):
         raise InvalidArgumentError(
             f"table {table.name!r}: expected {what} of shape {count, table.dim}, found "

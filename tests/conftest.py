@@ -1,4 +1,4 @@
-"""What `-m gpu` collects: the folders that have such tests, and no others.
+"""What `-m gpu`, and what begins so, collects: the folders that have such tests, and no others.
 
 A machine that is lent for its GPU has CuPy, but may lack what the service's tests import, and
 pytest's plugins; what is not imported need not be there.
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where tests marked gpu alone are asked for, leave out what has none, and what needs more."""
-    if config.getoption("markexpr") != "gpu":
+    if not re.match(r"gpu\b", config.getoption("markexpr")):
         return None
     if collection_path.is_dir():
         return None if _has_marks(collection_path) else True

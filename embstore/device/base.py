@@ -221,13 +221,15 @@ class Device(Protocol):
     def download(self, array: Array) -> NDArray[Any]:
         """Return an array of the same elements on the host; the array, where it is there."""
 
-    def adopt(self, array: Any, dtype: DTypeLike, *, write: bool = False) -> Array | None:
+    def adopt(
+        self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False
+    ) -> Array | None:
         """Return a caller's array that is in the device's memory; None for one of the host.
 
         Raises
         ------
-        InvalidArgumentError : another dtype, another device, not C-contiguous, not aligned, or, to
-            `write`, read-only.
+        InvalidArgumentError : another dtype, number of dimensions or device, not C-contiguous, not
+            aligned, or, to `write`, read-only.
         """
 
     # The keys of a call

@@ -4,7 +4,6 @@ Each device's module is imported when it is chosen: the CPU's draws Numba in, a 
 """
 
 import re
-from importlib.util import find_spec
 from typing import Any, cast
 
 from embstore.device.base import Device
@@ -34,20 +33,21 @@ def open_device(name: Any, threads: int | None) -> Device:
 
         return CpuDevice(threads)
     _, _, ordinal = name.partition(":")
-    if not find_spec("cupy"):
+    try:
+        from embstore.device.cuda import open_runtime
+    except ImportError as exc:
         raise InvalidArgumentError(
-            f"device {name!r} needs CuPy: pip install 'embstore[cuda12]' (or cuda13, by the "
-            "driver's version)"
-        )
-    from embstore.device.cuda import open_runtime
+            f"device {name!r} needs CuPy ({exc}): pip install 'embstore[cuda12]' (or cuda13, by "
+            "the driver's version)"
+        ) from exc
     from embstore.device.gpu import GpuDevice
 
     return GpuDevice(open_runtime(int(ordinal or 0)), threads)
 
 
 def _gpu_count() -> int:
-    if not find_spec("cupy"):
+    try:
+        from embstore.device.cuda import device_count
+    except ImportError:
         return 0
-    from embstore.device.cuda import device_count
-
     return device_count()

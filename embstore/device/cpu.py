@@ -196,7 +196,7 @@ class CpuDevice:
     def secure(self, count: int) -> None:
         """Memory of the host does not fail by the call."""
 
-    def adopt(self, array: Any, dtype: DTypeLike, *, write: bool = False) -> None:
+    def adopt(self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False) -> None:
         """Every array is the host's."""
 
     # -- keys --------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The Runtime protocol on a CUDA device, by way of CuPy. Nothing else imports CuPy.
 
-CuPy 13.6 to 14.2 serve, for CUDA 12 and 13. It is used as a thin way to the driver: plain
-allocations (no pool), three streams of our own that do not wait for the default stream, events
-without timing, and kernels compiled from the text of `embstore/kernels`.
+CuPy 14.2 and what follows it before 15 serve, for CUDA 12 and 13. It is used as a thin way to the
+driver: plain allocations (no pool), three streams of our own that do not wait for the default
+stream, events without timing, and kernels compiled from the text of `embstore/kernels`.
 
 **Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to whatever
 options it is given; NVRTC takes the last one, so denormals would be flushed, against the contract
@@ -44,6 +44,8 @@ from embstore.device.runtime import (
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 
+_CALLERS_MISTAKES = (1, 400)
+"""cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: neither harms the device."""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _ALIGNMENT = 512
@@ -177,14 +179,25 @@ class CudaRuntime:
         interface = array.__cuda_array_interface__
         address = _checked_address(interface, np.dtype(dtype))
         count, width = (*interface["shape"], 1)[:2]
-        if count * width:
-            self._check_place(address)
         stream = interface.get("stream") if interface["version"] >= 3 else _LEGACY_STREAM
-        if stream is not None:
-            mark = cupy.cuda.Event(disable_timing=True)
-            cuda.eventRecord(mark.ptr, stream)  # ExternalStream is deprecated from 14 on
-            self._compute.wait_event(mark)
+        if count * width:
+            try:
+                self._check_place(address)
+                if stream is not None:
+                    self._follow_callers(stream)
+            except cuda.CUDARuntimeError as exc:
+                if exc.status not in _CALLERS_MISTAKES:
+                    raise
+                raise InvalidArgumentError(
+                    f"expected an array and a stream of {self.name}, found an address or a "
+                    f"stream that CUDA does not know ({exc})"
+                ) from exc
         return DeviceArray(address, count, dtype, array, width=width)
+
+    def _follow_callers(self, stream: int) -> None:
+        mark = cupy.cuda.Event(disable_timing=True)
+        cuda.eventRecord(mark.ptr, stream)  # ExternalStream is deprecated from 14 on
+        self._compute.wait_event(mark)
 
     def _check_place(self, address: int) -> None:
         place = cuda.pointerGetAttributes(address)

@@ -74,10 +74,19 @@ class GpuDevice(KeyVerbs, RowVerbs, SlotVerbs):
                 f"{max(free - RESERVE_BYTES, 0)} or less"
             )
 
-    def adopt(self, array: Any, dtype: DTypeLike, *, write: bool = False) -> DeviceArray | None:
-        interface = getattr(array, "__cuda_array_interface__", None)
+    def adopt(
+        self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False
+    ) -> DeviceArray | None:
+        try:
+            interface = getattr(array, "__cuda_array_interface__", None)
+        except RuntimeError as exc:  # PyTorch's, of a tensor that requires gradients
+            raise InvalidArgumentError(f"expected an array that may be read: {exc}") from exc
         if interface is None:
             return None
+        if len(interface["shape"]) != dimensions:
+            raise InvalidArgumentError(
+                f"expected an array of {dimensions} dimensions, found shape {interface['shape']}"
+            )
         address, is_read_only = interface["data"]
         if address % np.dtype(dtype).itemsize or (write and is_read_only):
             raise InvalidArgumentError(

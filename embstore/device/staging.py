@@ -128,11 +128,12 @@ class Staging:
 
     def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
         """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller marks the buffer
-        behind what reads the twin."""
+        anew, behind what reads the twin."""
         assert buffer.d_memory is not None
         d_rows = buffer.d_memory[:byte_count]
         self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
-        self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+        buffer.mark = self._runtime.mark(UP)
+        self._runtime.follow(COMPUTE, buffer.mark)
         return d_rows
 
     def fill(self, source: NDArray[Any], buffer: Buffer) -> None:
@@ -168,12 +169,15 @@ class Staging:
         """Yield the pieces of an array on the host; the next one is always under way."""
         self._runtime.follow(DOWN, self._runtime.mark(COMPUTE))
         under_way: list[tuple[int, int, Buffer]] = []
-        for low, high in _pieces(len(source)):
-            under_way.append((low, high, self.begin_download(source[low:high])))
-            if len(under_way) == BUFFERS - 1:
-                yield self._arrived(*under_way.pop(0))
-        for piece in under_way:
-            yield self._arrived(*piece)
+        try:
+            for low, high in _pieces(len(source)):
+                under_way.append((low, high, self.begin_download(source[low:high])))
+                if len(under_way) == BUFFERS - 1:
+                    yield self._arrived(*under_way.pop(0))
+            for piece in under_way:
+                yield self._arrived(*piece)
+        finally:  # also where this ends early: `source` may be used again, in COMPUTE
+            self._runtime.follow(COMPUTE, self._runtime.mark(DOWN))
 
     def _arrived(self, low: int, high: int, buffer: Buffer) -> tuple[int, NDArray[np.uint8]]:
         self._runtime.wait(buffer.mark)

@@ -108,7 +108,7 @@ class Workers:
 
     def _start(self) -> None:
         while len(self._workers) < self.threads - 1:
-            name = f"embstore-cpu-{len(self._workers)}"
+            name = f"embstore-rows-{len(self._workers)}"
             worker = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
             worker.start()
             self._workers.append(worker)

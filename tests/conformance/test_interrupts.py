@@ -68,6 +68,7 @@ def test_close_inside_a_call_waits_for_its_end(tmp_path) -> None:
     store.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # from Python 3.12, with threads
 def test_fork_may_not_use_the_store_nor_free_its_directory(tmp_path) -> None:
     store, table = opened(tmp_path)
     table.update([1], ONES)

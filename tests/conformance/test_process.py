@@ -39,7 +39,7 @@ def test_changing_the_directory_moves_no_store(tmp_path, monkeypatch):
 
 FORK = """
 import os, sys, embstore
-store = embstore.open(sys.argv[1], cache_bytes=1 << 20)
+store = embstore.open(sys.argv[1], device="cpu", cache_bytes=1 << 20)
 reader, writer = os.pipe()
 child = os.fork()
 if child == 0:
@@ -48,7 +48,7 @@ if child == 0:
     os._exit(0)
 store.close()
 try:
-    embstore.open(sys.argv[1], cache_bytes=1 << 20).close()
+    embstore.open(sys.argv[1], device="cpu", cache_bytes=1 << 20).close()
 finally:
     os.close(writer)
     os.waitpid(child, 0)
@@ -115,7 +115,8 @@ from embstore import Constant, Sgd
 from embstore.config import Limits
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
-options = {"cache_bytes": 1 << 20, "limits": Limits(fold_bytes=4096, fold_segments=1)}
+options = {"device": "cpu", "cache_bytes": 1 << 20}
+options["limits"] = Limits(fold_bytes=4096, fold_segments=1)
 for turn in range(2):
     with embstore.open(sys.argv[1], checkpoints_keep=1, **options) as store:
         for i in range(100):

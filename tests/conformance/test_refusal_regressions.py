@@ -78,8 +78,12 @@ def test_pooled_result_is_held_to_the_byte_limit(open_twin):
 
 
 def test_cache_larger_than_the_address_space_is_refused(backend):
+    if "memory" not in backend.offers:  # a GPU knows at once what it has
+        with pytest.raises(CapacityError, match="cache_bytes"):
+            backend.open_store(cache_bytes=1 << 60)
+        return
+    store = backend.open_store(cache_bytes=1 << 60)
     with pytest.raises(CapacityError, match="cache_bytes"):
-        store = backend.open_store(cache_bytes=1 << 60)  # a GPU knows at once what it has
         store.create_table("a", **CONFIG)
 
 

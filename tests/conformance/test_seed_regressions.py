@@ -97,6 +97,9 @@ def test_updates_of_rows_that_did_not_fit_are_kept(open_twin, optimizer):
     """
     twin, rng = open_twin(cache_bytes=32 << 10), generator(235)
     twin.create_table("a", **config(dim=20, rows=1000, optimizer=optimizer))
+    for _ in range(2):  # while the cache grows, or is full
+        keys = rng.permutation(1000)[:300]
+        twin.on("a", "update", keys, normal(rng, len(keys), 20))
     twin.store.table("a").lookup(np.arange(1000))  # takes every slot that the budget pays for
     before = pool(twin.store)
     for _ in range(3):

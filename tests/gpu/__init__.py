@@ -1,6 +1,6 @@
 """Tests that need a CUDA device and CuPy: ``python -m pytest -m gpu``; elsewhere they are skipped.
 
-Beside Python they need NumPy, CuPy, Numba, grpcio, protobuf, pytest and Hypothesis, no more.
+Beside Python they need NumPy, CuPy, Numba, pytest and Hypothesis, no more.
 
 compute-sanitizer runs every verb of the device once, small, and finds what a test of results does
 not: accesses out of bounds, and races within a block. Where it is on the PATH test_sanitizer.py

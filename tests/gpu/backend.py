@@ -22,7 +22,12 @@ def why_not() -> str | None:
 
 
 class OnGpu(Embedded):
-    """Stores of this process whose rows are cached by the first CUDA device."""
+    """Stores of this process whose rows are cached by the first CUDA device.
+
+    The driver keeps descriptors and threads of its own in the process.
+    """
+
+    offers = Embedded.offers - {"process", "memory"}
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         from embstore.device.cuda import open_runtime

@@ -64,7 +64,9 @@ def test_one_call_may_mix_both(store):
     "keys, grads, message",
     [
         (np.zeros(4, np.int32), np.zeros((4, DIM), np.float32), "int64"),
-        (np.zeros((4, 2), np.int64), np.zeros((4, DIM), np.float32), "shape"),
+        (np.zeros((4, 1), np.int64), np.zeros((4, DIM), np.float32), "dimensions"),
+        (np.zeros(4, np.int64), np.zeros(4, np.float32), "dimensions"),
+        (np.zeros((4, 2), np.int64), np.zeros((4, DIM), np.float32), "dimensions"),
         (np.zeros(4, np.int64), np.zeros((4, DIM + 1), np.float32), "shape"),
         (np.zeros(4, np.int64), np.zeros((3, DIM), np.float32), "shape"),
         (np.array([1, ROWS, 2, 3]), np.zeros((4, DIM), np.float32), f"found {ROWS}"),
@@ -81,3 +83,26 @@ def test_wrong_arrays_are_refused_and_change_nothing(store, keys, grads, message
 def test_keys_on_the_device_need_an_out(store):
     with pytest.raises(InvalidArgumentError, match="out"):
         store.table("device").lookup(Exported(store._engine.device, np.arange(3)))
+
+
+class RequiresGrad:
+    """A tensor as PyTorch shows one that requires gradients."""
+
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("use var.detach()")
+
+
+def test_an_array_that_its_library_does_not_show_is_refused(store):
+    with pytest.raises(InvalidArgumentError, match="detach"):
+        store.table("device").lookup(RequiresGrad())
+
+
+def test_an_output_that_may_not_be_written_or_is_not_aligned_is_refused(store):
+    device, keys = store._engine.device, np.arange(3)
+    for address, is_read_only in ((0, True), (2, False)):
+        out = Exported(device, np.zeros((3, DIM), np.float32))
+        begin = out.__cuda_array_interface__["data"][0]
+        out.__cuda_array_interface__["data"] = begin + address, is_read_only
+        with pytest.raises(InvalidArgumentError, match="aligned"):
+            store.table("device").lookup(keys, out=out)

@@ -86,7 +86,7 @@ def test_pools_own_arrays_are_what_they_say(tmp_path):
         arrays = vars(pool.index.arrays).values()
         per_slot = sum(array[:1].nbytes for array in (*vars(pool.memory).values(), pool._free))
         held = per_slot * pool.slot_count + sum(array.nbytes for array in arrays)
-        staging = pool.device.staging(pool._sizes.staging_rows, pool.layout.stride)
+        staging = pool.device._scratch["staging"]
         assert pool.memory_bytes == held + staging.nbytes
 
 

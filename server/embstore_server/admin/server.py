@@ -64,7 +64,7 @@ class Server(Reply):
     reason: str = Field(description="Why calls are not served; empty when they are")
     uptime_s: float = Field(description="Seconds since the service began")
     device: str = Field(description="What keeps and computes the rows: cpu or cuda:N")
-    device_info: DeviceInfo
+    device_info: DeviceInfo = Field(description="What the device is and has")
     policy: str = Field(description="Which rows leave the cache first")
     cache_bytes: int = Field(description="The cache's budget, now")
     read_only: bool
