@@ -299,10 +299,9 @@ class CudaRuntime:
     # Kernels
 
     @_on_device
-    def compile(self, kernels: Iterable[str]) -> None:
-        """Make kernels ready, by their names or by their verbs: a verb is compiled as a whole."""
+    def compile(self, verbs: Iterable[str]) -> None:
         begin = time.perf_counter()
-        for verb in sorted({self._verbs.get(name, name) for name in kernels}):
+        for verb in verbs:
             self._load(verb)
         self._compile_seconds += time.perf_counter() - begin
 

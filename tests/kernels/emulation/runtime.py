@@ -345,11 +345,9 @@ class EmulatedRuntime:
 
     # Kernels
 
-    def compile(self, kernels: Iterable[str]) -> None:
-        """Build kernels, or all those of a verb."""
+    def compile(self, verbs: Iterable[str]) -> None:
         self._check()
         begin = time.monotonic()
-        verbs = sorted({name if name in VERBS else self._verbs[name] for name in kernels})
         with ThreadPoolExecutor(COMPILERS) as compilers:
             for built in compilers.map(lambda verb: build(source(verb)), verbs):
                 self._kernels |= built
@@ -358,7 +356,7 @@ class EmulatedRuntime:
     def _built(self, kernel: str) -> Kernel:
         if kernel not in self._kernels:
             if self._sources is None:
-                self.compile([kernel])
+                self.compile([self._verbs[kernel]])
             else:
                 for text in self._sources.values():
                     self._kernels |= build(text)
