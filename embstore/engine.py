@@ -418,6 +418,7 @@ class Engine:
     def _give_back(self) -> None:
         with ExitStack() as stack:  # each, whatever becomes of the others
             stack.callback(self.device.close)
+            stack.callback(self.arena.pools.clear)  # pools know it: no memory waits for a collector
             for pool in self.pools.values():
                 stack.callback(pool.close)
             stack.callback(self.storage.close)

@@ -619,6 +619,7 @@ class Pool:
     def close(self) -> None:
         """Give all memory back."""
         self.device.drop_slots(self.memory, 0, self.slot_count)
+        self._slots = self._sums = None
 
     # Counting and checking
 

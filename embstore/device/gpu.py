@@ -61,7 +61,11 @@ class GpuDevice(KeyVerbs, RowVerbs, SlotVerbs):
     def close(self) -> None:
         """End the threads, and wait for all work. Arrays that were handed out stay valid."""
         self._workers.close()
-        self.scratch.clear()
+        if not self.is_lost:
+            self.wait()
+        self._staged = None
+        self._staging.close()
+        self.scratch.close()
         self.runtime.close()
 
     def check_budget(self, cache_bytes: int, held_bytes: int) -> None:

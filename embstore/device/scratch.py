@@ -100,6 +100,11 @@ class Scratch:
         self._blocks[block.address] = block
         return block.address
 
+    def close(self) -> None:
+        """Give back what is not in use, and the spare."""
+        self._spare = None
+        self.clear()
+
     def clear(self) -> None:
         """Give back what is not in use."""
         for kept in self._kept.values():

@@ -71,6 +71,10 @@ class Ring:
                     self._runtime.wait(buffer.mark)
                 self._lengthen(buffer, byte_count)
 
+    def clear(self) -> None:
+        """Give the buffers back. The device has done all that it was given, or is lost."""
+        self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in self._buffers]
+
     def _lengthen(self, buffer: Buffer, byte_count: int) -> None:
         if self._scratch is not None:
             buffer.d_memory = self._scratch.plain(byte_count, np.uint8)
@@ -88,6 +92,11 @@ class Staging:
         self._up = Ring(runtime, BUFFERS)
         self._rows = Ring(runtime, BUFFERS, scratch)
         self._down = Ring(runtime, BUFFERS)
+
+    def close(self) -> None:
+        """Give all buffers back."""
+        for ring in (self._small_up, self._small_down, self._up, self._rows, self._down):
+            ring.clear()
 
     # Up
 

@@ -1,5 +1,7 @@
 """What a call costs on a GPU: launches and waits, whatever the number of tables."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,24 @@ def test_the_host_waits_once_for_what_is_found_and_once_for_an_output(tmp_path, 
     lookup, update = costs(tmp_path, table_count)
     assert lookup[2] == 2
     assert update[2] == 1
+
+
+def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):
+    """Without the help of the collector of circular references."""
+    runtime = EmulatedRuntime()
+    gc.collect()
+    gc.disable()
+    try:
+        store = embstore.open(tmp_path, device=GpuDevice(runtime), cache_bytes=1 << 20)
+        table = store.create_table(
+            "a", dim=8, rows=500, optimizer=Adam(0.1), initializer=Uniform(-1, 1)
+        )
+        for _ in range(3):
+            table.update(np.arange(500), np.ones((500, 8), np.float32))
+        assert runtime.live_bytes > 100_000
+        store.close()
+        assert runtime.live_bytes < 100_000, "the index may stay as long as the object"
+        del store, table
+        assert runtime.live_bytes == 0
+    finally:
+        gc.enable()

@@ -10,14 +10,6 @@ from tests.bench.gpu.clock import sample_ms
 from tests.bench.gpu.machine import Machine, median, timer_of, wait
 from tests.bench.gpu.scale import Scale
 
-GROUPS = {
-    "unique": "unique",
-    "count_digits": "sum_by_key",
-    "scatter_digits": "sum_by_key",
-    "group_starts": "sum_by_key",
-}
-"""Launches that are told on their own, and the verb in which they are."""
-
 
 def ceiling(machine: Machine, scale: Scale) -> dict[str, Any]:
     """Return what a device-to-device copy moves, reads and writes counted."""
