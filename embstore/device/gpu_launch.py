@@ -104,6 +104,7 @@ class Launches:
             low += len(part)
 
     def send_one(self, source: NDArray[Any] | DeviceArray, target: DeviceArray) -> None:
+        """Copy an array, of the host or of the device."""
         if isinstance(source, DeviceArray):
             self.runtime.copy(source, target)
         elif source.nbytes < LARGE_BYTES:
@@ -186,6 +187,7 @@ def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:
+    """Return where a batch's kernels leave what they find out; None where it has no key."""
     assert isinstance(batch, GpuBatch)
     return batch.findings
 
