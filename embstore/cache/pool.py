@@ -7,23 +7,23 @@ state.
 Each **slot** is free or resident. What is true between commands (`check_integrity`):
 
 - a row key has at most one slot; the index has exactly the resident keys
-- `slot_keys[slot]` is EMPTY_KEY exactly for free slots, and each free slot stands once in the free
-  list
-- `dirty[slot]` says that the slot's row is newer than what storage has; a free slot is clean
+- a slot's key is EMPTY_KEY exactly where it is free; each free slot is once in the free list
+- a dirty slot's row is newer than what storage has; a free slot is clean
 - a row's newest content is its slot's if it has one, else storage's, else its initializer's
 
-`hold` makes rows resident: it changes where rows are and never what they are, so it may fail at any
-point (a full disk, a corrupt record) with nothing lost. Missing rows are read into staging first,
-then victims make room (the dirty ones logged, room for which is reserved before), then the rows are
-placed and indexed; staging bounds each round.
+`hold` makes rows resident: it changes where rows are and never what they are, so it may be refused
+(a full disk, a corrupt record, no memory on the device) with nothing lost. Victims make room first,
+the dirty ones logged, room for which is reserved before; then missing rows are read, one staging
+buffer of them after the other, into slots that nobody knows yet; then all are placed and indexed at
+once. Where slots change hands there is no way back: an error there fails the store.
 
 A call with more unique keys than slots is done in **parts** that fit: its lookups gather through a
 buffer of whole rows, its writes hold and apply part by part.
 
-Arrays by slot reserve address space for all the slots that the budget can pay for, and take memory
-with their slabs. A larger budget moves them once, a piece at a time, each given back when it has
-been copied; slots keep their numbers. After a smaller one they are longer than need be, which costs
-nothing: slabs that go give the pages of every array back.
+The slots, and what is known of each, are in the device's memory, which comes and goes by slabs; the
+list of the free ones is the host's, which alone gives and takes them. Slots keep their numbers,
+whatever becomes of the budget. A device that has no memory for a slab of the budget is no reason to
+refuse a call: rows leave instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.cache.arena import Arena
+from embstore.cache.counters import Counters
 from embstore.cache.index import SlotIndex
 from embstore.cache.policy import Policy
 from embstore.cache.recent import RecentBatch
@@ -54,23 +55,6 @@ from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
-
-
-@dataclass
-class Counters:
-    """What a pool did, since it was made. Both hit definitions: by unique key and by access."""
-
-    accesses: int = 0
-    access_hits: int = 0
-    unique_keys: int = 0
-    unique_hits: int = 0
-    misses_log: int = 0
-    misses_base: int = 0
-    misses_initializer: int = 0
-    evictions_clean: int = 0
-    evictions_dirty: int = 0
-    calls_in_parts: int = 0
-    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -370,7 +354,7 @@ class Pool:
         found = np.empty(len(keys), np.uint8)
         self.storage.read(keys, rows, found)
         self.stages.lap("read")
-        self._count_origins(found)
+        self.counters.count_origins(found)
         new = np.flatnonzero(found == 0)
         if len(new) < len(keys):
             stored = np.where(found, slots, -1) if len(new) else slots
@@ -398,8 +382,7 @@ class Pool:
             self._log(here.keys[here.dirty], slots[here.dirty])
         self._free_slots(slots, here.keys)
         self._dirty_max -= count
-        self.counters.evictions_dirty += count
-        self.counters.evictions_clean += len(slots) - count
+        self.counters.count_evictions(len(slots), count)
 
     def _log(self, keys: Keys, slots: Slots) -> None:
         for piece, rows, places in self.device.row_pieces(self.memory.rows, slots):
@@ -452,8 +435,7 @@ class Pool:
         """Yield the parts of `count` unique keys that can be held one after the other."""
         size = self.part_keys(count)
         if count > size:
-            self.counters.calls_in_parts += 1
-            self.counters.parts += -(-count // size)
+            self.counters.count_parts(-(-count // size))
         for low in range(0, count, max(size, 1)):
             yield low, min(low + size, count)
 
@@ -631,16 +613,7 @@ class Pool:
             accesses, hits = self.device.count_accesses(batch, slots, first, first + count, counts)
         else:
             accesses = hits = batch.position_count if counts is None else int(counts.sum())
-        self.counters.unique_keys += count
-        self.counters.unique_hits += count - missing
-        self.counters.accesses += accesses
-        self.counters.access_hits += hits
-
-    def _count_origins(self, found: NDArray[np.uint8]) -> None:
-        origins = np.bincount(found, minlength=3)
-        self.counters.misses_initializer += int(origins[0])
-        self.counters.misses_log += int(origins[1])
-        self.counters.misses_base += int(origins[2])
+        self.counters.count_lookup(keys=count, missing=missing, accesses=accesses, hits=hits)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of the module's docstring does not hold."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.arithmetic.compiled import DIVIDED, PLAIN, WEIGHTED, table_places
+from embstore.arithmetic.compiled import table_places
 from embstore.arithmetic.denormals import check_denormals
 from embstore.arithmetic.jit import address, compile_kernels
 from embstore.arrays import EMPTY_KEY, Keys, Rows
@@ -34,6 +34,7 @@ from embstore.device.base import (
     TableParameters,
 )
 from embstore.device.host import host_facts
+from embstore.device.layout import STASH_KEYS, bucket_count, form_of, index_bytes
 from embstore.device.memory import lengthened, move, release, reserve
 from embstore.device.threshold import find_threshold
 from embstore.device.workers import Range, Workers, equal_ranges
@@ -52,7 +53,6 @@ from embstore.kernels.unique import unique
 
 THREADS_MAX = 4
 """Default bound on threads: memory bandwidth is shared, and trainers want cores too."""
-STASH_KEYS = 256
 _SPLIT_BYTES = 1 << 20
 """Bytes a call moves before a second thread pays."""
 _RANGES_PER_THREAD = 2
@@ -171,10 +171,10 @@ class CpuDevice:
         return reserve(count * stride * 4).view(np.float32).reshape(count, stride)
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
-        bucket_count = _bucket_count(slot_count)
-        shape = (bucket_count, BUCKET_WIDTH)
-        keys = reserve(bucket_count * BUCKET_WIDTH * 8).view(np.int64).reshape(shape)
-        slots = reserve(bucket_count * BUCKET_WIDTH * 4).view(np.uint32).reshape(shape)
+        shape = (bucket_count(slot_count), BUCKET_WIDTH)
+        places = shape[0] * shape[1]
+        keys = reserve(places * 8).view(np.int64).reshape(shape)
+        slots = reserve(places * 4).view(np.uint32).reshape(shape)
         keys.fill(EMPTY_KEY)
         return IndexArrays(
             bucket_keys=keys,
@@ -185,7 +185,7 @@ class CpuDevice:
         )
 
     def index_bytes(self, slot_count: int) -> int:
-        return _bucket_count(slot_count) * BUCKET_WIDTH * 12 + STASH_KEYS * 12 + 8
+        return index_bytes(slot_count)
 
     def upload(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
@@ -301,7 +301,7 @@ class CpuDevice:
         row_addresses = np.array([address(g.rows) for g in gradients], np.int64)
         sources = np.array([address(g.source) for g in gradients], np.int64)
         coefficients = np.array([address(g.coefficients) for g in gradients], np.int64)
-        forms = np.array([_form(g) for g in gradients], np.int8)
+        forms = np.array([form_of(g) for g in gradients], np.int8)
 
         def work(low: int, high: int) -> int:
             return sum_by_key(
@@ -491,13 +491,3 @@ class _Candidates:
         for bins in self.device.run(work, self.device.ranges(len(self.scores), 16)):
             total += bins
         return total
-
-
-def _bucket_count(slot_count: int) -> int:
-    return max(1, -(-3 * slot_count // (2 * BUCKET_WIDTH)))
-
-
-def _form(gradients: Gradients) -> int:
-    if gradients.coefficients is None:
-        return PLAIN
-    return DIVIDED if gradients.divide else WEIGHTED

@@ -13,7 +13,6 @@ from embstore.arrays import KEY_BITS, Keys
 from embstore.device.base import Batch, Counts, IndexArrays, Slots
 from embstore.device.gpu_launch import (
     ACCESSES,
-    BUCKET_WIDTH,
     HITS,
     MISSING,
     NONE,
@@ -28,10 +27,10 @@ from embstore.device.gpu_launch import (
     findings_of,
     parameters_of,
 )
+from embstore.device.layout import STASH_KEYS, bucket_count, index_bytes
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
-
-STASH_KEYS = 256
+from embstore.kernels.probe import BUCKET_WIDTH
 
 
 class KeyVerbs(Launches):
@@ -138,7 +137,7 @@ class KeyVerbs(Launches):
         return int(told[ACCESSES]), int(told[HITS])
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
-        places = _bucket_count(slot_count) * BUCKET_WIDTH
+        places = bucket_count(slot_count) * BUCKET_WIDTH
         arrays = IndexArrays(
             bucket_keys=self.scratch.plain(places, np.int64),
             bucket_slots=self.scratch.plain(places, np.uint32),
@@ -152,7 +151,7 @@ class KeyVerbs(Launches):
         return arrays
 
     def index_bytes(self, slot_count: int) -> int:
-        return _bucket_count(slot_count) * BUCKET_WIDTH * 12 + STASH_KEYS * 12 + 8
+        return index_bytes(slot_count)
 
     def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
         n = len(keys)
@@ -189,10 +188,6 @@ class KeyVerbs(Launches):
             rest = self.scratch.take(n, np.int64)
             self.launch("erase", n, *parameters_of(index), d_keys, np.int64(n), rest, rest_count)
             self.launch("erase_rest", 1, *parameters_of(index), d_keys, rest, rest_count)
-
-
-def _bucket_count(slot_count: int) -> int:
-    return max(1, -(-3 * slot_count // (2 * BUCKET_WIDTH)))
 
 
 def _position(found: int) -> int:

@@ -25,10 +25,10 @@ from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArra
 from embstore.device.scratch import Scratch
 from embstore.device.staging import LARGE_BYTES, Staging
 from embstore.device.workers import COPY_THREADS_MAX, Workers
+from embstore.kernels.probe import BUCKET_WIDTH
 
 LANES = 32
 """At most so many own a row."""
-BUCKET_WIDTH = 8
 NONE = (1 << 63) - 1
 """Of a finding that is the lowest of something."""
 UNIQUE_COUNT, OUTSIDE, MISSING, NOT_FINITE, ACCESSES, HITS, REFUSED = range(7)

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, Slots, TableParameters
 from embstore.device.gpu_launch import LANES, NULL, Launches, Outputs, findings_of
+from embstore.device.layout import form_of
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, DeviceArray, Runtime
 from embstore.device.slabs import FLAT_SHIFT, SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
@@ -28,7 +29,6 @@ _DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
 _VICTIM_BYTES = 16 << 20
 """Of rows on their way to the log: storage packs and writes them in smaller pieces, beside each
 other."""
-_PLAIN, _WEIGHTED, _DIVIDED = 0, 1, 2
 
 
 class RowVerbs(Launches):
@@ -101,7 +101,7 @@ class RowVerbs(Launches):
         d_bounds, d_rows, d_sources, d_coefficients, d_forms = self.send(
             batch.bounds,
             *columns,
-            np.array([*map(_form, gradients)], np.int32),
+            np.array([*map(form_of, gradients)], np.int32),
         )
         of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
         count = np.int32(len(gradients))
@@ -269,9 +269,3 @@ class RowVerbs(Launches):
 
 def _address(array: DeviceArray | None) -> int:
     return 0 if array is None else array.address
-
-
-def _form(gradients: Gradients) -> int:
-    if gradients.coefficients is None:
-        return _PLAIN
-    return _DIVIDED if gradients.divide else _WEIGHTED

@@ -8,7 +8,8 @@ that the host reads by mistake is an error everywhere, not only where a GPU is.
 
 Work is ordered by **streams**: COMPUTE runs kernels, small copies and fills; UP and DOWN carry the
 large copies each way, beside it. Work of one stream is done in the order in which it was given;
-between streams `mark` and `follow` order it, and `wait` has the host wait. Nothing else waits.
+between streams `mark` and `follow` order it, and `wait` has the host wait. Nothing else waits, but
+`upload` from memory that is not from `allocate_host`.
 """
 
 from collections.abc import Iterable

@@ -6,7 +6,7 @@
 A new key goes to its first bucket while that has two places free, else to the emptier of its two.
 If both are full, one of the 16 keys in them moves to its own other bucket, where that has room;
 only then does the key go to the stash. Simulated at two thirds full, the most that `allocate_index`
-promises, with every key replaced four times over: one insertion in five hundred moved a key and
+promises, with every key replaced four times over: one insertion in four hundred moved a key and
 none needed the stash, which is therefore for keys chosen to collide; insert is refused only when it
 is full. Four keys in five stand in their first bucket, and cost `probe` one bucket. Rejected:
 always the emptier (three in five; a probe took 1.2 times as long in cache, 1.7 from memory).

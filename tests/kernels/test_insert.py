@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
-from embstore.device.cpu import STASH_KEYS
+from embstore.device.layout import STASH_KEYS
 from embstore.kernels.probe import BUCKET_WIDTH
 from tests.kernels.samples import each_device, overwrite, slots_with
 from tests.kernels.test_probe import find
