@@ -14,8 +14,10 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from embstore.errors import (
     StorageError,
     StoreClosedError,
     TableExistsError,
+    TableHeldError,
     TableNotFoundError,
 )
 from embstore.results import Checkpoint, TableEntry
@@ -42,6 +45,7 @@ from embstore.storage.storage import Storage
 from embstore.tablestate import TableState
 
 _LABEL_CHARACTERS_MAX = 255
+_PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _METADATA_DEPTH_MAX = 32
 """The catalogue is read with whatever recursion limit a process has."""
 
@@ -63,6 +67,9 @@ class Engine:
         self.command_number = storage.catalogue.head.command
         self._names: dict[str, int] = {}
         self._lock = threading.RLock()
+        self._waiting: deque[None] = deque()  # an entry for each call that waits for the lock
+        self.places: dict[str, int] = dict(storage.catalogue.head.places)
+        """Of each look-ahead session that may be resumed, its last finished step."""
         self._closed = False
         self._busy = False  # a call is running
         self._close_asked = False  # and close() was called inside it
@@ -100,13 +107,25 @@ class Engine:
             self.command_number += 1
 
     @contextmanager
+    def background(self) -> Iterator[None]:
+        """As `reading`, for work that can wait: calls that wait for the engine go first, for a
+        while."""
+        patience = monotonic() + _PATIENCE_S
+        while self._waiting and monotonic() < patience:
+            sleep(_PAUSE_S)
+        with self.reading():
+            yield
+
+    @contextmanager
     def _frame(self) -> Iterator[None]:
         """One call at a time, and none inside another: a signal handler may try.
 
         An interrupt can strike between any two lines, and memory may then be half changed; so it
         fails the store, which opens again at its last commit.
         """
+        self._waiting.append(None)
         with self._lock:
+            self._waiting.pop()
             self._check_open()
             if self._busy:
                 raise InvalidArgumentError(
@@ -257,11 +276,21 @@ class Engine:
         """
         with self.writing():
             table = self.find(name)
+            self._check_unheld("drop it", [table])
             self.storage.drop_table(table.table_id)
             table.pool.remove_table(table.table_id)
             self._leave_if_empty(table.pool)
             del self.tables[table.table_id], self._names[name]
         return self.command_number
+
+    def _check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
+        for table in tables:
+            if table.sessions:
+                names = ", ".join(map(repr, sorted(table.sessions)))
+                raise TableHeldError(
+                    f"table {table.name!r} is in use by look-ahead session {names}; close it, then "
+                    f"{what}"
+                )
 
     def grow(self, table: TableState, rows: Any) -> None:
         """Let a table have more rows.
@@ -294,6 +323,7 @@ class Engine:
         CapacityError : the budget stays.
         """
         with self.reading():
+            self._check_unheld("resize the cache", self.tables.values())
             self.device.check_budget(cache_bytes, self.arena.memory_bytes)
             self.arena.resize(cache_bytes)
 
@@ -348,7 +378,9 @@ class Engine:
 
     def _commit(self, label: str | None = None, metadata: dict[str, Any] | None = None) -> None:
         entries = [table.entry() for table in self.tables.values()]
-        self.storage.commit(entries, self.command_number, label=label, metadata=metadata)
+        self.storage.commit(
+            entries, self.command_number, places=self.places, label=label, metadata=metadata
+        )
 
     def restore(self, label: Any) -> int:
         """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid.
@@ -358,6 +390,7 @@ class Engine:
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
         """
         with self.writing():
+            self._check_unheld("restore", self.tables.values())
             self._check_room_for(label)
             head = self.storage.restore(label, self.command_number + 1)
             with self.storage.no_way_back():
@@ -367,6 +400,7 @@ class Engine:
                 self.tables.clear()
                 self._names.clear()
                 self._open_tables(head.tables)
+                self.places = dict(head.places)
         return self.command_number
 
     def _check_room_for(self, label: Any) -> None:
@@ -414,6 +448,11 @@ class Engine:
                     self._commit()
             finally:
                 self._give_back()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
 
     def _give_back(self) -> None:
         with ExitStack() as stack:  # each, whatever becomes of the others

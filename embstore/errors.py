@@ -5,9 +5,13 @@
   + PermissionDeniedError                         a write to a store opened read-only
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
+  + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
   + TableExistsError                              created again with another identity configuration
   + CheckpointExistsError                         a label is used once
   + TableMismatchError                            another format, version or endianness
+  + TableHeldError                                a session holds the table, the rank or the name
+  + SessionExpiredError                           a session was closed, or its lease ran out
+  + RankFailedError                               a rank of a session's step died or stalled
   + StoreInUseError                               another process holds the directory
   + DeadlineError                                 no answer in time
   + OutcomeUnknownError                           the server changed while a mutating call was out
@@ -43,6 +47,10 @@ class CheckpointNotFoundError(EmbstoreError, LookupError):
     """No checkpoint of this label is kept."""
 
 
+class StepNotFoundError(EmbstoreError, LookupError):
+    """No step of this number was announced, or it was finished so long ago that it is forgotten."""
+
+
 class TableExistsError(EmbstoreError):
     """A table of this name exists with another identity configuration or another number of rows."""
 
@@ -53,6 +61,18 @@ class CheckpointExistsError(EmbstoreError):
 
 class TableMismatchError(EmbstoreError):
     """Files and program disagree about the format, its version or the byte order."""
+
+
+class TableHeldError(EmbstoreError):
+    """A session is the only writer of the table, or a rank of it is another client's."""
+
+
+class SessionExpiredError(EmbstoreError):
+    """The session was closed, or its lease ran out. Opening its name again resumes it."""
+
+
+class RankFailedError(EmbstoreError):
+    """A rank of the session died or stalled; it is named. Open the session again."""
 
 
 class StoreInUseError(EmbstoreError):

@@ -3,7 +3,7 @@
 The embedded store and the network client return the same classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from embstore.config import TableConfig
@@ -26,6 +26,41 @@ class AcknowledgedUpdate:
     command: int
     t: dict[str, int]
     skipped: bool = False
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What a look-ahead session is."""
+
+    name: str
+    last_step: int
+    """The last finished step, 0 for none; the next to announce is one more."""
+    tables: tuple[str, ...]
+    lookahead_steps_max: int
+    world_size: int
+    planner: str
+    shared: bool
+    lease_ms: int
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One rank's place in a session; `member` is what its calls name."""
+
+    member: str
+    name: str
+    rank: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class Announced:
+    """How far a session has come: steps announced by this rank, and steps planned."""
+
+    announced_step: int
+    planned_step: int
+    held_back: bool
+    """Planning waits: the rows of the steps before leave no room for the next one's."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +87,8 @@ class State:
     commit: int = 0
     command: int = 0
     tables: tuple[TableEntry, ...] = ()
+    places: dict[str, int] = field(default_factory=dict)
+    """Of each session that may be resumed, the last finished step."""
 
 
 @dataclass(frozen=True)

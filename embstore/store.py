@@ -17,7 +17,9 @@ from embstore.device.choice import open_device
 from embstore.device.workers import COPY_THREADS_MAX
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
+from embstore.feed.run import Run
 from embstore.figures import store_figures
+from embstore.lookahead.sessions import Sessions
 from embstore.results import AcknowledgedUpdate, Checkpoint
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
@@ -133,6 +135,8 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.sessions = Sessions(engine)
+        """Look-ahead sessions by their verbs; `session` is the way for a trainer."""
         self._device_facts = engine.device.facts()
 
     def __enter__(self) -> "Store":
@@ -273,6 +277,59 @@ class Store:
         t = {share.table.name: share.table.t for share in shares}
         return AcknowledgedUpdate(self._engine.command_number + 1, t, not applied)
 
+    # Look-ahead
+
+    def session(
+        self,
+        tables: Sequence[str],
+        *,
+        lookahead: int = 16,
+        name: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        planner: str = "per_step",
+        shared: bool = False,
+        lease_ms: int = 10_000,
+        rank_timeout_ms: int = 60_000,
+    ) -> Run:
+        """Return a run: training that tells the store which rows its coming steps will use.
+
+            with store.session(tables=["ads"], lookahead=16) as run:
+                for step in run.steps(batches, keys=lambda batch: {"ads": batch.ads}):
+                    rows = step.lookup()["ads"]
+                    ...
+                    step.update({"ads": gradients})
+
+        Every lookup of a step hits the cache, and no bit of the tables depends on it.
+
+        Parameters
+        ----------
+        tables : that steps may name; while the run is open it is their only writer
+        lookahead : steps that are announced ahead
+        name : by which the run can be resumed, and its ranks find each other; None: neither
+        rank, world_size : of several trainers that share each step
+        planner : "per_step", "group:N" or "window", see `embstore.lookahead.sessions.Sessions.open`
+        shared : let others write to the tables too
+        lease_ms : a trainer that is silent for longer loses its place
+        rank_timeout_ms : how long ranks wait for one another before the session fails
+
+        Raises
+        ------
+        InvalidArgumentError : at once; what the store has to say comes when the run is entered.
+        """
+        return Run(
+            self.sessions,
+            tables,
+            lookahead=lookahead,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            planner=planner,
+            shared=shared,
+            lease_ms=lease_ms,
+            rank_timeout_ms=rank_timeout_ms,
+        )
+
     def resize_cache(self, cache_bytes: int) -> None:
         """Change the cache's budget at run time. Where rows are may change, no bit of them does.
 
@@ -342,7 +399,10 @@ class Store:
 
     def close(self) -> None:
         """Commit without a label, and give memory and directory back. Closing twice is harmless."""
+        self.sessions.stop()
         self._engine.close()
+        if self._engine.is_closed:  # else a call of this thread is still running, and ends it
+            self.sessions.join_threads()
 
     # Looking
 
@@ -408,11 +468,15 @@ class Store:
 
         "tables" by name; "cache" with its pools (slots, hits by unique key and by access, misses by
         origin, evictions, calls in parts); "storage" (log, base, merges, bytes); "stages" (seconds
-        and laps since opening).
+        and laps since opening); "sessions" with those that are "open" (a list: what each is, how
+        far it is, its hits, early rows and stalls) and the "planning" of all together (seconds by
+        stage, rows pinned and under way).
         """
         with self._engine.reading():
             self._device_facts = self._engine.device.facts()
-            return store_figures(self._engine)
+            return store_figures(self._engine) | {
+                "sessions": {"open": self.sessions.facts(), "planning": self.sessions.planning()}
+            }
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold.

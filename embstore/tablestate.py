@@ -1,6 +1,6 @@
 """One table at run time, and a command's share of it: what reads and writes have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from embstore.cache.pool import Pool
 from embstore.config import TableConfig
 from embstore.device.base import Batch, Counts, Gradients
 from embstore.digest import TableDigest
-from embstore.errors import InvalidArgumentError
+from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.results import TableEntry
 
 
@@ -25,6 +25,10 @@ class TableState:
     learning_rate: float
     t: int = 0
     digest: TableDigest = field(default_factory=TableDigest)
+    sessions: set[str] = field(default_factory=set)
+    """Names of the look-ahead sessions that are open on it."""
+    writer: str = ""
+    """The one of them that alone may write to it; empty: everyone may."""
 
     def __post_init__(self) -> None:
         self.name = self.config.name
@@ -101,6 +105,21 @@ def settle(parts: Sequence[PoolBatch]) -> None:
     for part in parts:
         if part.batch.found.outside >= 0:
             raise _out_of_range(part, part.batch.found.outside)
+
+
+def check_writer(tables: Iterable[TableState], session: str) -> None:
+    """Refuse a write to tables that another session holds; `session` is the writer's, if any.
+
+    Raises
+    ------
+    TableHeldError
+    """
+    for table in tables:
+        if table.writer not in ("", session):
+            raise TableHeldError(
+                f"table {table.name!r} is held by session {table.writer!r}, its only writer until "
+                "it is closed; open that session with shared=True to write beside it"
+            )
 
 
 def key_name(row_key: int) -> int:

@@ -37,6 +37,7 @@ from embstore.tablestate import (
     Share,
     TableState,
     batches,
+    check_writer,
     key_name,
     settle,
     table_of,
@@ -81,9 +82,30 @@ def update(
     InvalidArgumentError : a key out of range, or a non-finite gradient that is not to be skipped.
     CapacityError, CorruptTableError : nothing has changed.
     """
+    check_writer([share.table for share in shares], "")
     stages.start()
     parts = batches(shares)
     stages.lap("unique")
+    return update_batches(
+        parts,
+        shares,
+        learning_rate=learning_rate,
+        gradient_scale=gradient_scale,
+        on_nonfinite=on_nonfinite,
+        stages=stages,
+    )
+
+
+def update_batches(
+    parts: Sequence[PoolBatch],
+    shares: Sequence[Share],
+    *,
+    learning_rate: float | None,
+    gradient_scale: float,
+    on_nonfinite: OnNonfinite,
+    stages: Stages,
+) -> bool:
+    """Do the same with the batches of the shares, whose slots are known or being looked for."""
     scale = np.float32(gradient_scale)
     sums = [_summed(part, scale) for part in parts]
     settle(parts)
@@ -103,6 +125,7 @@ def update_ranks(
     gradient_scale: float,
     on_nonfinite: OnNonfinite,
     stages: Stages,
+    session: str = "",
 ) -> bool:
     """Apply the shares of several ranks as one update (rule 6); return False if it was skipped.
 
@@ -111,6 +134,7 @@ def update_ranks(
     As `update`. A non-finite sum names the first table by naming and its first key by occurrence,
     over the ranks in order.
     """
+    check_writer([share.table for shares in ranks for share in shares], session)
     stages.start()
     one = np.float32(1.0)
     by_pool: dict[int, tuple[Pool, list[RankSums]]] = {}
@@ -205,6 +229,7 @@ def _optimizer(part: KeySums) -> Change:
 
 
 def _overwrite(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
+    check_writer([share.table], "")
     (part,) = parts = batches([share])
     settle(parts)
     pool, keys = part.pool, part.batch.unique_keys

@@ -10,6 +10,8 @@
 
     store      RemoteStore: the verbs of embstore.Store
     table      RemoteTable: the verbs of embstore.Table
+    sessions   RemoteSessions: the verbs of store.sessions
+    step_rows  StepRows: a step's rows on their way, and in their places
     calls      the verbs of the wire: requests made, replies taken apart
     messages   bulk calls as messages
     shares     keys made unique and gradients summed before they are sent
@@ -22,12 +24,20 @@ It is light: NumPy, gRPC and protobuf; Numba only where it is installed and some
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from embstore_client.sessions import RemoteSessions
+    from embstore_client.step_rows import StepRows
     from embstore_client.store import RemoteStore, connect
     from embstore_client.table import RemoteTable
 
-__all__ = ["RemoteStore", "RemoteTable", "connect"]
+__all__ = ["RemoteSessions", "RemoteStore", "RemoteTable", "StepRows", "connect"]
 
-_HOMES = {"RemoteStore": "store", "RemoteTable": "table", "connect": "store"}
+_HOMES = {
+    "RemoteSessions": "sessions",
+    "RemoteStore": "store",
+    "RemoteTable": "table",
+    "StepRows": "step_rows",
+    "connect": "store",
+}
 
 if not TYPE_CHECKING:
 

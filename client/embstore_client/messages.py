@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows, fp32_scalar
 from embstore.errors import InvalidArgumentError
+from embstore.feed.bags import StepBags
 from embstore_client.shares import Sums, UniqueKeys
 from embstore_proto.codec import Message
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -103,3 +104,46 @@ def options(
         gradient_scale=fp32_scalar(gradient_scale, "gradient_scale"),
         on_nonfinite=_ON_NONFINITE[on_nonfinite],
     )
+
+
+# Of a session's steps
+
+
+def announced(
+    message: Message, steps: Mapping[int, Mapping[str, Keys]]
+) -> list[pb.AnnounceRequest.Step]:
+    """Return steps with their keys, added to the message."""
+    return [
+        pb.AnnounceRequest.Step(
+            step=step,
+            tables=[
+                pb.AnnounceRequest.Table(table=name, keys=message.add(k))
+                for name, k in keys.items()
+            ],
+        )
+        for step, keys in steps.items()
+    ]
+
+
+def step_gradients(
+    message: Message, gradients: Mapping[str, Rows]
+) -> list[pb.UpdateStepRequest.Table]:
+    """Return the gradients of a step's announced keys, added to the message."""
+    return [
+        pb.UpdateStepRequest.Table(table=name, gradients=message.add(rows))
+        for name, rows in gradients.items()
+    ]
+
+
+def step_bags(
+    message: Message, pooled: Mapping[str, StepBags]
+) -> list[pb.LookupStepPooledRequest.Table]:
+    """Return how a step's rows are pooled, added to the message; no index is below 0."""
+    return [
+        pb.LookupStepPooledRequest.Table(
+            table=name,
+            inverse=message.add(b.inverse.view(np.uint32)),
+            bags=bags(message, b.offsets, b.mode, b.weights, name),
+        )
+        for name, b in pooled.items()
+    ]

@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike
 from embstore.arrays import Rows, as_out, as_pair, as_ranks
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.errors import DeadlineError, InvalidArgumentError, TableNotFoundError
+from embstore.feed.run import Run
 from embstore.results import AcknowledgedUpdate, Checkpoint
 from embstore_client import messages
 from embstore_client.calls import Calls
+from embstore_client.sessions import RemoteSessions
 from embstore_client.shares import Sums, UniqueKeys, mapping, some_of
 from embstore_client.table import RemoteTable
 from embstore_client.transport import Transport, checked_seconds
@@ -87,6 +89,7 @@ class RemoteStore:
         calls.limits = _limits(info)
         self._calls = calls
         self._seen: dict[str, Described] = {}  # as tables last were: ids and dims do not change
+        self._sessions = RemoteSessions(calls)
         self.store_id = info.context.store_id
 
     def __enter__(self) -> "RemoteStore":
@@ -235,6 +238,45 @@ class RemoteStore:
             return shape[1]
         self._seen.pop(name, None)
         return self._described(name).config.dim
+
+    # Look-ahead
+
+    @property
+    def sessions(self) -> RemoteSessions:
+        """Look-ahead sessions by their verbs; `session` is the way for a trainer."""
+        return self._sessions
+
+    def session(
+        self,
+        tables: Sequence[str],
+        *,
+        lookahead: int = 16,
+        name: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        planner: str = "per_step",
+        shared: bool = False,
+        lease_ms: int = 10_000,
+        rank_timeout_ms: int = 60_000,
+    ) -> Run:
+        """Return a run of steps that are announced ahead; see `Store.session`.
+
+        Its rows come while the step before computes. Once the server has restarted, the run's next
+        call raises SessionExpiredError or OutcomeUnknownError: with a `name`, another run goes on
+        behind the `last_step` of the server's last commit.
+        """
+        return Run(
+            self._sessions,
+            tables,
+            lookahead=lookahead,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            planner=planner,
+            shared=shared,
+            lease_ms=lease_ms,
+            rank_timeout_ms=rank_timeout_ms,
+        )
 
     # Durability
 

@@ -13,6 +13,11 @@ or was restored in between, it says OutcomeUnknownError. Attempts are counted fr
 was lost: one that was refused has left nothing, so that a restarted server may take the next.
 gRPC connects again by itself, in the background; a call waits for it within its deadline.
 
+**Sessions.** Their calls need no Origin: the server knows a step's calls by member and step. A call
+that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been
+done, perhaps; then it counts as lost. A session ends with its server's process, so the next attempt
+is told that there is none: it is OutcomeUnknownError after a lost one, else SessionExpiredError.
+
 **Errors.** A status that names a class of embstore.errors raises it; the others are gRPC's own: no
 connection and no time.
 
@@ -21,7 +26,9 @@ Any thread. Nothing here knows what a table is.
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
 from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
 
@@ -33,7 +40,9 @@ from embstore.errors import (
     InvalidArgumentError,
     OutcomeUnknownError,
     OverloadedError,
+    SessionExpiredError,
     StoreClosedError,
+    TableHeldError,
 )
 from embstore_client.origins import Origins
 from embstore_proto import codec
@@ -52,7 +61,16 @@ class InContext(Protocol):
         """Store, epoch, command number, instance."""
 
 
+class KnownBy(Enum):
+    """What a server knows a mutating call again by, when it is sent a second time."""
+
+    ORIGIN = auto()
+    STEP = auto()  # a session's member and step
+    PLACE = auto()  # a rank's place in a session, which a lost attempt keeps until its lease ends
+
+
 Reply = TypeVar("Reply", bound=InContext)
+T = TypeVar("T")
 
 _SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"
 _REPLY_BYTES_MAX = (1 << 31) - 1
@@ -122,6 +140,7 @@ class Transport:
         parse: Callable[[bytes], Reply],
         *,
         mutates: bool = False,
+        known_by: KnownBy = KnownBy.ORIGIN,
         timeout_s: float | None = None,
     ) -> Reply:
         """Do a control call and return its reply, parsed.
@@ -136,7 +155,8 @@ class Transport:
                 request.origin.CopyFrom(origin)
             return parse(self._unary(name, request.SerializeToString(), deadline))
 
-        result: Reply = self._attempts(name, attempt, mutates, timeout_s)
+        effect = known_by if mutates else None
+        result = self._attempts(name, attempt, effect, timeout_s)
         if isinstance(result, pb.GetServerInfoReply):
             self._origins.connected(result)
             limit = result.limits.unary_bytes_max  # for a reply's header, too
@@ -159,6 +179,8 @@ class Transport:
         *,
         reply_bytes: int,
         mutates: bool = False,
+        known_by: KnownBy = KnownBy.ORIGIN,
+        timeout_s: float | None = None,
     ) -> Received:
         """Do a bulk call and return its reply, taken apart; `reply_bytes` is about its size.
 
@@ -178,8 +200,53 @@ class Transport:
             framed = message.framed(serialised)
             return codec.split(self._stream(f"{name}Stream", framed, reply_bytes, deadline))
 
-        received: Received = self._attempts(name, attempt, mutates, None)
-        return received
+        return self._attempts(name, attempt, known_by if mutates else None, timeout_s)
+
+    def stream(
+        self, name: str, header: Any, message: codec.Message, *, timeout_s: float | None = None
+    ) -> Received:
+        """Do a bulk call that changes nothing and has no unary form.
+
+        Raises
+        ------
+        EmbstoreError : as in `call`.
+        """
+        serialised = header.SerializeToString()
+
+        def attempt(_: pb.Origin | None, deadline: float) -> Received:
+            framed = message.framed(serialised)
+            return codec.split(self._stream(name, framed, _REPLY_BYTES_MAX, deadline))
+
+        return self._attempts(name, attempt, None, timeout_s)
+
+    def messages(
+        self,
+        name: str,
+        request: Any,
+        take: Callable[[Iterator[Received]], T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Do a call that changes nothing and is answered by bulk messages, one after the other.
+
+        `take` gets them as they come, and what it returns is returned. It is called once for each
+        attempt, and must then begin anew.
+
+        Raises
+        ------
+        EmbstoreError : as in `call`, and what `take` raises.
+        """
+        serialised = request.SerializeToString()
+
+        def attempt(_: pb.Origin | None, deadline: float) -> T:
+            method = self._method(name, self._channel.unary_stream)
+            replies = method(serialised, **self._call_options(deadline))
+            try:
+                return take(_whole_messages(replies))
+            finally:
+                replies.cancel()  # of one that has ended it does nothing
+
+        return self._attempts(name, attempt, None, timeout_s)
 
     def knows(self, context: pb.Context) -> None:
         """Take note of the state that a reply was of."""
@@ -190,49 +257,62 @@ class Transport:
     def _attempts(
         self,
         name: str,
-        attempt: Callable[[pb.Origin | None, float], Any],
-        mutates: bool,
+        attempt: Callable[[pb.Origin | None, float], T],
+        effect: KnownBy | None,
         timeout_s: float | None,
-    ) -> Any:
+    ) -> T:
+        """Return what an attempt returned; `effect` is None of a call that changes nothing."""
         seconds = self.timeout_s
         if timeout_s is not None:
             seconds = checked_seconds(timeout_s, "timeout_s")
         deadline = monotonic() + seconds
-        origin = self._origins.begin(deadline) if mutates else None
+        origin = self._origins.begin(deadline) if effect is KnownBy.ORIGIN else None
+        sent = _Sent(deadline, effect, origin)
         pause = _PAUSE_FIRST_S
         try:
             while True:
                 try:
-                    return self._attempt(attempt, origin, deadline)
+                    return self._attempt(attempt, sent)
                 except _PassingError as again:
                     if monotonic() + pause >= deadline:
                         raise self._too_late(name, seconds, again.error) from again.cause
                     sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _PAUSE_MAX_S)
-                    if origin is not None and (again.was_lost or origin.attempt):
+                    sent.was_lost |= again.was_lost
+                    if origin is not None and sent.was_lost:
                         origin.attempt += 1
         finally:
             if origin is not None:
                 self._origins.end(origin)
 
-    def _attempt(
-        self,
-        attempt: Callable[[pb.Origin | None, float], Any],
-        origin: pb.Origin | None,
-        deadline: float,
-    ) -> Any:
+    def _attempt(self, attempt: Callable[[pb.Origin | None, float], T], sent: "_Sent") -> T:
         if self._closed:
             raise StoreClosedError("the connection is closed; connect again")
         if os.getpid() != self._process:
             raise StoreClosedError("the connection is of the process that was forked; connect here")
         try:
-            return attempt(origin, deadline)
+            return attempt(sent.origin, sent.deadline)
         except grpc.RpcError as exc:
-            raise self._error(exc, mutates=origin is not None) from exc
+            raise self._in_session(self._error(exc, mutates=sent.mutates), sent) from exc
         except ValueError as exc:  # how gRPC says that its channel was closed
             if self._closed:
-                raise self._cut_off(mutates=origin is not None) from exc
+                raise self._cut_off(mutates=sent.mutates) from exc
             raise
+
+    def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
+        """Return what an error means to a call of a session, which an attempt may have done."""
+        if sent.effect is KnownBy.STEP:
+            if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
+                error.was_lost = True  # the server may have taken the call, and waited with it
+            elif isinstance(error, SessionExpiredError) and sent.was_lost:
+                self._origins.changed_epoch()
+                return OutcomeUnknownError(
+                    "the session ended while a call that finishes a step was out: open it again, "
+                    f"its last step tells whether this one was finished. {error}"
+                )
+        if sent.effect is KnownBy.PLACE and sent.was_lost and isinstance(error, TableHeldError):
+            return _PassingError(error, error)  # by the lost attempt, until its lease ends
+        return error
 
     def _cut_off(self, *, mutates: bool) -> EmbstoreError:
         if mutates:
@@ -310,6 +390,32 @@ class Transport:
             "metadata": self._metadata,
             "wait_for_ready": True,
         }
+
+
+def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:
+    """Yield the bulk messages that a stream's chunks are the pieces of."""
+    assembly = codec.Assembly(_REPLY_BYTES_MAX)
+    for chunk in chunks:
+        assembly.add(chunk)
+        if assembly.is_whole:
+            yield codec.split(assembly.whole())
+            assembly = codec.Assembly(_REPLY_BYTES_MAX)
+    if assembly.total_bytes:
+        assembly.whole()  # says what is missing
+
+
+@dataclass
+class _Sent:
+    """A call on its way, over all its attempts."""
+
+    deadline: float
+    effect: KnownBy | None
+    origin: pb.Origin | None
+    was_lost: bool = False  # one of the attempts was, so that the call may be done
+
+    @property
+    def mutates(self) -> bool:
+        return self.effect is not None
 
 
 class _PassingError(Exception):

@@ -20,6 +20,11 @@ once. Where slots change hands there is no way back: an error there fails the st
 A call with more unique keys than slots is done in **parts** that fit: its lookups gather through a
 buffer of whole rows, its writes hold and apply part by part.
 
+Rows of announced steps come ahead of their use (prefetch.py). A slot may then be **pinned**, which
+makes it no victim, and **pending**: its key is in the index, its row still on its way. Whatever is
+about to use a pending slot first finishes what is arriving. A call gets at most the slots that are
+not pinned, part by part if it must.
+
 The slots, and what is known of each, are in the device's memory, which comes and goes by slabs; the
 list of the free ones is the host's, which alone gives and takes them. Slots keep their numbers,
 whatever becomes of the budget. A device that has no memory for a slab of the budget is no reason to
@@ -28,6 +33,7 @@ refuse a call: rows leave instead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +57,19 @@ from embstore.device.base import (
 )
 from embstore.device.memory import lengthened, release
 from embstore.errors import CapacityError
+from embstore.kernels.slots import PIN_SHIFT
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
+
+
+class Arriving(Protocol):
+    """Rows on their way to slots that the index leads to already."""
+
+    def finish(self) -> None:
+        """Wait for them, and write them to their slots; or, where they cannot be read, give the
+        slots free."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +103,13 @@ class Pool:
         self._free = np.empty(0, np.uint32)
         self._free_count = 0
         self._is_full = False  # the device has had no memory for a slab of the budget
-        self._slots: Array = self.device.allocate(0, np.int64)
-        self._slots_of: object = None  # whose slots these are, an array of keys or a batch
+        self.arriving: list[Arriving] = []  # the oldest first
+        self.pinned_count = 0
+        self.unpin_all: Callable[[], None] = lambda: None
+        """Takes every pin of the pool away, before slots go: whoever pins sets it."""
+        self._slots: Array = self.device.allocate(0, np.int64)  # what probing writes to
+        self._slots_of: object = None  # whose slots were found last, an array of keys or a batch
+        self._slots_found: Array = self._slots
         self._slots_missing = 0
         self._slots_moves = 0
         self._dirty_max = 0  # at least the number of dirty slots: a row written twice counts twice
@@ -206,6 +226,8 @@ class Pool:
         CapacityError : no room in the log. The slabs stay; rows that were logged have left them.
         """
         assert self.slab_count > 1, "a pool keeps its first slab"
+        self.finish_arriving()
+        self.unpin_all()
         low, high = max(self.slab_count - count, 1) * self.slab_slots, self.slot_count
         self._vacate(low)
         free = self._free[: self._free_count]
@@ -238,9 +260,24 @@ class Pool:
 
     def part_keys(self, count: int) -> int:
         """Return how many of `count` unique keys a part may hold; add the slabs that there are."""
-        while self.slot_count < count and self._grow():
+        while self.free_to_use < count and self._grow():
             pass
-        return min(count, self.slot_count)
+        if count and not self.free_to_use:
+            self.unpin_all()
+        return min(count, self.free_to_use)
+
+    def _fits(self, keys: Array) -> bool:
+        """Say whether unique row keys can all be resident at once: they are, or there is room."""
+        return not self._find(keys)[1] or self.part_keys(len(keys)) == len(keys)
+
+    @property
+    def free_to_use(self) -> int:
+        """Slots that a call may fill, none of which is pinned."""
+        return self.slot_count - self.pinned_count
+
+    def grow(self) -> bool:
+        """Add a slab, if there is one to be had."""
+        return self._grow()
 
     def _grow(self) -> bool:
         if self._is_full or self._grown_count > self._sizes.slots_max:
@@ -262,15 +299,22 @@ class Pool:
         if batch.unique_keys is self._slots_of and self._slots_are_right:
             batch.found.missing = self._slots_missing
             return
-        self._slots_of = None
-        self.device.probe(self.index.arrays, batch, self._slots_for(len(batch.unique_keys)))
-        self._slots_of = batch
+        slots = self._slots_for(len(batch.unique_keys))
+        self.device.probe(self.index.arrays, batch, slots)
+        self._slots_of, self._slots_found = batch, slots
+
+    def know(self, batch: Batch, slots: Array) -> None:
+        """In place of `look`: the slots of all unique keys, which are pinned and have arrived."""
+        self._slots_of, self._slots_found = batch, slots
 
     def settle(self, batch: Batch) -> None:
         """Wait for what the device finds out about a batch; see `Device.settle`."""
         self.device.settle(batch)
         if self._slots_of is batch:
-            self._note_slots(batch.unique_keys, batch.found.missing)
+            keys, missing = batch.unique_keys, batch.found.missing
+            self._note_slots(keys, self._slots_found[: len(keys)], missing)
+            if batch.found.outside < 0:
+                batch.found.missing = self._arrived(keys)
 
     def hold(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
@@ -297,29 +341,53 @@ class Pool:
             self._slots_of = None
             places, absent = self.device.absent(keys, slots, missing)
             self.device.set_slots(slots, places, self._fetch(absent))
-        self._note_slots(keys, 0)
+        self._note_slots(keys, slots, 0)
         return slots
 
     def _find(self, keys: Array) -> tuple[Array, int]:
-        """Return the slots of unique row keys, -1 where absent, and how many are."""
-        slots = self._slots_for(len(keys))
+        """Return the slots of unique row keys, -1 where absent, and how many are.
+
+        None of them is pending, nor becomes so before the next call.
+        """
         if keys is not self._slots_of or not self._slots_are_right:
-            self._slots_of = None
-            self._note_slots(keys, self.device.find(self.index.arrays, keys, slots))
-        return slots, self._slots_missing
+            self._find_anew(keys)
+        missing = self._arrived(keys)
+        return self._slots_found, missing
+
+    def _find_anew(self, keys: Array) -> None:
+        slots = self._slots_for(len(keys))
+        self._note_slots(keys, slots, self.device.find(self.index.arrays, keys, slots))
+
+    def _arrived(self, keys: Array) -> int:
+        """Have the rows of the slots found arrive, if any are pending; return how many are missing.
+
+        Rows that cannot be read are missing then, for the call to read and to say so.
+        """
+        if self.arriving and self.device.count_pending(self.memory, self._slots_found):
+            self.finish_arriving()
+            if not self._slots_are_right:
+                self._find_anew(keys)
+        return self._slots_missing
+
+    def finish_arriving(self) -> None:
+        """Wait for everything that is on its way."""
+        while self.arriving:
+            self.arriving[0].finish()
 
     @property
     def _slots_are_right(self) -> bool:
         """Whether no row has come or gone since they were found."""
         return self._slots_moves == self._moves
 
-    def _note_slots(self, keys: Array, missing: int) -> None:
-        self._slots_of, self._slots_missing, self._slots_moves = keys, missing, self._moves
+    def _note_slots(self, keys: Array, slots: Array, missing: int) -> None:
+        self._slots_of, self._slots_found = keys, slots
+        self._slots_missing, self._slots_moves = missing, self._moves
 
     def _slots_for(self, count: int) -> Array:
+        """Return the array that probing writes to; what was found before is void."""
+        self._slots_of = None
         if len(self._slots) < count:
             self._slots = self.device.allocate(count + count // 4, np.int64)
-            self._slots_of = None
         return self._slots[:count]
 
     def _fetch(self, keys: Keys) -> Slots:
@@ -332,13 +400,13 @@ class Pool:
         if len(keys) > step:
             self.storage.ask_for(keys, self.layout.stride)
         self.device.secure(len(keys))
-        slots = self._take_slots(len(keys))
+        slots = self.take_slots(len(keys))
         self.stages.lap("evict")
         try:
             for low in range(0, len(keys), step):
                 self._fill(keys[low : low + step], slots[low : low + step])
         except BaseException:
-            self._free_count += len(slots)  # they are still in their places of the free list
+            self.put_back(slots)
             raise
         with self.storage.no_way_back():  # half of it would be a row in two places, or in none
             self._moves += 1
@@ -354,6 +422,11 @@ class Pool:
         found = np.empty(len(keys), np.uint8)
         self.storage.read(keys, rows, found)
         self.stages.lap("read")
+        self.place_rows(keys, slots, rows, found)
+        self.stages.lap("insert")
+
+    def place_rows(self, keys: Keys, slots: Slots, rows: Rows, found: NDArray[np.uint8]) -> None:
+        """Write rows that were read to slots, and initial rows where none was found."""
         self.counters.count_origins(found)
         new = np.flatnonzero(found == 0)
         if len(new) < len(keys):
@@ -361,9 +434,29 @@ class Pool:
             self.device.scatter_rows(rows, self.memory.rows, stored)
         if len(new):
             self._initialize(self.memory.rows, slots[new], keys[new])
-        self.stages.lap("insert")
 
-    def _take_slots(self, count: int) -> Slots:
+    def await_rows(self, keys: Keys, slots: Slots) -> None:
+        """Have the index lead to slots that were taken, whose rows come later: they are pending."""
+        with self.storage.no_way_back():
+            self._moves += 1
+            self.device.place_pending(self.memory, slots, keys)
+            self.index.insert(keys, slots, self.memory, self.slot_count)
+
+    def forget_rows(self, keys: Keys, slots: Slots) -> None:
+        """Give pending slots free: their rows will not come."""
+        self._free_slots(slots, keys)
+
+    def put_back(self, slots: Slots) -> None:
+        """Give slots back that were taken last, and hold nothing."""
+        self._free_count += len(slots)  # they are still in their places of the free list
+
+    def take_slots(self, count: int) -> Slots:
+        """Return free slots; where there are too few, rows leave theirs.
+
+        Raises
+        ------
+        CapacityError : no room in the log for the rows that would have to leave.
+        """
         while self._free_count < count and self._grow():
             pass
         needed = count - self._free_count
@@ -373,6 +466,26 @@ class Pool:
             self._evict(self.policy.victims(needed, self.slot_count))
         self._free_count -= count
         return self._free[self._free_count : self._free_count + count].astype(np.int64)
+
+    @property
+    def free_count(self) -> int:
+        """Slots that hold nothing."""
+        return self._free_count
+
+    def evict(self, count: int) -> int:
+        """Have up to `count` rows leave their slots, ahead of need; return how many did.
+
+        Raises
+        ------
+        CapacityError : no room in the log. Nothing has changed.
+        """
+        count = min(count, self.free_to_use - self._free_count)
+        if count <= 0:
+            return 0
+        self.policy.tick()
+        self.storage.reserve(min(count, self._dirty_max), self.layout.stride)
+        self._evict(self.policy.victims(count, self.slot_count))
+        return count
 
     def _evict(self, slots: Slots) -> None:
         """Free resident slots; dirty ones are logged first (room has been reserved)."""
@@ -403,7 +516,7 @@ class Pool:
 
         counts : (n,), accesses that each position stands for, in the counters and nowhere else
         """
-        rows, slots = self._resident_rows(batch, counts)
+        rows, slots = self.resident_rows(batch, counts)
         self.device.gather(rows, slots, batch, self.layout.dim, outs)
 
     def gather_pooled(
@@ -415,19 +528,24 @@ class Pool:
         out: Rows,
     ) -> None:
         """Write the pooled weights of every bag of `batch`, which has one segment."""
-        rows, slots = self._resident_rows(batch)
+        rows, slots = self.resident_rows(batch)
         self.device.gather_pooled(rows, slots, batch, offsets, mean, weights, out)
 
-    def _resident_rows(self, batch: Batch, counts: Counts | None = None) -> tuple[Array, Array]:
+    def resident_rows(
+        self, batch: Batch, counts: Counts | None = None, *, count: bool = True
+    ) -> tuple[Array, Array]:
         """Return rows and slots by which a batch is answered: the pool's own, or copies of parts
-        that were resident one after the other."""
-        keys = batch.unique_keys
-        if self.part_keys(len(keys)) == len(keys):
-            slots = self.hold(keys, batch, counts)
+        that were resident one after the other.
+
+        count : whether the counters are told
+        """
+        keys, counted = batch.unique_keys, batch if count else None
+        if self._fits(keys):
+            slots = self.hold(keys, counted, counts)
             return self.memory.rows, slots
         rows = self.device.allocate_rows(len(keys), self.layout.stride)
         for low, high in self.parts(len(keys)):
-            slots = self.hold(keys[low:high], batch, counts, low)
+            slots = self.hold(keys[low:high], counted, counts, low)
             self.device.gather_rows(self.memory.rows, slots, rows, low)
         return rows, self.device.upload(np.arange(len(keys)))
 
@@ -460,7 +578,7 @@ class Pool:
         CapacityError, CorruptTableError : nothing has changed.
         """
         self.device.secure(len(keys))
-        if self.part_keys(len(keys)) == len(keys):
+        if self._fits(keys):
             return Held(self.hold(keys), self._moves)
         self.storage.reserve(len(keys), self.layout.stride)
         return None
@@ -502,6 +620,7 @@ class Pool:
 
     def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
         """Return a copy of those of `keys` that were ever written, and which they are."""
+        self.finish_arriving()
         d_slots = self.device.allocate(len(keys), np.int64)
         self.device.find(self.index.arrays, self.device.upload(keys), d_slots)
         slots = self.device.download(d_slots)
@@ -574,7 +693,8 @@ class Pool:
         return len(slots)
 
     def purge(self, table_id: int | None = None) -> None:
-        """Forget the rows of a table, or of all, dirty or not."""
+        """Forget the rows of a table, or of all, dirty or not. None is pinned."""
+        self.finish_arriving()
         keys = self.slot_keys
         gone = keys != EMPTY_KEY if table_id is None else keys >> KEY_BITS == table_id
         slots = np.flatnonzero(gone)
@@ -601,7 +721,7 @@ class Pool:
     def close(self) -> None:
         """Give all memory back."""
         self.device.drop_slots(self.memory, 0, self.slot_count)
-        self._slots = self._sums = None
+        self._slots = self._slots_found = self._sums = None
 
     # Counting and checking
 
@@ -617,6 +737,7 @@ class Pool:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of the module's docstring does not hold."""
+        self.finish_arriving()
         here = self.contents()
         keys, dirty_count = here.keys, int(np.count_nonzero(here.dirty))
         resident = np.flatnonzero(keys != EMPTY_KEY)
@@ -631,6 +752,9 @@ class Pool:
                 free, np.flatnonzero(keys == EMPTY_KEY)
             ),
             "a free slot is dirty": here.dirty[free].any(),
+            "the pinned slots are not those counted": (
+                np.count_nonzero(here.scores[resident] >> PIN_SHIFT) != self.pinned_count
+            ),
             "more rows are dirty than are accounted for": dirty_count > self._dirty_max,
             "a resident row's table is not of this pool": not (
                 set(np.unique(keys[resident] >> KEY_BITS).tolist()) <= self.tables

@@ -123,6 +123,8 @@ class IndexArrays:
 SlotMemory = Any
 """The slots of a pool: of each a row, the row key in it, its score and whether it is dirty.
 
+The fields of a score, of which PENDING, pins and FORESEEN are some: `embstore.kernels.slots`.
+
 A row record is `stride` float32: weights [0, dim), state [dim, dim + state_dim), padding; the
 stride is a multiple of 4. A free slot's key is EMPTY_KEY. Only `rows` is read by others, an Array
 of the row records as `gather` and its like take them.
@@ -238,6 +240,13 @@ class Device(Protocol):
         """Encode and de-duplicate the keys of a call.
 
         segments : (table_id, rows, keys (n,) int64), tables in call order, each once
+        """
+
+    def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
+        """Encode the keys of a call as `unique`, which the caller knows to be unique and in range.
+
+        Where the device keeps batches, this one is not in scratch memory, and holds as long as it
+        is referred to. Its `inverse` may be read-only.
         """
 
     def probe(self, index: IndexArrays, batch: Batch, slots: Array) -> None:
@@ -363,6 +372,19 @@ class Device(Protocol):
     def place_keys(self, memory: SlotMemory, slots: Slots, keys: Keys) -> None:
         """Have free slots hold these row keys: score 0, clean."""
 
+    def place_pending(self, memory: SlotMemory, slots: Slots, keys: Keys) -> None:
+        """Have free slots hold these row keys, whose rows are still on their way: score PENDING,
+        clean."""
+
+    def arrive(self, memory: SlotMemory, slots: Slots) -> None:
+        """Say that the rows of slots are there: no longer PENDING, all else stays.
+
+        slots : (n,) unique, none -1
+        """
+
+    def count_pending(self, memory: SlotMemory, slots: Array) -> int:
+        """Return how many of the slots are PENDING; -1 is passed over."""
+
     def clear_slots(self, memory: SlotMemory, slots: Slots) -> None:
         """Free slots."""
 
@@ -377,10 +399,45 @@ class Device(Protocol):
 
     def touch(self, memory: SlotMemory, slots: Array | Slots, clock: int, *, lfu: bool) -> None:
         """Score the slots of a call, -1 passed over. LRU: the clock. LFU: (count + 1, saturating)
-        << 40 | clock. The clock is below 2**40."""
+        << 40 | clock. The clock is below 2**40.
+
+        Bits 52..63 stay. A FORESEEN slot is so no longer, and its count starts again at 1: what the
+        running call has touched is never its victim.
+        """
 
     def age_scores(self, memory: SlotMemory, slot_count: int) -> None:
-        """Halve every LFU count (rounded down); the clocks stay."""
+        """Halve every LFU count (rounded down); the clocks, bits 51..63 and the scores of FORESEEN
+        slots stay."""
+
+    def pin(self, memory: SlotMemory, slots: Array | Slots) -> int:
+        """Hold the rows of slots where they are: a pin more for each, which may have PINS_MAX.
+
+        slots : (n,) unique but for -1, which is passed over
+
+        Returns
+        -------
+        int : how many of the slots had no pin before
+        """
+
+    def unpin(self, memory: SlotMemory, slots: Array | Slots) -> int:
+        """Take one pin from each of the slots, which all have one.
+
+        slots : (n,) unique but for -1, which is passed over
+
+        Returns
+        -------
+        int : how many of the slots have no pin now
+        """
+
+    def foresee(self, memory: SlotMemory, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
+        """Replace bits 0..51 of the scores of slots: FORESEEN and a rank, or a score of a touch.
+
+        slots : (n,) unique but for -1, which is passed over
+        scores : (n,) below PIN_ONE; where negative, the slot is passed over
+        """
+
+    def forget_foreseen(self, memory: SlotMemory, slot_count: int) -> None:
+        """Make bits 0..51 of the score of every FORESEEN slot 0; the others stay."""
 
     def select_victims(
         self, memory: SlotMemory, slot_count: int, clock: int, count: int
@@ -388,7 +445,8 @@ class Device(Protocol):
         """Return the up to `count` resident slots of lowest score that this clock has not touched
         (score & (2**40 - 1) != clock), in ascending order of slot, and their scores.
 
-        Of equal scores the lowest slots are taken.
+        Of equal scores the lowest slots are taken. A slot that is pinned or PENDING is none of
+        them: 0 <= score < PIN_ONE.
         """
 
     # Life

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arithmetic.compiled import table_places
 from embstore.arithmetic.denormals import check_denormals
 from embstore.arithmetic.jit import address, compile_kernels
-from embstore.arrays import EMPTY_KEY, Keys, Rows
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.device.base import (
     Batch,
     Counts,
@@ -106,6 +106,8 @@ class CpuDevice:
         self._scratch: dict[str, NDArray[Any]] = {}
         # Above everything in the table of `unique`; see embstore.arithmetic.compiled.
         self._unique_base = 1
+        # 0, 1, 2, ...: what `distinct` gives its batches parts of. It is replaced, never written.
+        self._ids = np.empty(0, np.int32)
 
     def close(self) -> None:
         """End the threads and drop the scratch. Arrays that were handed out stay valid."""
@@ -227,6 +229,20 @@ class CpuDevice:
         if batch.found.outside < 0:
             batch.unique_keys = batch.unique_keys[: batch.id_bounds[-1]]
         return batch
+
+    def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> CpuBatch:
+        bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
+        row_keys = np.empty(bounds[-1], np.int64)
+        for (table_id, _, keys), (low, high) in zip(segments, pairwise(bounds), strict=True):
+            np.bitwise_or(keys, table_id << KEY_BITS, out=row_keys[low:high])
+        inverse = self._first_ids(len(row_keys))
+        return CpuBatch(unique_keys=row_keys, inverse=inverse, bounds=bounds, id_bounds=bounds)
+
+    def _first_ids(self, count: int) -> NDArray[np.int32]:
+        if count > len(self._ids):
+            self._ids = np.arange(max(count, 3 * len(self._ids) // 2), dtype=np.int32)
+            self._ids.flags.writeable = False
+        return self._ids[:count]
 
     def probe(self, index: IndexArrays, batch: Batch, slots: Slots) -> None:
         if batch.found.outside < 0:
@@ -393,6 +409,15 @@ class CpuDevice:
     def place_keys(self, memory: CpuSlots, slots: Slots, keys: Keys) -> None:
         slot_kernels.place_keys(memory.keys, memory.scores, memory.dirty, slots, keys)
 
+    def place_pending(self, memory: CpuSlots, slots: Slots, keys: Keys) -> None:
+        slot_kernels.place_pending(memory.keys, memory.scores, memory.dirty, slots, keys)
+
+    def arrive(self, memory: CpuSlots, slots: Slots) -> None:
+        victim_kernels.arrive(memory.scores, slots)
+
+    def count_pending(self, memory: CpuSlots, slots: Slots) -> int:
+        return victim_kernels.count_pending(memory.scores, slots)
+
     def clear_slots(self, memory: CpuSlots, slots: Slots) -> None:
         slot_kernels.clear_slots(memory.keys, memory.dirty, slots)
 
@@ -411,6 +436,18 @@ class CpuDevice:
 
     def age_scores(self, memory: CpuSlots, slot_count: int) -> None:
         victim_kernels.age_scores(memory.scores[:slot_count])
+
+    def pin(self, memory: CpuSlots, slots: Slots) -> int:
+        return victim_kernels.pin(memory.scores, slots)
+
+    def unpin(self, memory: CpuSlots, slots: Slots) -> int:
+        return victim_kernels.unpin(memory.scores, slots)
+
+    def foresee(self, memory: CpuSlots, slots: Slots, scores: NDArray[np.int64]) -> None:
+        victim_kernels.foresee(memory.scores, slots, scores)
+
+    def forget_foreseen(self, memory: CpuSlots, slot_count: int) -> None:
+        victim_kernels.forget_foreseen(memory.scores[:slot_count])
 
     def select_victims(
         self, memory: CpuSlots, slot_count: int, clock: int, count: int

@@ -75,6 +75,9 @@ class KeyVerbs(Launches):
         self.launch("unique_inverse", n, table_ids, places, np.int64(n), batch.inverse)
         return batch
 
+    def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
+        return self.unique(segments)
+
     def probe(self, index: IndexArrays, batch: Batch, slots: DeviceArray) -> None:
         findings = findings_of(batch)
         if findings is not None:

@@ -59,6 +59,18 @@ class SlotVerbs(Launches):
             d_slots, d_keys = self.send(slots, keys)
             self.launch("place_keys", n, *memory.rows.arguments, d_slots, d_keys, np.int64(n))
 
+    def place_pending(self, memory: Slabs, slots: Slots, keys: Keys) -> None:
+        n = len(slots)
+        if n:
+            d_slots, d_keys = self.send(slots, keys)
+            self.launch("place_pending", n, *memory.rows.arguments, d_slots, d_keys, np.int64(n))
+
+    def arrive(self, memory: Slabs, slots: Slots) -> None:
+        self._over_slots("arrive", memory, slots)
+
+    def count_pending(self, memory: Slabs, slots: DeviceArray) -> int:
+        return self._count_over_slots("count_pending", memory, slots)
+
     def clear_slots(self, memory: Slabs, slots: Slots) -> None:
         self._over_slots("clear_slots", memory, slots)
 
@@ -69,6 +81,14 @@ class SlotVerbs(Launches):
         n = len(slots)
         if n:
             self.launch(kernel, n, *memory.rows.arguments, self.resident(slots), np.int64(n))
+
+    def _count_over_slots(self, kernel: str, memory: Slabs, slots: DeviceArray | Slots) -> int:
+        n = len(slots)
+        if n == 0:
+            return 0
+        (count,) = self.send(np.zeros(1, np.int64))
+        self.launch(kernel, n, *memory.rows.arguments, self.resident(slots), np.int64(n), count)
+        return int(self.download(count)[0])
 
     def read_slots(self, memory: Slabs, slots: Slots) -> SlotContents:
         n = len(slots)
@@ -118,6 +138,22 @@ class SlotVerbs(Launches):
     def age_scores(self, memory: Slabs, slot_count: int) -> None:
         if slot_count:
             self.launch("age_scores", slot_count, *memory.rows.arguments, np.int64(slot_count))
+
+    def pin(self, memory: Slabs, slots: DeviceArray | Slots) -> int:
+        return self._count_over_slots("pin", memory, slots)
+
+    def unpin(self, memory: Slabs, slots: DeviceArray | Slots) -> int:
+        return self._count_over_slots("unpin", memory, slots)
+
+    def foresee(self, memory: Slabs, slots: DeviceArray | Slots, scores: NDArray[np.int64]) -> None:
+        n = len(slots)
+        if n:
+            d_slots, d_scores = self.resident(slots), self.upload(scores)
+            self.launch("foresee", n, *memory.rows.arguments, d_slots, d_scores, np.int64(n))
+
+    def forget_foreseen(self, memory: Slabs, slot_count: int) -> None:
+        if slot_count:
+            self.launch("forget_foreseen", slot_count, *memory.rows.arguments, np.int64(slot_count))
 
     def select_victims(
         self, memory: Slabs, slot_count: int, clock: int, count: int

@@ -1,6 +1,7 @@
 """The score at which victims end, without a sort.
 
-The candidates of lowest score are wanted. Cut the range of all scores into bins of a power of two,
+The candidates of lowest score are wanted, which are in [0, PIN_ONE): what is above has a pin, and
+what is below has no row yet. Cut the range of all scores into bins of a power of two,
 count, go on with the bin in which the wanted-th score lies, until a bin is one score or ends
 exactly at the wanted count. Each counting reads all scores; a device counts, the search is the
 same on all. Two countings are enough for an LRU of up to four million calls in age.
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.kernels.select_victims import BIN_BITS
+from embstore.kernels.slots import PIN_ONE
 
 
 class Scores(Protocol):
@@ -24,13 +26,10 @@ class Scores(Protocol):
         """Count them into 2**BIN_BITS bins of 2**shift scores each, the first from floor on."""
 
 
-_SCORE_MAX = (1 << 63) - 1
-
-
 def find_threshold(scores: Scores, count: int) -> tuple[int, int, int]:
     """Return how many victims there are, at most `count`, the score of the last, and how many of
     them have exactly that score."""
-    found, lowest, highest = scores.extent(0, _SCORE_MAX)
+    found, lowest, highest = scores.extent(0, PIN_ONE)
     wanted = min(count, found)
     if wanted == found:
         return wanted, highest, wanted

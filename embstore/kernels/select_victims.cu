@@ -1,11 +1,19 @@
 // Scores of slots, and the slots of lowest score.
 //
-// A score is the clock of the last call that touched the slot (LRU), or count << 40 | clock (LFU).
-// A **candidate** is a slot with a key, whose clock is not the present one, and whose score is in
-// [floor, ceiling), floor >= 0.
+// The low 51 bits of a score are the clock of the last call that touched the slot (LRU), or
+// count << 40 | clock (LFU), unless it is FORESEEN; the bits above are told of in slots.py. A
+// **candidate** is a slot with a key, whose low 40 bits are not the present clock, and whose score
+// is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor pinned.
 //
-//     touch            scores[slots[i]] = clock, or (count + 1, saturating) << 40 | clock
-//     age_scores       count becomes count / 2, the clock stays
+//     touch            of slots[i], foreseen no longer: low 51 bits = clock, or
+//                      (count + 1, saturating) << 40 | clock, the count of a foreseen one being 0
+//     age_scores       of all slots, unless foreseen: count becomes count / 2, the clock stays
+//     pin              of slots[i]: pins + 1; count += those that had none
+//     unpin            of slots[i]: pins - 1; count += those that have none now
+//     count_pending    count += slots[i] that are pending
+//     arrive           of slots[i]: no longer pending
+//     foresee          of slots[i], where ranks[i] >= 0: low 52 bits = ranks[i]
+//     forget_foreseen  of all slots that are foreseen: low 52 bits = 0
 //     score_range      result = candidates, their lowest score, their highest
 //     count_scores     bins[b] += candidates with (score - floor) >> shift = b
 //     count_victims    below[b], ties[b] = candidates of range b below the threshold, and at it
@@ -18,7 +26,8 @@
 // pass reads the score of every slot, and the key of those alone whose score is a candidate's: in
 // all passes but the first that is a small part.
 //
-// Grid: touch and age_scores take a slot a thread, grid-stride. score_range, count_scores and
+// Grid: what changes scores, and count_pending, take a slot a thread, grid-stride; their counts add
+// up in the block, and end in an atomic of one thread. score_range, count_scores and
 // count_accesses take PER_THREAD of them a round, a whole grid apart, so that their loads are under
 // way together, add up in registers, then in the block, and end in atomics of one thread, or one a
 // bin: grids no larger than fill the device. A thread of count_scores notes a bin when it meets
@@ -27,21 +36,30 @@
 // on. collect_victims goes through them in tiles of PER_THREAD * BLOCK_THREADS, and a slot's rank
 // is the sum of what the ranges, the tiles, the warps and the lanes before it have.
 //
-// Preconditions: slots unique but for -1, which is passed over (touch); below_before, ties_before
-// are the exclusive sums of count_victims' answers to the same arguments; bins zeroed; result = 0,
-// ceiling, floor. Deterministic: sums, minima and maxima of integers, and ranks.
-// CPU twin: select_victims.py. Bytes of n slots: touch 40 n (72 n with counts), age_scores 16 n, a
-// pass 8 n and up to 8 n more of keys; count_accesses 4 n and sectors of slots, in the L2 cache.
+// Preconditions: slots unique but for -1, which is passed over, or unique (arrive); ranks below
+// PIN_ONE; below_before, ties_before are the exclusive sums of count_victims' answers to the same
+// arguments; bins and count zeroed; result = 0, ceiling, floor. Deterministic: sums, minima and
+// maxima of integers, and ranks.
+// CPU twin: select_victims.py. Bytes of n slots: touch, pin, unpin, arrive 72 n, foresee 80 n,
+// count_pending 40 n, age_scores and forget_foreseen 16 n, a pass 8 n and up to 8 n more of keys;
+// count_accesses 4 n and sectors of slots, in the L2 cache.
 
 #define CLOCK_BITS KEY_BITS
 #define CLOCK_MASK KEY_MASK
-#define COUNT_MAX ((1ll << 23) - 1)
+#define COUNT_MAX ((1ll << 11) - 1)
+#define FORESEEN (1ll << 51)
+#define ABOVE_COUNT (-FORESEEN)  // bits 51..63
+#define PIN_SHIFT 52
+#define PIN_ONE (1ll << PIN_SHIFT)
+#define ABOVE_RANK (-PIN_ONE)  // bits 52..63
+#define PINS_MAX ((1ll << 11) - 1)
+#define PENDING static_cast<int64>(1ull << 63)
 #define BINS 2048
 #define PER_THREAD 4
 #define WARPS (BLOCK_THREADS / WARP_THREADS)
 #define NO_SCORE (-1ll)  // below every floor
 
-// As far as the score says. A slot with a key has a score of at least 0.
+// As far as the score says.
 __device__ __forceinline__ bool may_go(int64 score, int64 clock, int64 floor, int64 ceiling) {
     return score >= floor && score < ceiling && (score & CLOCK_MASK) != clock;
 }
@@ -88,6 +106,18 @@ __device__ __forceinline__ void add(int64* address, int64 value) {
     atomicAdd(reinterpret_cast<uint64*>(address), static_cast<uint64>(value));
 }
 
+// Adds what the threads of the block have; all of them come here.
+__device__ __forceinline__ void add_of_block(int64* address, int64 value, int64* shared) {
+    value = block_sum(value, shared);
+    if (threadIdx.x == 0 && value > 0) {
+        add(address, value);
+    }
+}
+
+__device__ __forceinline__ int64 pins_of(int64 score) {
+    return (score >> PIN_SHIFT) & PINS_MAX;
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     const uint64* __restrict__ slabs,  // (slab count,) addresses
     const int32 slab_shift,
@@ -102,12 +132,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
             continue;
         }
         int64* score = score_of(slabs, slab_shift, stride, slot);
-        if (lfu) {
-            const int64 touches = (*score >> CLOCK_BITS) + 1;
-            *score = (touches < COUNT_MAX ? touches : COUNT_MAX) << CLOCK_BITS | clock;
-        } else {
-            *score = clock;
-        }
+        const int64 before = *score;
+        const int64 touches = before & FORESEEN ? 0 : (before >> CLOCK_BITS) & COUNT_MAX;
+        const int64 count = lfu ? min(touches + 1, COUNT_MAX) : 0;
+        *score = (before & ABOVE_RANK) | count << CLOCK_BITS | clock;
     }
 }
 
@@ -118,7 +146,106 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) age_scores(
     const int64 slot_count) {
     for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
         int64* score = score_of(slabs, slab_shift, stride, slot);
-        *score = (*score >> (CLOCK_BITS + 1)) << CLOCK_BITS | (*score & CLOCK_MASK);
+        const int64 half = ((*score >> CLOCK_BITS) & COUNT_MAX) >> 1;
+        if (!(*score & FORESEEN)) {
+            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) pin(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,), -1 passed over
+    const int64 n,
+    int64* count) {  // (1,), zeroed
+    __shared__ int64 counts[WARPS];
+    int64 alone = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot >= 0) {
+            int64* score = score_of(slabs, slab_shift, stride, slot);
+            alone += pins_of(*score) == 0;
+            *score += PIN_ONE;
+        }
+    }
+    add_of_block(count, alone, counts);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unpin(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,), -1 passed over
+    const int64 n,
+    int64* count) {  // (1,), zeroed
+    __shared__ int64 counts[WARPS];
+    int64 alone = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot >= 0) {
+            int64* score = score_of(slabs, slab_shift, stride, slot);
+            alone += pins_of(*score) == 1;
+            *score -= PIN_ONE;
+        }
+    }
+    add_of_block(count, alone, counts);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_pending(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,), -1 passed over
+    const int64 n,
+    int64* count) {  // (1,), zeroed
+    __shared__ int64 counts[WARPS];
+    int64 pending = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        pending += slot >= 0 && __ldg(score_of(slabs, slab_shift, stride, slot)) < 0;
+    }
+    add_of_block(count, pending, counts);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) arrive(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        *score_of(slabs, slab_shift, stride, __ldg(slots + i)) &= ~PENDING;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) foresee(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,               // fp32 of a row
+    const int64* __restrict__ slots,  // (n,), -1 passed over
+    const int64* __restrict__ ranks,  // (n,), negative passed over
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i), rank = __ldg(ranks + i);
+        if (slot >= 0 && rank >= 0) {
+            int64* score = score_of(slabs, slab_shift, stride, slot);
+            *score = (*score & ABOVE_RANK) | rank;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) forget_foreseen(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,  // fp32 of a row
+    const int64 slot_count) {
+    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        if (*score & FORESEEN) {
+            *score &= ABOVE_RANK;
+        }
     }
 }
 

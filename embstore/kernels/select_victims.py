@@ -1,18 +1,33 @@
 """Scores of slots, and the slots of lowest score.
 
-A score is the clock of the last call that touched the slot (LRU), or `count << 40 | clock` (LFU);
-the clock is below 2**40, the count below 2**23, so that a score is never negative.
+The low 51 bits of a score are the clock of the last call that touched the slot (LRU), or
+`count << 40 | clock` (LFU); the clock is below 2**40, the count below 2**11. Above them a score may
+say that the slot is FORESEEN, when they are a rank until the next touch, that it has pins, or that
+it is PENDING (`embstore.kernels.slots`).
 
-    touch            scores[slots[i]] = clock, or (count + 1, saturating) << 40 | clock
-    age_scores       count becomes count // 2, the clock stays
+    touch            of slots[i], foreseen no longer: low 51 bits = clock, or
+                     (count + 1, saturating) << 40 | clock, the count of a foreseen one being 0
+    age_scores       of all slots, unless foreseen: count becomes count // 2, the clock stays
+    pin              of slots[i]: pins + 1; how many had none
+    unpin            of slots[i]: pins - 1; how many have none now
+    count_pending    how many slots[i] are PENDING
+    arrive           of slots[i]: no longer PENDING
+    foresee          of slots[i], where ranks[i] >= 0: low 52 bits = ranks[i]
+    forget_foreseen  of all slots that are foreseen: low 52 bits = 0
     select_victims   the `wanted` lowest (score, slot) among resident slots (slot_keys[slot] is not
-                     EMPTY_KEY) whose clock is not the present one, in ascending order of slot
+                     EMPTY_KEY) with a score in [0, PIN_ONE), neither pending nor pinned, whose low
+                     40 bits are not the present clock, in ascending order of slot
     count_accesses   over the positions p of ids in [low, high): how many, and how many have
                      slots[inverse[p] - low] >= 0, each as often as counts[p] says
 
 Selection takes no sort (embstore.device.threshold): scores are counted by bins until the last
 victim's is known; then one pass collects. Counting passes are split over slots. The result is a
-function of the arguments alone. `slots` may hold -1, which is passed over.
+function of the arguments alone. `slots` may hold -1, which is passed over, but for those of arrive.
+Nobody looks whether the 2,048th pin is set, or one taken that is not there: whoever counts pins
+bounds them.
+
+A touch ends what was foreseen, because only the present clock in the low 40 bits says that the
+running call needs the row: a rank left in its place would let the call take its own row as victim.
 """
 
 import numpy as np
@@ -25,16 +40,20 @@ from embstore.arithmetic.jit import (
     Int64sIn,
     building_block,
     kernel,
+    prefetch,
     prefetch_to_write,
 )
 from embstore.arrays import EMPTY_KEY
+from embstore.kernels.slots import FORESEEN, PENDING, PIN_ONE, PIN_SHIFT, PINS_MAX
 
 CLOCK_BITS = 40
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
-COUNT_MAX = (1 << 23) - 1
+COUNT_MAX = (1 << 11) - 1
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
 _AHEAD = 16
+_ABOVE_COUNT = -FORESEEN  # bits 51..63
+_ABOVE_RANK = -PIN_ONE  # bits 52..63
 
 
 @kernel
@@ -52,11 +71,10 @@ def touch(
         slot = slots[i]
         if slot < 0:
             continue
-        if lfu:
-            count = min((scores[slot] >> CLOCK_BITS) + 1, COUNT_MAX)
-            scores[slot] = count << CLOCK_BITS | clock
-        else:
-            scores[slot] = clock
+        score = scores[slot]
+        before = 0 if score & FORESEEN else (score >> CLOCK_BITS) & COUNT_MAX
+        count = min(before + 1, COUNT_MAX) if lfu else 0
+        scores[slot] = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
 
 
 @kernel
@@ -64,7 +82,97 @@ def age_scores(scores: Int64s) -> None:
     """Halve every count."""
     for slot in range(scores.shape[0]):
         score = scores[slot]
-        scores[slot] = (score >> (CLOCK_BITS + 1)) << CLOCK_BITS | (score & CLOCK_MASK)
+        half = ((score >> CLOCK_BITS) & COUNT_MAX) >> 1
+        aged = (score & (_ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS
+        scores[slot] = score if score & FORESEEN else aged
+
+
+@kernel
+def pin(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+) -> int:
+    """Give each slot a pin more; return how many had none."""
+    start = scores.ctypes.data
+    count = 0
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0:
+            score = scores[slots[i]]
+            count += (score >> PIN_SHIFT) & PINS_MAX == 0
+            scores[slots[i]] = score + PIN_ONE
+    return count
+
+
+@kernel
+def unpin(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+) -> int:
+    """Take a pin from each slot; return how many have none now."""
+    start = scores.ctypes.data
+    count = 0
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0:
+            score = scores[slots[i]] - PIN_ONE
+            count += (score >> PIN_SHIFT) & PINS_MAX == 0
+            scores[slots[i]] = score
+    return count
+
+
+@kernel
+def count_pending(
+    scores: Int64sIn,  # (slot count,)
+    slots: Int64sIn,  # (n,), -1 passed over
+) -> int:
+    """Return how many of the slots wait for their row."""
+    start = scores.ctypes.data
+    count = 0
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0:
+            count += scores[slots[i]] < 0
+    return count
+
+
+@kernel
+def arrive(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique
+) -> None:
+    """Say that the rows of the slots are there."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        scores[slots[i]] &= ~PENDING
+
+
+@kernel
+def foresee(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+    ranks: Int64sIn,  # (n,), below PIN_ONE; a negative one is passed over
+) -> None:
+    """Rank the slots."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0 and ranks[i] >= 0:
+            scores[slots[i]] = (scores[slots[i]] & _ABOVE_RANK) | ranks[i]
+
+
+@kernel
+def forget_foreseen(scores: Int64s) -> None:
+    """Rank the slots that are foreseen below all others."""
+    for slot in range(scores.shape[0]):
+        score = scores[slot]
+        scores[slot] = score & _ABOVE_RANK if score & FORESEEN else score
 
 
 @building_block

@@ -18,6 +18,7 @@ unwritten rows by zeros (reading a hole costs a page fault and a page of memory;
 go unnoticed).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -185,6 +186,11 @@ class Base:
     def use(self, written: Written, path: str) -> None:
         """Make `written`, whose rows are mapped, the current bitmap."""
         self.written, self.written_path = written, path
+
+    @property
+    def maps(self) -> Iterable[NDArray[np.uint8]]:
+        """The maps of its segments."""
+        return self._maps.values()
 
     def locate(self, keys: Keys, wanted: NDArray[np.int64], addresses: NDArray[np.uint64]) -> int:
         """Write the record addresses of keys[wanted] that the base has; return how many."""

@@ -156,4 +156,5 @@ def _state(fields: dict[str, Any]) -> State:
     tables = tuple(TableEntry(**t) for t in fields["tables"])
     for table in tables:
         table.config()  # raises where it makes no sense
-    return State(commit=fields["commit"], command=fields["command"], tables=tables)
+    places = {str(name): int(step) for name, step in fields.get("places", {}).items()}
+    return State(commit=fields["commit"], command=fields["command"], tables=tables, places=places)

@@ -13,6 +13,9 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embstore.arrays import KEY_BITS, row_stride
 from embstore.config import Limits
 from embstore.errors import (
@@ -147,6 +150,11 @@ class Contents:
             self.fail(exc)
             raise
         self.catalogue = new
+
+    def maps(self) -> tuple[NDArray[np.uint8], ...]:
+        """Return the maps of all rows that can be located now; held, they stay."""
+        bases = (m for base in self.bases.values() for m in base.maps)
+        return (*self.log.maps, *bases)
 
     def dropped(self) -> set[int]:
         """Return the ids of tables that have a base and that no kept state names any more."""

@@ -59,6 +59,12 @@ class Log:
         return current + sum(s.bytes for s in self.segments)
 
     @property
+    def maps(self) -> list[NDArray[np.uint8]]:
+        """The maps of all segments, the current one included."""
+        current = [self._writer.segment] if self._writer else []
+        return [segment.map for segment in [*self.segments, *current]]
+
+    @property
     def appending(self) -> bool:
         """Say whether the current segment has records."""
         return self._writer is not None and self._writer.segment.records > 0

@@ -11,12 +11,16 @@ whole; so the store opens at its last commit after a crash at any instant, witho
 (design.md, section 4). contents.py says what happens when the disk fails; merges.py what goes on in
 the background.
 
-One thread at a time calls any of this (the engine's).
+One thread at a time calls any of this (the engine's), but for `collect`: rows that have been
+located are read by any thread, whatever the engine does meanwhile. What was located stays mapped as
+long as the `Located` lives; a fold writes to the base only rows that the log has, and a key that is
+located in the base is in the log only once a newer row of it has left the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +51,16 @@ _APPEND_BYTES = 4 << 20
 """
 _SPLIT_BYTES = 1 << 20
 """Bytes of records that are copied and summed before a second thread pays."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where the stored rows of some row keys are, until they are copied."""
+
+    keys: Keys  # (n,) unique
+    addresses: NDArray[np.uint64]  # (n,), 0: nowhere
+    found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base
+    maps: tuple[NDArray[np.uint8], ...]  # what the addresses point into
 
 
 class Storage:
@@ -164,26 +178,59 @@ class Storage:
         ------
         CorruptTableError : a record is not what was written.
         """
+        located = self.locate(keys)
+        np.copyto(found, located.found)
+        size = record_bytes(rows.shape[1])
+        self._copy(located, rows, partial(self._workers.run, ranges=self._ranges(len(keys), size)))
+        self.note_read(located, rows.shape[1])
+
+    def locate(self, keys: Keys) -> Located:
+        """Return where the stored rows of unique row keys are."""
         addresses = np.empty(len(keys), np.uint64)
         in_log = self._locate(keys, addresses)
-        np.copyto(found, 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8))
-        size = record_bytes(rows.shape[1])
-        ask_for_cold_pages(addresses, size)
+        found = 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8)
+        return Located(keys, addresses, found, self._contents.maps())
+
+    def collect(self, located: Located, rows: Rows) -> None:
+        """Copy located rows to `rows`, (n, stride) float32, written where found. Any thread.
+
+        Raises
+        ------
+        CorruptTableError : a record is not what was written.
+        """
+        self._copy(located, rows, lambda work: [work(0, len(located.keys))])
+
+    def note_read(self, located: Located, stride: int) -> None:
+        """Count what was copied."""
+        self.bytes_read += int(np.count_nonzero(located.found)) * record_bytes(stride)
+
+    def _copy(
+        self,
+        located: Located,
+        rows: Rows,
+        run: Callable[[Callable[[int, int], int]], Sequence[int]],
+    ) -> None:
+        if not located.found.any():
+            return
+        self._files.reached("read")
+        ask_for_cold_pages(located.addresses, record_bytes(rows.shape[1]))
         words = rows.view(np.uint64)
 
         def work(low: int, high: int) -> int:
-            return unpack(addresses, keys, words, low, high)
+            return unpack(located.addresses, located.keys, words, low, high)
 
-        wrongs = self._workers.run(work, self._ranges(len(keys), size))
-        wrong = next((i for i in wrongs if i >= 0), -1)
+        wrong = next((i for i in run(work) if i >= 0), -1)
         if wrong >= 0:
-            key = int(keys[wrong])
-            where = "log" if found[wrong] == 1 else "base"
+            key = int(located.keys[wrong])
+            where = "log" if located.found[wrong] == 1 else "base"
             raise CorruptTableError(
                 f"table {self._contents.names[key >> KEY_BITS]!r}: the {where}'s record of key "
                 f"{key & KEY_MASK} fails its checksum"
             )
-        self.bytes_read += int(np.count_nonzero(found)) * size
+
+    def reached(self, point: str) -> None:
+        """Tell the files that a point was reached; tests stop there."""
+        self._files.reached(point)
 
     def ask_for(self, keys: Keys, stride: int) -> None:
         """Have the disk begin to bring the rows of a large call, which will be read in pieces."""
@@ -286,10 +333,11 @@ class Storage:
         tables: Sequence[TableEntry],
         command: int,
         *,
+        places: Mapping[str, int] | None = None,
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Make everything appended so far durable, with the tables as given.
+        """Make everything appended so far durable, with the tables and sessions' places as given.
 
         Raises
         ------
@@ -301,7 +349,8 @@ class Storage:
             raise CheckpointExistsError(
                 f"a checkpoint {label!r} is kept already; a label is used once"
             )
-        new = self._next_catalogue(tables, command, label, metadata or {})
+        head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
+        new = self._next_catalogue(head, label, metadata or {})
         self._files.reached("commit:synced")
         self._contents.replace_catalogue(new)
         self._files.reached("commit:renamed")
@@ -314,14 +363,9 @@ class Storage:
             self.log.freeze()
 
     def _next_catalogue(
-        self,
-        tables: Sequence[TableEntry],
-        command: int,
-        label: str | None,
-        metadata: dict[str, Any],
+        self, head: State, label: str | None, metadata: dict[str, Any]
     ) -> Catalogue:
         old = self.catalogue
-        head = State(old.head.commit + 1, command, tuple(tables))
         with self.no_way_back():
             self.log.seal()
             uncommitted = self.log.uncommitted

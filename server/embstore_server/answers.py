@@ -2,12 +2,18 @@
 
 A reply's context must be read on the engine thread right after the work, before another command
 changes it; hence work is wrapped here, and not by the border that answers.
+
+The answer of some work is yet to come when the engine has done its part: a session's step is
+finished by its last rank, whoever's call that is. Such work returns Awaited, and the command number
+of its context is that of the outcome.
 """
 
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from embstore.lookahead.handles import StepOutcome
+from embstore.results import AcknowledgedUpdate
 from embstore.store import Store
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.worker import Work
@@ -22,6 +28,22 @@ class Answered(NamedTuple):
     value: Any
     context: pb.Context
     stage_seconds: dict[str, float]
+
+    def settled(self, done: AcknowledgedUpdate) -> "Answered":
+        """Return the answer of a call whose value was Awaited, now that its outcome is there."""
+        awaited: Awaited = self.value
+        context = pb.Context()
+        context.CopyFrom(self.context)
+        context.command = done.command
+        return self._replace(value=awaited.made(done), context=context)
+
+
+class Awaited(NamedTuple):
+    """The value of a call that waits for others after its work."""
+
+    outcome: StepOutcome
+    made: Callable[[AcknowledgedUpdate], Any]
+    """Returns the value of the outcome."""
 
 
 def answering(work: Callable[[Store], Any], instance: str, *, stages: bool = False) -> Work:

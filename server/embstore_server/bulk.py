@@ -4,6 +4,8 @@ A verb's function takes the message apart on the event loop, as far as its bytes
 bounds of the payload), so that a malformed call never reaches the engine thread; what a table
 expects is the engine's to check. It returns a `Call`, whose `work` runs on the engine thread and
 whose `reply` frames what that returned. Arrays are views of the message that came.
+
+The bulk verbs of look-ahead sessions are in `embstore_server.sessions`, made of the parts here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +44,10 @@ class Call:
     reply: Callable[[Answered], Framed]
     stages: bool
     origin: pb.Origin | None = None
+    beside: bool = False
+    """Any thread may do it: it runs beside the engine thread."""
+    header: Any = None
+    """Of a session's call: it says which rank, and which step."""
 
 
 def named(store: Store, name: str, table_id: int | None) -> Table:
@@ -85,7 +91,13 @@ _MODES = {pb.POOLING_MODE_SUM: "sum", pb.POOLING_MODE_MEAN: "mean"}
 _ON_NONFINITE = {pb.ON_NONFINITE_REFUSE: "refuse", pb.ON_NONFINITE_SKIP: "skip"}
 
 
-def _bags(received: Received, bags: pb.Bags, table: str) -> Bags:
+def bags_of(received: Received, bags: pb.Bags, table: str) -> Bags:
+    """Return how a message's keys are pooled.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
     if bags.mode not in _MODES:
         raise InvalidArgumentError(f"table {table!r}: expected mode SUM or MEAN, found {bags.mode}")
     what = f"table {table!r}: "
@@ -96,7 +108,13 @@ def _bags(received: Received, bags: pb.Bags, table: str) -> Bags:
     return Bags(offsets, _MODES[bags.mode], weights)
 
 
-def _options(options: pb.UpdateOptions) -> dict[str, Any]:
+def options_of(options: pb.UpdateOptions) -> dict[str, Any]:
+    """Return an update's options as keyword arguments; who may give which is the engine's to say.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
     if options.on_nonfinite not in _ON_NONFINITE:
         raise InvalidArgumentError(
             f"expected on_nonfinite REFUSE or SKIP, found {options.on_nonfinite}"
@@ -108,7 +126,13 @@ def _options(options: pb.UpdateOptions) -> dict[str, Any]:
     }
 
 
-def _each_once(messages: Iterable[Any]) -> dict[str, Any]:
+def each_once(messages: Iterable[Any]) -> dict[str, Any]:
+    """Return messages by the table that they name.
+
+    Raises
+    ------
+    InvalidArgumentError : two name the same.
+    """
     by_name: dict[str, Any] = {}
     for message in messages:
         if message.table in by_name:
@@ -123,7 +147,7 @@ Gradients = dict[str, tuple[NDArray[np.int64], NDArray[np.float32]]]
 def _gradients(received: Received, messages: Iterable[pb.TableGradients]) -> Gradients:
     return {
         name: (_keys(received, m), _rows(received, m.gradients, name, "gradients"))
-        for name, m in _each_once(messages).items()
+        for name, m in each_once(messages).items()
     }
 
 
@@ -144,7 +168,7 @@ _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
 
 
-def _blank(
+def blank_of(
     store: Store, names: Iterable[str], shapes: Sequence[tuple[int, int]], stages: bool
 ) -> Blank | None:
     """Return the reply in which rows of these shapes are to be written; None: it is too large.
@@ -157,7 +181,8 @@ def _blank(
     return Blank(room + (_STAGES_ROOM if stages else 0), shapes)
 
 
-def _rows_reply(answered: Answered) -> Framed:
+def rows_reply(answered: Answered) -> Framed:
+    """Frame Rows as a RowsReply."""
     rows: Rows = answered.value
     header = pb.RowsReply.Header(context=answered.context, stage_seconds=answered.stage_seconds)
     places = iter(rows.blank.places)
@@ -175,7 +200,8 @@ class Written(NamedTuple):
     skipped: bool = False
 
 
-def _acknowledgement(answered: Answered) -> Framed:
+def acknowledgement(answered: Answered) -> Framed:
+    """Frame Written as a BulkAcknowledgedReply."""
     written: Written = answered.value
     header = pb.BulkAcknowledgedReply.Header(
         context=answered.context,
@@ -196,7 +222,7 @@ def _written(table: str, done: Acknowledged) -> Written:
 def lookup(received: Received) -> Call:
     """Several tables' rows."""
     header = parse(pb.LookupRequest.Header, received.header)
-    tables = _each_once(header.tables)
+    tables = each_once(header.tables)
     keys = {name: _keys(received, m) for name, m in tables.items()}
     counts = {
         name: array_of(received, m.counts, np.uint32, 1, f"table {name!r}: counts")
@@ -208,32 +234,32 @@ def lookup(received: Received) -> Call:
     def work(store: Store) -> Rows:
         _check_ids(store, header.tables)
         shapes = [(len(k), store.table(name).dim) for name, k in keys.items()]
-        blank = _blank(store, keys, shapes, header.trace.stages)
+        blank = blank_of(store, keys, shapes, header.trace.stages)
         outs = dict(zip(keys, blank.arrays, strict=True)) if blank else None
         store.lookup(keys, admit=admit, counts=counts, out=outs)
         assert blank is not None
         return Rows([(name, store.table(name).t) for name in keys], blank)
 
-    return Call(work, _rows_reply, header.trace.stages)
+    return Call(work, rows_reply, header.trace.stages)
 
 
 def lookup_pooled(received: Received) -> Call:
     """One table's bags."""
     header = parse(pb.LookupPooledRequest.Header, received.header)
     name = header.keys.table
-    keys, bags = _keys(received, header.keys), _bags(received, header.bags, name)
+    keys, bags = _keys(received, header.keys), bags_of(received, header.bags, name)
     admit = _admits(header)
 
     def work(store: Store) -> Rows:
         table = named(store, name, id_of(header.keys))
         shapes = [(max(len(bags.offsets) - 1, 0), table.dim)]
-        blank = _blank(store, [name], shapes, header.trace.stages)
+        blank = blank_of(store, [name], shapes, header.trace.stages)
         out = blank.arrays[0] if blank else None
         table.lookup_pooled(keys, bags.offsets, bags.mode, bags.weights, admit=admit, out=out)
         assert blank is not None
         return Rows([(name, table.t)], blank)
 
-    return Call(work, _rows_reply, header.trace.stages)
+    return Call(work, rows_reply, header.trace.stages)
 
 
 def read_rows(received: Received) -> Call:
@@ -244,12 +270,12 @@ def read_rows(received: Received) -> Call:
     def work(store: Store) -> Rows:
         table = named(store, name, id_of(header.keys))
         shapes = [(len(keys), table.dim), (len(keys), table.config.state_dim)]
-        blank = _blank(store, [name], shapes, header.trace.stages)
+        blank = blank_of(store, [name], shapes, header.trace.stages)
         table.read_rows(keys, out=(blank.arrays[0], blank.arrays[1]) if blank else None)
         assert blank is not None
         return Rows([(name, table.t)], blank, has_state=True)
 
-    return Call(work, _rows_reply, header.trace.stages)
+    return Call(work, rows_reply, header.trace.stages)
 
 
 # Writing
@@ -262,23 +288,23 @@ def _origin(header: Any) -> pb.Origin | None:
 def update(received: Received) -> Call:
     """One update of several tables."""
     header = parse(pb.UpdateRequest.Header, received.header)
-    gradients, options = _gradients(received, header.tables), _options(header.options)
+    gradients, options = _gradients(received, header.tables), options_of(header.options)
 
     def work(store: Store) -> Written:
         _check_ids(store, header.tables)
         done = store.update(gradients, **options)
         return Written(done.t, done.skipped)
 
-    return Call(work, _acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, _origin(header))
 
 
 def update_pooled(received: Received) -> Call:
     """One update of one table, by gradients of bags."""
     header = parse(pb.UpdatePooledRequest.Header, received.header)
     name, message = header.gradients.table, header.gradients
-    keys, bags = _keys(received, message), _bags(received, header.bags, name)
+    keys, bags = _keys(received, message), bags_of(received, header.bags, name)
     gradients = _rows(received, message.gradients, name, "gradients")
-    options = _options(header.options)
+    options = options_of(header.options)
 
     def work(store: Store) -> Written:
         table = named(store, name, id_of(message))
@@ -287,7 +313,7 @@ def update_pooled(received: Received) -> Call:
         )
         return _written(name, done)
 
-    return Call(work, _acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, _origin(header))
 
 
 def update_ranks(received: Received) -> Call:
@@ -298,7 +324,7 @@ def update_ranks(received: Received) -> Call:
             f"expected at most {_RANKS_MAX} ranks in a call, found {len(header.ranks)}"
         )
     ranks = [_gradients(received, rank.tables) for rank in header.ranks]
-    options = _options(header.options)
+    options = options_of(header.options)
 
     def work(store: Store) -> Written:
         for rank in header.ranks:
@@ -306,7 +332,7 @@ def update_ranks(received: Received) -> Call:
         done = store.update_ranks(ranks, **options)
         return Written(done.t, done.skipped)
 
-    return Call(work, _acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, _origin(header))
 
 
 def assign(received: Received) -> Call:
@@ -318,7 +344,7 @@ def assign(received: Received) -> Call:
     def work(store: Store) -> Written:
         return _written(name, named(store, name, id_of(header.keys)).assign(keys, rows))
 
-    return Call(work, _acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, _origin(header))
 
 
 def put_rows(received: Received) -> Call:
@@ -332,7 +358,7 @@ def put_rows(received: Received) -> Call:
         table = named(store, name, id_of(header.keys))
         return _written(name, table.put_rows(keys, weights, state, header.add_t))
 
-    return Call(work, _acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, _origin(header))
 
 
 VERBS: dict[str, Callable[[Received], Call]] = {

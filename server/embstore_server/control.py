@@ -1,6 +1,7 @@
 """The verbs without arrays: each takes its message apart and returns what the engine thread does.
 
-`work` returns the reply but for its context, which the border fills in.
+`work` returns the reply but for its context, which the border fills in. Those of look-ahead
+sessions are in `embstore_server.sessions`.
 """
 
 import json
@@ -25,6 +26,8 @@ class Verb:
     reply: type[Any]
     prepare: Callable[[Any], Callable[[Store], Any]]
     mutates: bool = False
+    beside: bool = False
+    """Any thread may do the work: it runs beside the engine thread."""
 
 
 def _described(table: Table) -> pb.TableDescription:

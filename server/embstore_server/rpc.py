@@ -1,8 +1,9 @@
 """The gRPC border: bytes in, checked work to the service, the answer or the error out.
 
-Handlers are registered by name from the tables of `bulk` and `control`, with no serialisers: gRPC
-hands over the bytes that came, so that arrays are never copied by protobuf. There is one handler
-for unary bulk calls, one for their stream twins, and one for control calls.
+Handlers are registered by name from the tables of `bulk`, `control` and `sessions`, with no
+serialisers: gRPC hands over the bytes that came, so that arrays are never copied by protobuf. There
+is one handler for unary bulk calls, one for their stream twins, one for control calls, and one for
+each way to read a session's step.
 
 Every handler is one `_answered` block: it makes the caller from the call's metadata and deadline,
 turns errors into a status (the map is `embstore_proto.status`), and hands the figures in. A call
@@ -35,12 +36,13 @@ from embstore_proto import codec
 from embstore_proto.codec import Assembly, Framed
 from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import bulk, control
+from embstore_server import bulk, control, sessions
 from embstore_server.answers import Answered, answering
 from embstore_server.inflight import Reservation
 from embstore_server.logs import event
 from embstore_server.once import CALLS_MAX
 from embstore_server.service import Caller, Service
+from embstore_server.worker import Work
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Embstore"].full_name
 
@@ -61,6 +63,7 @@ class Rpc:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._ranks = sessions.Ranks()
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -72,12 +75,16 @@ class Rpc:
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return every method of the .proto file, for `add_generic_rpc_handlers`."""
         methods = {"GetServerInfo": grpc.unary_unary_rpc_method_handler(self._server_info)}
-        for name, verb in control.VERBS.items():
+        for name, verb in (control.VERBS | sessions.CONTROL).items():
             methods[name] = grpc.unary_unary_rpc_method_handler(self._control(name, verb))
-        for name, prepare in bulk.VERBS.items():
+        for name, prepare in (bulk.VERBS | sessions.BULK).items():
             unary, stream = self._unary(name, prepare), self._stream(name, prepare)
             methods[name] = grpc.unary_unary_rpc_method_handler(unary)
             methods[f"{name}Stream"] = grpc.stream_stream_rpc_method_handler(stream)
+        methods["LookupStep"] = grpc.unary_stream_rpc_method_handler(self._lookup_step)
+        methods["LookupStepPooled"] = grpc.stream_stream_rpc_method_handler(
+            self._lookup_step_pooled
+        )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     # What every handler does
@@ -138,10 +145,15 @@ class Rpc:
             _label(metadata, "traceparent"),
         )
 
-    async def _do(self, caller: Caller, call: bulk.Call) -> Answered:
-        work = answering(call.work, self._service.instance, stages=call.stages)
-        answered: Answered = await self._service.mutate(caller, call.origin, work)
-        return answered
+    async def _do(
+        self, caller: Caller, origin: pb.Origin | None, work: Work, *, beside: bool
+    ) -> Answered:
+        """Return the answer of work that brings Answered, when all whom it waits for have come."""
+        if beside:
+            answered: Answered = await self._service.run_beside(work)
+        else:
+            answered = await self._service.mutate(caller, origin, work)
+        return await self._service.settled(answered)
 
     # Bulk calls
 
@@ -197,7 +209,11 @@ class Rpc:
         return assembly.whole()
 
     async def _reply(self, caller: Caller, call: bulk.Call, held: Reservation) -> Framed:
-        reply = call.reply(await self._do(caller, call))
+        if call.header is not None:
+            self._ranks.tell(caller, call.header)
+            caller.brief = False  # the last rank's share does the work of all
+        work = answering(call.work, self._service.instance, stages=call.stages)
+        reply = call.reply(await self._do(caller, call.origin, work, beside=call.beside))
         held.add_unchecked(reply.total_bytes)
         caller.sent_bytes = reply.total_bytes
         return reply
@@ -210,11 +226,43 @@ class Rpc:
                 caller.received_bytes = len(request)
                 message = codec.parse(verb.request, request)
                 origin = message.origin if verb.mutates and message.HasField("origin") else None
+                self._ranks.tell(caller, message)
                 work = answering(verb.prepare(message), self._service.instance)
-                answered: Answered = await self._service.mutate(caller, origin, work)
+                answered = await self._do(caller, origin, work, beside=verb.beside)
+                if isinstance(answered.value, pb.MembershipReply):
+                    self._ranks.joined(caller, answered.value)
                 return _serialised(answered, caller)
 
         return handler
+
+    # Reading a session's step
+
+    async def _lookup_step(self, request: bytes, context: Any) -> None:
+        await _sent(context.send_initial_metadata(()))  # as a stream does
+        async with self._answered("LookupStep", context) as caller:
+            caller.received_bytes = len(request)
+            message = codec.parse(pb.LookupStepRequest, request)
+            self._ranks.tell(caller, message)
+            send = partial(self._write, caller, context)
+            await sessions.send_rows(self._service, caller, message, send)
+
+    async def _lookup_step_pooled(self, chunks: AsyncIterator[bytes], context: Any) -> None:
+        await _sent(context.send_initial_metadata(()))
+        async with self._answered("LookupStepPooled", context) as caller:
+            with self._service.inflight.reservation() as held:
+                message = codec.split(await self._assembled(caller, chunks, held))
+                header = codec.parse(pb.LookupStepPooledRequest.Header, message.header)
+                self._ranks.tell(caller, header)
+                reply = await sessions.pooled_rows(self._service, caller, header, message)
+                await self._write(caller, context, reply)
+
+    async def _write(self, caller: Caller, context: Any, reply: Framed) -> None:
+        """Send one of the messages of a stream; its bytes are in flight until gRPC has them."""
+        caller.sent_bytes += reply.total_bytes
+        with self._service.inflight.reservation() as held:
+            held.add_unchecked(reply.total_bytes)
+            for chunk in reply.chunks():
+                await _sent(context.write(chunk))
 
     async def _server_info(self, request: bytes, context: Any) -> bytes:
         async with self._answered("GetServerInfo", context):

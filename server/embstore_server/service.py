@@ -3,24 +3,36 @@
 A **caller** is what a border knows of who calls: the lane it queues in, a label and ids for the log
 of slow calls, and its deadline. `run` takes work to the engine thread and back; `mutate` does so at
 most once for an origin. Both keep the figures. Event loop only.
+
+**Waiting for others.** A call of a look-ahead session may wait for a step: for its rows, or for its
+last rank. It holds no thread meanwhile: `until` polls what it waits for, and again after each
+progress that a session makes. The sessions tell of progress on any thread; what is told before the
+loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every call
+that waits is woken, which is a poll for each rank of each session: few, and cheap.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
+from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.store import Store
 from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.answers import Answered, Awaited
 from embstore_server.inflight import Inflight
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
 from embstore_server.once import Once, check_epoch
 from embstore_server.settings import Settings
 from embstore_server.worker import Task, Work, Worker
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -52,7 +64,10 @@ class Service:
         self.instance = uuid4().hex
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
-        self.stopping = False
+        self._stopping = False
+        self._moved = asyncio.Event()  # of the progress to come: a new one after each
+        self._is_watching = False
+        self._is_waking = False  # the loop has been asked to wake the waiting calls
         self.failed = asyncio.Event()
         """Set once a call has failed the store, also one that nobody waits for any more."""
         self.worker = worker
@@ -62,7 +77,36 @@ class Service:
 
     def opened(self, store: Store) -> None:
         """Take the store that the worker opened: from now on calls are served."""
+        self.metrics.sessions = store.sessions
         self._store = store
+
+    def _watch(self, store: Store) -> None:
+        """Be told of the sessions' progress, from the first call that waits."""
+        self._is_watching = True
+        loop = asyncio.get_running_loop()
+
+        def progressed() -> None:
+            if not self._is_waking:
+                self._is_waking = True
+                loop.call_soon_threadsafe(self._wake)
+
+        store.sessions.watch(progressed)
+
+    def _wake(self) -> None:
+        """Let every waiting call poll again."""
+        self._is_waking = False  # before they poll: what is told from now on may be after that
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new calls are refused for good; calls that wait for others end then."""
+        return self._stopping
+
+    @stopping.setter
+    def stopping(self, stopping: bool) -> None:
+        self._stopping = stopping
+        self._wake()
 
     @property
     def store(self) -> Store:
@@ -118,6 +162,48 @@ class Service:
         finally:
             self._account(caller, task)
 
+    async def run_beside(self, work: Callable[[Store], T]) -> T:
+        """Return what `work` returns on a thread of its own: for what any thread may do, at length.
+
+        Raises
+        ------
+        StoreClosedError : nothing has been done.
+        Exception : what `work` raised.
+        """
+        if self._store is None or self.stopping:
+            raise self._closed()
+        return await asyncio.to_thread(work, self._store)
+
+    async def until(self, handle: StepLookup | StepOutcome, poll: Callable[[], T | None]) -> T:
+        """Return what `poll` returns of a handle, once that is not None.
+
+        It is called after each progress of a session, and when the handle's patience ends.
+
+        Raises
+        ------
+        StoreClosedError : the server stops, or the store has failed; others will not come any more.
+        Exception : what `poll` raised.
+        """
+        if not self._is_watching:
+            self._watch(self.store)
+        while True:
+            moved = self._moved  # taken first: progress during the poll is not missed
+            found = poll()
+            if found is not None:
+                return found
+            if self.not_ready:
+                raise self._closed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(handle.left_s):
+                    await moved.wait()
+
+    async def settled(self, answered: Answered) -> Answered:
+        """Return an answer for which others had to do their part, when they have."""
+        if not isinstance(answered.value, Awaited):
+            return answered
+        outcome = answered.value.outcome
+        return answered.settled(await self.until(outcome, outcome.poll))
+
     async def mutate(self, caller: Caller, origin: pb.Origin | None, work: Work) -> Any:
         """Do the same for a mutating call; with an origin at most once.
 
@@ -165,11 +251,13 @@ class Service:
     def _notice_failure(self) -> None:
         if self.has_failed and not self.failed.is_set():
             self.failed.set()
+            self._wake()
             level = logging.CRITICAL if self.device_error else logging.ERROR
             event(level, "store failed", reason=self.not_ready)
 
     def _account(self, caller: Caller, task: Task) -> None:
-        caller.wait_s, caller.run_s = task.wait_s, task.run_s
+        caller.wait_s += task.wait_s
+        caller.run_s += task.run_s
 
     def finished(self, caller: Caller, code: str) -> None:
         """Keep the figures of a call that has been answered with `code`; log it if it was slow."""

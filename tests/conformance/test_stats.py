@@ -122,6 +122,26 @@ def test_of_the_store(open_twin):
     assert {"unique", "sum_by_key", "apply"} <= found["stages"].keys()
 
 
+def test_of_sessions(open_twin):
+    twin = open_twin()
+    twin.create_table("a", **config())
+    found = twin.store.stats()["sessions"]
+    assert found["open"] == []
+    assert found["planning"]["pinned_rows"] == 0
+    sessions = twin.store.sessions
+    sessions.open("run", ["a"])
+    member = sessions.join("run", 0).member
+    sessions.announce(member, {1: {"a": [5, 1, 9]}})
+    sessions.lookup_step(member, 1)
+    found = twin.store.stats()["sessions"]
+    (facts,) = found["open"]
+    expected = {"name": "run", "tables": ["a"], "announced_step": 1, "last_step": 0}
+    assert expected.items() <= facts.items()
+    assert facts.keys() == sessions.facts()[0].keys()
+    assert found["planning"]["pinned_rows"] == 3
+    assert found["planning"]["planned_keys"] == 3
+
+
 def test_store_id_stays_and_the_epoch_counts_restores(open_twin):
     twin = open_twin()
     twin.checkpoint("c")

@@ -17,6 +17,7 @@ from embstore.device import staging
 from embstore.device.base import Gradients
 from embstore.device.gpu import RESERVE_BYTES, GpuDevice
 from embstore.errors import CapacityError, DeviceError
+from embstore.kernels.slots import FORESEEN, PENDING, PIN_ONE
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import (
     awkward,
@@ -101,15 +102,16 @@ def test_an_index_of_slots_in_any_order_of_threads(seed, fibers):
 
 
 @shuffled
-@pytest.mark.parametrize("kind", ["lru", "lfu", "equal", "wide"])
+@pytest.mark.parametrize("kind", ["lru", "lfu", "equal", "wide", "pinned"])
 def test_victims_in_any_order_of_threads(seed, fibers, kind):
     rng, device = np.random.default_rng(seed), made(seed, fibers=fibers)
     slot_count = 5_000
     scores = {
         "lru": rng.integers(0, 1 << 30, slot_count),
-        "lfu": rng.zipf(1.4, slot_count).clip(max=1 << 22) << 40 | rng.integers(0, 9, slot_count),
+        "lfu": rng.zipf(1.4, slot_count).clip(max=2047) << 40 | rng.integers(0, 9, slot_count),
         "equal": np.full(slot_count, 3),
-        "wide": rng.integers(0, 1 << 63, slot_count),
+        "wide": rng.integers(0, PIN_ONE, slot_count),
+        "pinned": rng.integers(0, 9, slot_count) + rng.choice([0, PIN_ONE, PENDING], slot_count),
     }[kind]
     keys = np.where(rng.random(slot_count) < 0.1, EMPTY_KEY, np.arange(slot_count))
     rows = np.zeros((slot_count, 4), np.float32)
@@ -223,7 +225,23 @@ def everything(device):
     device.gather(rows, d_ids, one, STRIDE, [copies])
     results += [bits(pooled), bits(copies)]
 
+    free = np.setdiff1d(np.arange(SLOTS), slots)
+    device.place_pending(memory, free, 2_000 + free)
+    device.initialize(memory.rows, free, 2_000 + free, of_table, DIM, 1)
+    with_gap = np.concatenate([slots[40:60], [-1]])
+    results += [device.pin(memory, slots[:50]), device.pin(memory, device.upload(with_gap))]
+    results += [
+        device.unpin(memory, slots[30:50]),
+        device.count_pending(memory, device.upload(free)),
+    ]
+    device.arrive(memory, free[:9])
+    device.foresee(memory, slots, FORESEEN | rng.integers(-90, 90, len(slots)))
     device.age_scores(memory, SLOTS)
+    results.append(device.read_range(memory, 0, SLOTS).scores.tolist())
+    device.forget_foreseen(memory, SLOTS // 3)
+    distinct = device.distinct([(1, 1_000, keys), (0, 1_000, keys[:9])])
+    device.settle(distinct)
+    results.append(device.download(distinct.unique_keys).tolist())
     victims, scores = device.select_victims(memory, SLOTS, 9, 30)
     results += [victims.tolist(), scores.tolist()]
     for _, host, places in device.row_pieces(memory.rows, victims):
@@ -508,6 +526,14 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: device.insert_slots(here.index, memory, 4),
         lambda: device.erase(here.index, keys),
         lambda: device.place_keys(memory, slots, keys),
+        lambda: device.place_pending(memory, slots, keys),
+        lambda: device.arrive(memory, slots),
+        lambda: device.count_pending(memory, d_slots),
+        lambda: device.pin(memory, slots),
+        lambda: device.unpin(memory, d_slots),
+        lambda: device.foresee(memory, slots, slots),
+        lambda: device.forget_foreseen(memory, 4),
+        lambda: device.distinct([(0, 4, keys)]),
         lambda: device.clear_slots(memory, slots),
         lambda: device.mark(memory, slots, dirty=True),
         lambda: device.read_slots(memory, slots),
@@ -611,6 +637,8 @@ def test_far_slots_are_placed_and_chosen(far):
     device.touch(memory, np.array(FAR), 7, lfu=False)
     victims, scores = device.select_victims(memory, MANY, 8, 3)
     assert victims.tolist() == sorted(FAR)[:3] and scores.tolist() == [7] * 3
+    assert device.pin(memory, victims) == 3
+    assert device.select_victims(memory, MANY, 8, 5)[0].tolist() == sorted(FAR)[3:]
     found = device.read_slots(memory, np.array(FAR))
     assert found.keys.tolist() == [i << 40 for i in range(len(FAR))]
     device.clear_slots(memory, np.array(FAR))

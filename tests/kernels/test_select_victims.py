@@ -6,16 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
+from embstore.kernels.slots import FORESEEN, PENDING, PIN_ONE
 from tests.kernels.samples import batch_of, contents_of, devices, slots_with
 
 SEED = 13
 CLOCK_MASK = (1 << 40) - 1
-COUNT_MAX = (1 << 23) - 1
+COUNT_MAX = (1 << 11) - 1
 
 
 def expected(scores, slot_keys, clock, count):
     slots = np.arange(len(scores))
-    candidates = slots[(slot_keys != EMPTY_KEY) & ((scores & CLOCK_MASK) != clock)]
+    may_go = (scores >= 0) & (scores < PIN_ONE) & ((scores & CLOCK_MASK) != clock)
+    candidates = slots[(slot_keys != EMPTY_KEY) & may_go]
     order = np.lexsort((candidates, scores[candidates]))
     return sorted(candidates[order[:count]].tolist())
 
@@ -43,7 +45,12 @@ def check(scores, slot_keys, clock, count):
 
 
 slots = st.lists(
-    st.tuples(st.integers(0, 3) | st.just(COUNT_MAX), st.integers(0, 6), st.booleans()),
+    st.tuples(
+        st.sampled_from([0, 0, 0, FORESEEN, PIN_ONE, PENDING, PENDING + PIN_ONE]),
+        st.integers(0, 3) | st.just(COUNT_MAX),
+        st.integers(0, 6),
+        st.booleans(),
+    ),
     max_size=60,
 )
 
@@ -51,13 +58,13 @@ slots = st.lists(
 @settings(deadline=None)  # the first call may compile
 @given(slots, st.integers(0, 6), st.integers(0, 70))
 def test_victims_are_the_lowest_scores_in_order_of_slot(drawn, clock, count):
-    scores = np.array([count << 40 | clock for count, clock, _ in drawn], np.int64)
+    scores = np.array([high | count << 40 | clock for high, count, clock, _ in drawn], np.int64)
     slot_keys = np.array([i if used else EMPTY_KEY for i, (*_, used) in enumerate(drawn)], np.int64)
     check(scores, slot_keys, clock, count)
 
 
 @pytest.mark.parametrize("count", [1, 100, 4_999, 30_000])
-@pytest.mark.parametrize("kind", ["lru", "lfu", "equal", "wide"])
+@pytest.mark.parametrize("kind", ["lru", "lfu", "equal", "wide", "pinned"])
 def test_victims_of_many_slots(kind, count):
     rng = np.random.default_rng(SEED)
     clocks = rng.integers(0, 1 << 30, 20_000)
@@ -66,7 +73,8 @@ def test_victims_of_many_slots(kind, count):
         "lru": clocks,
         "lfu": counts << 40 | clocks,
         "equal": np.full(20_000, 3),
-        "wide": rng.integers(0, 1 << 63, 20_000),
+        "wide": rng.integers(0, PIN_ONE, 20_000),
+        "pinned": clocks + rng.choice([0, FORESEEN, PIN_ONE, 1 << 62, PENDING], 20_000),
     }[kind]
     slot_keys = np.where(rng.random(20_000) < 0.1, EMPTY_KEY, np.arange(20_000))
     check(scores, slot_keys, 5, count)

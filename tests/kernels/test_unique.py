@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from embstore.arithmetic import compiled, sums
 from embstore.device import gpu_launch, staging
-from tests.kernels.samples import batch_of, cpu_devices, devices, gpu_device, row_keys
+from embstore.device.base import Gradients
+from tests.kernels.samples import (
+    batch_of,
+    bits,
+    cpu_devices,
+    devices,
+    gpu_device,
+    records,
+    row_keys,
+    slots_with,
+)
 
 SEED = 20240607
 
@@ -69,6 +79,46 @@ def test_unique_takes_the_extreme_keys_of_the_last_table():
     for device in devices():
         unique_keys, *_ = found(device, [((1 << 22) - 1, 1 << 40, keys)])
         assert unique_keys == [(1 << 62) - 1, ((1 << 22) - 1) << 40]
+
+
+@pytest.mark.parametrize("counts", [[], [0], [1], [700], [0, 5, 0, 3_000], [9, 9]])
+def test_distinct_is_unique_of_keys_that_are(counts):
+    rng = np.random.default_rng(SEED)
+    segments = [(7 * i, 1 << 40, rng.permutation(5_000)[:count]) for i, count in enumerate(counts)]
+    for device in devices():
+        batch = device.distinct(segments)
+        device.settle(batch)
+        arrays = (device.download(batch.unique_keys), device.download(batch.inverse), batch.bounds)
+        assert tuple(array.tolist() for array in arrays) == found(device, segments)
+        assert [array.dtype for array in arrays] == [np.int64, np.int32, np.int64]
+
+
+def test_distinct_keys_hold_whatever_comes_after():
+    for device in cpu_devices():
+        keys = np.array([5, 1, 9])
+        batch = device.distinct([(0, 10, keys[:2]), (2, 10, keys[2:])])
+        keys[:] = 0
+        device.distinct([(1, 90_000, np.arange(90_000))])
+        device.unique([(1, 10, np.array([3, 3]))])
+        assert batch.unique_keys.tolist() == [5, 1, 2 << 40 | 9]
+        assert batch.inverse.tolist() == [0, 1, 2] and not batch.inverse.flags.writeable
+        assert batch.id_bounds.tolist() == [0, 2, 3]
+
+
+def test_verbs_take_a_batch_of_distinct_keys():
+    rng = np.random.default_rng(SEED)
+    keys, rows = rng.permutation(300)[:40], records(rng, 64, 4)
+    slots, gradients = rng.permutation(64)[:40], records(rng, 40, 3)
+    for device in devices():
+        memory, batch = slots_with(device, rows), device.distinct([(0, 300, keys)])
+        out, sums = np.empty((40, 3), np.float32), device.allocate(40, np.float32, width=3)
+        device.sum_by_key(batch, [Gradients(gradients)], np.float32(1), sums)
+        device.settle(batch)
+        d_slots = device.upload(slots)
+        device.gather(memory.rows, d_slots, batch, 3, [out])
+        assert bits(out) == bits(rows[slots, :3])
+        assert bits(device.download(sums)) == bits(gradients)
+        assert device.count_accesses(batch, d_slots, 0, 40, None) == (40, 40)
 
 
 def test_unique_takes_a_read_only_array():

@@ -17,13 +17,14 @@ from embstore_server.admin import (
     models,
     probes,
     server,
+    sessions,
     statistics,
     tables,
 )
 from tests.service.rest import Rest, filled, run
 
 MODULES: tuple[ModuleType, ...] = (
-    *(cache, durability, figures, models, probes, server, statistics, tables),
+    *(cache, durability, figures, models, probes, server, sessions, statistics, tables),
 )
 
 

@@ -15,6 +15,7 @@ import embstore
 from embstore.config import RowWiseAdagrad, Uniform
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
+from embstore_server import sessions
 from tests.reference import ReferenceStore
 from tests.service.plain import BULK, Payload, Streamed, Unary, array_of
 from tests.serving import Server
@@ -90,7 +91,9 @@ def answers(stub):
 def test_every_control_verb_is_answered(stub):
     replies = dict(answers(stub))
     streamed = {f"{verb}Stream" for verb in BULK}
-    assert {*replies, *BULK, *streamed} == set(SERVICE.methods_by_name)
+    of_sessions = {*sessions.CONTROL, *sessions.BULK, *sessions.READS}  # test_sessions_wire.py
+    of_sessions |= {f"{verb}Stream" for verb in sessions.BULK}
+    assert {*replies, *BULK, *streamed, *of_sessions} == set(SERVICE.methods_by_name)
     commands = {name: reply.context.command for name, reply in replies.items()}
     assert commands["CreateTable"] == 2
     assert (commands["GrowTable"], commands["SetLearningRate"]) == (3, 4)

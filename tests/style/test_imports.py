@@ -19,12 +19,13 @@ from tests.style.sources import ROOT, module_name, parse, place, project_files
 LEVELS = (  # the lowest first
     {"arrays", "config", "errors", "results"},
     {"arithmetic"},
+    {"feed"},
     {"kernels"},
     {"device"},
     {"stages"},
     {"cache", "storage"},
     {"digest"},
-    {"tablestate", "reads", "writes", "engine", "figures", "session", "table"},
+    {"tablestate", "reads", "writes", "engine", "figures", "lookahead", "session", "table"},
     {"store"},
     {"__init__"},
 )

@@ -767,3 +767,278 @@ class RestoreRequest(_message.Message):
     origin: Origin
     label: str
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ...) -> None: ...
+
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("name", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_STEPS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    RANK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    lookahead_steps_max: int
+    world_size: int
+    planner: str
+    shared: bool
+    lease_ms: int
+    rank_timeout_ms: int
+    def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class SessionDescription(_message.Message):
+    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_STEPS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    last_step: int
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    lookahead_steps_max: int
+    world_size: int
+    planner: str
+    shared: bool
+    lease_ms: int
+    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class SessionReply(_message.Message):
+    __slots__ = ("context", "session")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    session: SessionDescription
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., session: _Optional[_Union[SessionDescription, _Mapping]] = ...) -> None: ...
+
+class JoinSessionRequest(_message.Message):
+    __slots__ = ("name", "rank")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rank: int
+    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class MembershipReply(_message.Message):
+    __slots__ = ("context", "member", "name", "rank", "last_step")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    member: str
+    name: str
+    rank: int
+    last_step: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., member: _Optional[str] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., last_step: _Optional[int] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("member",)
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    def __init__(self, member: _Optional[str] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("member", "forget")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    forget: bool
+    def __init__(self, member: _Optional[str] = ..., forget: bool = ...) -> None: ...
+
+class SessionClosedReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
+class ReleaseStepRequest(_message.Message):
+    __slots__ = ("member", "step")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    step: int
+    def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class SkipStepRequest(_message.Message):
+    __slots__ = ("member", "step")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    step: int
+    def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class StepReply(_message.Message):
+    __slots__ = ("context", "t", "skipped")
+    class TEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    t: _containers.ScalarMap[str, int]
+    skipped: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., t: _Optional[_Mapping[str, int]] = ..., skipped: bool = ...) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "keys")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        keys: Array
+        def __init__(self, table: _Optional[str] = ..., keys: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    class Step(_message.Message):
+        __slots__ = ("step", "tables")
+        STEP_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        step: int
+        tables: _containers.RepeatedCompositeFieldContainer[AnnounceRequest.Table]
+        def __init__(self, step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[AnnounceRequest.Table, _Mapping]]] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("member", "steps")
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        STEPS_FIELD_NUMBER: _ClassVar[int]
+        member: str
+        steps: _containers.RepeatedCompositeFieldContainer[AnnounceRequest.Step]
+        def __init__(self, member: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[AnnounceRequest.Step, _Mapping]]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: AnnounceRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[AnnounceRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class AnnouncedReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "announced_step", "planned_step", "held_back")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        ANNOUNCED_STEP_FIELD_NUMBER: _ClassVar[int]
+        PLANNED_STEP_FIELD_NUMBER: _ClassVar[int]
+        HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        announced_step: int
+        planned_step: int
+        held_back: bool
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., announced_step: _Optional[int] = ..., planned_step: _Optional[int] = ..., held_back: bool = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: AnnouncedReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[AnnouncedReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class LookupStepRequest(_message.Message):
+    __slots__ = ("member", "step", "early")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    step: int
+    early: bool
+    def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., early: bool = ...) -> None: ...
+
+class StepRowsReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "rows", "positions", "t")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        POSITIONS_FIELD_NUMBER: _ClassVar[int]
+        T_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        rows: Array
+        positions: Array
+        t: int
+        def __init__(self, table: _Optional[str] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., positions: _Optional[_Union[Array, _Mapping]] = ..., t: _Optional[int] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("context", "tables", "early")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        EARLY_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        tables: _containers.RepeatedCompositeFieldContainer[StepRowsReply.Table]
+        early: bool
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[StepRowsReply.Table, _Mapping]]] = ..., early: bool = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: StepRowsReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[StepRowsReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class LookupStepPooledRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "inverse", "bags")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        INVERSE_FIELD_NUMBER: _ClassVar[int]
+        BAGS_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        inverse: Array
+        bags: Bags
+        def __init__(self, table: _Optional[str] = ..., inverse: _Optional[_Union[Array, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("member", "step", "tables", "trace")
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        STEP_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        member: str
+        step: int
+        tables: _containers.RepeatedCompositeFieldContainer[LookupStepPooledRequest.Table]
+        trace: Trace
+        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[LookupStepPooledRequest.Table, _Mapping]]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: LookupStepPooledRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[LookupStepPooledRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class UpdateStepRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "gradients")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        gradients: Array
+        def __init__(self, table: _Optional[str] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("member", "step", "tables", "options", "trace")
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        STEP_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        OPTIONS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        member: str
+        step: int
+        tables: _containers.RepeatedCompositeFieldContainer[UpdateStepRequest.Table]
+        options: UpdateOptions
+        trace: Trace
+        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[UpdateStepRequest.Table, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: UpdateStepRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[UpdateStepRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...

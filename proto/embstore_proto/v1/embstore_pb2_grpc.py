@@ -189,6 +189,66 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.OpenSession = channel.unary_unary(
+                '/embstore.v1.Embstore/OpenSession',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionReply.FromString,
+                _registered_method=True)
+        self.JoinSession = channel.unary_unary(
+                '/embstore.v1.Embstore/JoinSession',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.JoinSessionRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.MembershipReply.FromString,
+                _registered_method=True)
+        self.ReleaseStep = channel.unary_unary(
+                '/embstore.v1.Embstore/ReleaseStep',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ReleaseStepRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.StepReply.FromString,
+                _registered_method=True)
+        self.SkipStep = channel.unary_unary(
+                '/embstore.v1.Embstore/SkipStep',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SkipStepRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.StepReply.FromString,
+                _registered_method=True)
+        self.RenewLease = channel.unary_unary(
+                '/embstore.v1.Embstore/RenewLease',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.RenewLeaseRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionReply.FromString,
+                _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/embstore.v1.Embstore/CloseSession',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.CloseSessionRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.FromString,
+                _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/embstore.v1.Embstore/Announce',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.AnnouncedReply.FromString,
+                _registered_method=True)
+        self.UpdateStep = channel.unary_unary(
+                '/embstore.v1.Embstore/UpdateStep',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.UpdateStepRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.FromString,
+                _registered_method=True)
+        self.AnnounceStream = channel.stream_stream(
+                '/embstore.v1.Embstore/AnnounceStream',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.UpdateStepStream = channel.stream_stream(
+                '/embstore.v1.Embstore/UpdateStepStream',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.LookupStep = channel.unary_stream(
+                '/embstore.v1.Embstore/LookupStep',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupStepRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.LookupStepPooled = channel.stream_stream(
+                '/embstore.v1.Embstore/LookupStepPooled',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
 
 
 class EmbstoreServicer(object):
@@ -385,6 +445,79 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenSession(self, request, context):
+        """Look-ahead sessions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseStep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SkipStep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateStep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnnounceStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateStepStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookupStep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookupStepPooled(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EmbstoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -540,6 +673,66 @@ def add_EmbstoreServicer_to_server(servicer, server):
             ),
             'PutRowsStream': grpc.stream_stream_rpc_method_handler(
                     servicer.PutRowsStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'OpenSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSession,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.OpenSessionRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionReply.SerializeToString,
+            ),
+            'JoinSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinSession,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.JoinSessionRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.MembershipReply.SerializeToString,
+            ),
+            'ReleaseStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseStep,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ReleaseStepRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.StepReply.SerializeToString,
+            ),
+            'SkipStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.SkipStep,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SkipStepRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.StepReply.SerializeToString,
+            ),
+            'RenewLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLease,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.RenewLeaseRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionReply.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.CloseSessionRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.AnnounceRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.AnnouncedReply.SerializeToString,
+            ),
+            'UpdateStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateStep,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.UpdateStepRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.SerializeToString,
+            ),
+            'AnnounceStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.AnnounceStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'UpdateStepStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.UpdateStepStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'LookupStep': grpc.unary_stream_rpc_method_handler(
+                    servicer.LookupStep,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupStepRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'LookupStepPooled': grpc.stream_stream_rpc_method_handler(
+                    servicer.LookupStepPooled,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             ),
@@ -1379,6 +1572,330 @@ class Embstore(object):
             request_iterator,
             target,
             '/embstore.v1.Embstore/PutRowsStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/OpenSession',
+            embstore__proto_dot_v1_dot_embstore__pb2.OpenSessionRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.SessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/JoinSession',
+            embstore__proto_dot_v1_dot_embstore__pb2.JoinSessionRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.MembershipReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/ReleaseStep',
+            embstore__proto_dot_v1_dot_embstore__pb2.ReleaseStepRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.StepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SkipStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/SkipStep',
+            embstore__proto_dot_v1_dot_embstore__pb2.SkipStepRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.StepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/RenewLease',
+            embstore__proto_dot_v1_dot_embstore__pb2.RenewLeaseRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.SessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/CloseSession',
+            embstore__proto_dot_v1_dot_embstore__pb2.CloseSessionRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/Announce',
+            embstore__proto_dot_v1_dot_embstore__pb2.AnnounceRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.AnnouncedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/UpdateStep',
+            embstore__proto_dot_v1_dot_embstore__pb2.UpdateStepRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnnounceStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/AnnounceStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateStepStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/UpdateStepStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookupStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/embstore.v1.Embstore/LookupStep',
+            embstore__proto_dot_v1_dot_embstore__pb2.LookupStepRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookupStepPooled(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/LookupStepPooled',
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
             options,

@@ -3,7 +3,7 @@
     commands     the tree of commands
     serving      serve
     tables       table create, list, show, drop
-    bench, checkpoint, demo, digest, stats   the command of that name
+    bench, checkpoint, demo, digest, sessions, stats   the command of that name
     connection   the way to a server
     options      the flags that commands share; parameters: values of more than one word
     output       what is shown: tables for people, one JSON document for scripts, progress

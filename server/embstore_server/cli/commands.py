@@ -11,6 +11,7 @@ from embstore_server.cli.checkpoint import checkpoint
 from embstore_server.cli.demo import demo
 from embstore_server.cli.digest import digest
 from embstore_server.cli.serving import serve
+from embstore_server.cli.sessions import sessions
 from embstore_server.cli.stats import stats
 
 app = typer.Typer(
@@ -39,6 +40,6 @@ def above(
     """Take the flags that stand before the command."""
 
 
-for command in (serve, demo, stats, checkpoint, digest, bench):
+for command in (serve, demo, stats, sessions, checkpoint, digest, bench):
     app.command()(command)
 app.add_typer(tables.app, name="table")

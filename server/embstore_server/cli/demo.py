@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from embstore.errors import InvalidArgumentError
 from embstore_server.cli import parameters
 from embstore_server.cli.exits import FAILED
 from embstore_server.cli.options import AsJson
@@ -30,6 +31,12 @@ def demo(
     cache_bytes: Annotated[
         str | None, _option("BYTES", "Of the server. Default: a fifth of the tables.")
     ] = None,
+    lookahead: Annotated[
+        int | None, _option("COUNT", "Steps that the session announces ahead. Default: 16.")
+    ] = None,
+    no_session: Annotated[
+        bool, typer.Option("--no-session", help="Train by single lookups and updates.")
+    ] = False,
     keep: Annotated[
         Path | None, _option("DIR", "Keep file and store here. Default: keep nothing.")
     ] = None,
@@ -37,8 +44,11 @@ def demo(
 ) -> None:
     """Train a DLRM through a server of its own, and compare every bit with a dense check.
 
-    Ends with 1 if one bit differs.
+    It trains in a session, which announces keys ahead, so every lookup finds its rows in the cache;
+    the bits are the same with --no-session. Ends with 1 if one bit differs.
     """
+    if no_session and lookahead is not None:
+        raise InvalidArgumentError("--lookahead is of a session: leave it out, or --no-session")
     from embstore_server.demo import run
 
     given: dict[str, Any] = {
@@ -47,7 +57,10 @@ def demo(
         "dim": dim,
         "scale": scale,
         "cache_bytes": parameters.byte_count("--cache-bytes", cache_bytes),
+        "lookahead": lookahead,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if no_session:
+        given["lookahead"] = None
     if not run(data, directory=keep, json=as_json, **given).exact:
         raise typer.Exit(FAILED)

@@ -16,9 +16,13 @@ EXITS: dict[type[EmbstoreError], int] = {
     errors.PermissionDeniedError: FAILED,
     errors.TableNotFoundError: NOT_FOUND,
     errors.CheckpointNotFoundError: NOT_FOUND,
+    errors.StepNotFoundError: NOT_FOUND,
     errors.TableExistsError: CONFLICT,
     errors.CheckpointExistsError: CONFLICT,
     errors.TableMismatchError: FAILED,
+    errors.TableHeldError: CONFLICT,
+    errors.SessionExpiredError: FAILED,
+    errors.RankFailedError: FAILED,
     errors.StoreInUseError: CONFLICT,
     errors.DeadlineError: NO_ANSWER,
     errors.OutcomeUnknownError: NO_ANSWER,
@@ -37,7 +41,7 @@ LEGEND = """Exit status:
 2  a bad argument or setting;
 3  no such table or checkpoint;
 4  no answer: server not reached, too late, overloaded, starting or stopping;
-5  a conflict: it exists already, or the directory is in use;
+5  a conflict: it exists already, a session holds it, or the directory is in use;
 70  the device failed, the server's own or the one that serves."""
 """For the help, which may join the lines."""
 

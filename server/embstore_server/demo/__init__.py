@@ -3,6 +3,7 @@
     criteo, columns, synthetic   the Criteo format: read, turned into keys, written
     dlrm, mlp, adam, auc         the model in plain NumPy, and how good it is
     dense                        the check: the same tables in memory, without a store
+    steps                        batches, and their rows: in a session or without one
     training, job                the loop in lockstep, and the job around it
     phases, result               what is shown meanwhile and at the end
 
@@ -23,10 +24,10 @@ from embstore.errors import InvalidArgumentError
 from embstore_server.demo import synthetic
 from embstore_server.demo.job import DEFAULT_OPTIMIZER, Job, check_readable, train_and_compare
 from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import DemoResult, show
+from embstore_server.demo.result import DemoResult, SessionResult, show
 from embstore_server.demo.stores import TrainingStore
 
-__all__ = ["DemoResult", "Job", "run"]
+__all__ = ["DemoResult", "Job", "SessionResult", "run"]
 
 
 def run(
@@ -38,6 +39,7 @@ def run(
     scale: float = Job.scale,
     optimizer: Optimizer | None = None,
     cache_bytes: int | None = None,
+    lookahead: int | None = Job.lookahead,
     directory: Path | None = None,
     console: Console | None = None,
     json: bool = False,
@@ -53,6 +55,7 @@ def run(
     scale : rows of a table for each category that its column has in Criteo Kaggle, in (0, 1]
     optimizer : of the embeddings; None: row-wise Adagrad
     cache_bytes : of the server; None: a fifth of the tables
+    lookahead : steps that a session announces ahead; None: train without a session
     directory : keep the file and the store here, absent or empty before; None: keep nothing
     console : where to show progress and result; None: standard output
     json : print one JSON object and nothing else
@@ -63,7 +66,15 @@ def run(
         at before a server is started.
     EmbstoreError : the server did not start, or refused a call.
     """
-    job = Job(samples, batch, dim, scale, optimizer or DEFAULT_OPTIMIZER, cache_bytes)
+    job = Job(
+        samples,
+        batch,
+        dim,
+        scale,
+        optimizer or DEFAULT_OPTIMIZER,
+        cache_bytes=cache_bytes,
+        lookahead=lookahead,
+    )
     if data is not None:
         check_readable(data)
     console = Console() if console is None else console

@@ -1,7 +1,8 @@
 """The job, from a file to a result: train through a store, then compare it with the dense check.
 
 The cache is made smaller than the tables (by default a fifth), so that rows leave it and come back
-all the time: hit rates then mean something, and so does the comparison.
+all the time: hit rates then mean something, and so does the comparison. In a session every row is
+there when its step asks, however small the cache; what that took is in its figures.
 """
 
 import hashlib
@@ -42,12 +43,16 @@ class Job:
     """Of the embeddings."""
     cache_bytes: int | None = None
     """None: CACHED_SHARE of the tables."""
+    lookahead: int | None = 16
+    """Steps that a session announces ahead; None: train without a session."""
 
     def __post_init__(self) -> None:
         _check_count(self.samples, "samples", least=2)
         _check_count(self.batch, "batch", least=2)
         if self.cache_bytes is not None:
             _check_count(self.cache_bytes, "cache_bytes", least=1)
+        if self.lookahead is not None:
+            _check_count(self.lookahead, "lookahead", least=1)
         if not (isinstance(self.scale, int | float) and 0 < self.scale <= 1):
             raise InvalidArgumentError(f"expected scale in (0, 1], found {self.scale!r}")
         _ = self.configs  # dim and optimizer are checked where tables are
@@ -91,7 +96,7 @@ def train_and_compare(job: Job, store: TrainingStore, path: Path, phases: Phases
     ------
     InvalidArgumentError : a line of the file is malformed.
     """
-    trainer = Trainer(store, job.configs)
+    trainer = Trainer(store, job.configs, lookahead=job.lookahead)
     with phases.phase("training", _lines(path, job.samples)) as advance:
         trainer.train(criteo.read(path, limit=job.samples, block=job.batch), advance)
     pools = store.stats()["cache"]["pools"]  # now: the hits of what follows are no training
@@ -121,6 +126,7 @@ def train_and_compare(job: Job, store: TrainingStore, path: Path, phases: Phases
         bytes_read=stats["storage"]["bytes_read"],
         bytes_written=stats["storage"]["bytes_written"],
         seconds=dict(trained.seconds),
+        session=trained.session,
         digest=_joined(digests.store),
         digest_of_check=_joined(digests.check),
         differing_tables=digests.differing,

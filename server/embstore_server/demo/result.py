@@ -1,8 +1,12 @@
 """What a demo came to: all figures, as data, as JSON and as a table on a console.
 
-Two hit rates, because both are in use. By unique key: of the distinct keys of each lookup, how
-many were in the cache (what the cache must do). By access: of all keys as the trainer named them,
-repeats included (what most papers report, and always higher, as hot keys repeat).
+Two hit rates of the cache, because both are in use. By unique key: of the distinct keys of each
+lookup, how many were in the cache (what the cache must do). By access: of all keys as the trainer
+named them, repeats included (what most papers report, and always higher, as hot keys repeat).
+
+Neither says much in a session: keys are announced once each, and their rows are in the cache before
+they are looked up. There the session's own figures are shown, and its hit rate must be 100 %; only
+a step in parts, whose rows do not fit the cache together, may miss some.
 """
 
 from dataclasses import asdict, dataclass
@@ -10,6 +14,39 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """Figures of the session that the training was in."""
+
+    lookahead: int
+    """Steps announced beyond the last finished one, at most."""
+    lookup_keys: int
+    """Keys of all lookups, by unique key."""
+    hit_rate: float
+    """Of these, the share whose rows were in the cache when they were looked up, 0 to 1."""
+    early_share: float
+    """Of the bytes of rows that were looked up, the share sent before the step's turn, 0 to 1.
+    0 of an embedded store: there is no way on which they could be early."""
+    stall_s: float
+    """Seconds from asking for a step's rows until all could be read. A server is asked a step
+    ahead, so the step before is in them; `DemoResult.seconds` has what the loop itself waited."""
+    steps_in_parts: int
+    """Steps whose rows did not fit the cache together."""
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "SessionResult":
+        """Return the figures of a session from what the store tells of it."""
+        early, late = facts["early_bytes"], facts["late_bytes"]
+        return cls(
+            lookahead=facts["lookahead_steps_max"],
+            lookup_keys=facts["lookup_keys"],
+            hit_rate=facts["hit_rate"],
+            early_share=early / max(1, early + late),
+            stall_s=facts["stall_s"],
+            steps_in_parts=facts["steps_in_parts"],
+        )
 
 
 @dataclass(frozen=True)
@@ -40,6 +77,8 @@ class DemoResult:
     """By the store, from its directory."""
     bytes_written: int
     seconds: dict[str, float]
+    session: SessionResult | None
+    """None: there was no session."""
     digest: str
     """Hash of the digests of all tables of the store, in the order of the columns."""
     digest_of_check: str
@@ -67,7 +106,7 @@ def show(result: DemoResult, console: Console) -> None:
     table = Table(title="embstore demo", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for lines in (_training(result), _store(result), _exactness(result)):
+    for lines in (_training(result), _store(result), _lookups(result), _exactness(result)):
         for name, text in lines:
             table.add_row(name, text)
         table.add_section()
@@ -94,11 +133,36 @@ def _store(result: DemoResult) -> list[tuple[str, str]]:
         ("tables", f"{result.tables}, {result.rows:,} rows of {result.dim}, {result.optimizer}"),
         ("bytes of the tables", _megabytes(result.table_bytes)),
         ("bytes of the cache", f"{_megabytes(result.cache_bytes)} ({share:.0%} of the tables)"),
-        ("hits by unique key", f"{result.hit_rate_unique:.1%}"),
-        ("hits by access", f"{result.hit_rate_access:.1%}"),
         ("read from disk", _megabytes(result.bytes_read)),
         ("written to disk", _megabytes(result.bytes_written)),
     ]
+
+
+def _lookups(result: DemoResult) -> list[tuple[str, str]]:
+    session = result.session
+    if session is None:
+        return [
+            ("look-ahead", "none, there was no session"),
+            ("hits by unique key", f"{result.hit_rate_unique:.1%}"),
+            ("hits by access", f"{result.hit_rate_access:.1%}"),
+        ]
+    waited = result.seconds.get("lookup", 0.0)
+    return [
+        ("look-ahead", f"{session.lookahead:,} steps at most"),
+        ("hits at lookup", _hits(session)),
+        ("early bytes", f"{session.early_share:.1%} of the rows, sent before their step's turn"),
+        ("stalled", f"{session.stall_s:.2f} s; the trainer waited {waited:.2f} s in lookups"),
+        ("steps in parts", f"{session.steps_in_parts:,}"),
+    ]
+
+
+def _hits(session: SessionResult) -> str:
+    """Tell the hit rate, which is 100 % only if not one key missed."""
+    keys = f"of {session.lookup_keys:,} unique keys"
+    if session.hit_rate == 1:
+        return f"100 % {keys}"
+    missed = round((1 - session.hit_rate) * session.lookup_keys)
+    return f"[bold red]not 100 %[/]: {missed:,} {keys} missed"
 
 
 def _exactness(result: DemoResult) -> list[tuple[str, str]]:

@@ -4,11 +4,13 @@ An embedded `embstore.Store` and the client's store both have it, and the demo c
 trains through; neither could a trainer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from embstore.arrays import Keys, Rows
 from embstore.config import Initializer, Optimizer
+from embstore.results import SessionFacts
 
 
 class Digested(Protocol):
@@ -16,6 +18,40 @@ class Digested(Protocol):
 
     def digest(self) -> str:
         """Return the digest of its content."""
+
+
+class TrainingStep(Protocol):
+    """A step of training, in a session or not."""
+
+    @property
+    def batch(self) -> Any:
+        """Return what it trains on."""
+
+    def lookup(self) -> dict[str, Rows]:
+        """Return a row for each key of the batch, in its order: (n, dim) by table."""
+
+    def update(self, gradients: Mapping[str, Rows]) -> Any:
+        """Apply a gradient for each key of the batch, (n, dim) by table."""
+
+
+class TrainingRun(Protocol):
+    """A session that is entered."""
+
+    @property
+    def facts(self) -> SessionFacts:
+        """Return what it is."""
+
+    def steps(
+        self, batches: Iterable[Any], keys: Callable[[Any], Mapping[str, Keys]]
+    ) -> Iterator[TrainingStep]:
+        """Yield a step for each batch, announced ahead."""
+
+
+class LiveSessions(Protocol):
+    """The sessions that are open."""
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return what each is, and did."""
 
 
 class TrainingStore(Protocol):
@@ -34,6 +70,15 @@ class TrainingStore(Protocol):
 
     def update(self, gradients: Mapping[str, tuple[Keys, Rows]]) -> Any:
         """Apply one update to several tables."""
+
+    def session(
+        self, tables: Sequence[str], *, lookahead: int
+    ) -> AbstractContextManager[TrainingRun]:
+        """Return a session to enter; while it is open it is the tables' only writer."""
+
+    @property
+    def sessions(self) -> LiveSessions:
+        """Return the sessions that are open."""
 
     def stats(self) -> dict[str, Any]:
         """Return what the store is and did."""

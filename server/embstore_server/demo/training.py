@@ -2,17 +2,16 @@
 
 One step is one batch of samples, one lookup and one update over all 26 tables:
 
-    keys -> store.lookup -> rows -> DLRM -> gradients -> store.update
-               |  equal, to the bit?                |
-            check.lookup                         check.update
+    keys -> step.lookup -> rows -> DLRM -> gradients -> step.update
+               |  equal, to the bit?               |
+            check.lookup                        check.update
+
+By default the steps are those of a session, which announces keys ahead of them.
 
 The check is asked for the same rows before each step, so a difference is found in the step after
 the one that made it, and named; training stops there, because everything after it would differ.
 
-Each tenth part of a block of lines is held out, until there are HELD_OUT_MAX samples, and is never
-trained on: any file of a few lines has some, and one pass over a stream is enough. (In a real file
-they are as old as what is trained on, so their AUC is a little better than that of a day to come.)
-They are looked up with admit=False: evaluation leaves the cache as training left it.
+Held-out samples are looked up with admit=False: evaluation leaves the cache as training left it.
 """
 
 from collections import defaultdict
@@ -34,24 +33,29 @@ from embstore_server.demo.criteo import INTEGERS, Samples
 from embstore_server.demo.dense import DenseTables
 from embstore_server.demo.dlrm import Dlrm, dense_features
 from embstore_server.demo.phases import Advance
-from embstore_server.demo.stores import TrainingStore
+from embstore_server.demo.result import SessionResult
+from embstore_server.demo.steps import Batch, CallStep, batches
+from embstore_server.demo.stores import TrainingStep, TrainingStore
 
-HELD_OUT_EVERY = 10
-HELD_OUT_MAX = 100_000
-"""An AUC of so many samples is known to about 0.002, and they take 32 MB."""
 _DENSE_LEARNING_RATE = 2e-3
 _LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
 
 
 @dataclass
 class Trained:
-    """What training came to; times in seconds by what they were spent on."""
+    """What training came to; times in seconds by what they were spent on.
+
+    "read" is how long the loop waited for its next step. In a session another thread reads, and
+    announces, so that is little once it is ahead.
+    """
 
     steps: int = 0
     samples: int = 0
     loss: float = float("nan")
     first_difference: str | None = None
     """Where a row looked up first differed from the check's, or None."""
+    session: SessionResult | None = None
+    """None: there was no session."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @contextmanager
@@ -82,11 +86,25 @@ def table_configs(rows: tuple[int, ...], *, dim: int, optimizer: Optimizer) -> l
 class Trainer:
     """A DLRM whose embeddings are in a store, and in a dense check beside it. One thread."""
 
-    def __init__(self, store: TrainingStore, configs: list[TableConfig], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        store: TrainingStore,
+        configs: list[TableConfig],
+        *,
+        lookahead: int | None,
+        seed: int = 0,
+    ) -> None:
+        """Make the tables and the model.
+
+        Parameters
+        ----------
+        lookahead : steps that a session announces ahead; None: train without a session
+        """
         self.check = DenseTables(configs)
         self.held_out: list[Samples] = []
         self.result = Trained()
         self._store = store
+        self._lookahead = lookahead
         self._rows = tuple(config.rows for config in configs)
         self.tables = [config.name for config in configs]
         self._model = Dlrm(integers=INTEGERS, columns=len(configs), dim=configs[0].dim, seed=seed)
@@ -102,18 +120,33 @@ class Trainer:
 
     def train(self, blocks: Iterable[Samples], advance: Advance) -> None:
         """Train on each block but what is held out of it, until a row differs from the check."""
-        blocks = iter(blocks)
-        while self.result.first_difference is None:
-            with self.result.timed("read"):
-                block = next(blocks, None)
-            if block is None:
-                break
-            samples = self._hold_out(block)
-            if len(samples):
-                self._step(samples)
-            advance(len(block), f"loss {self.result.loss:.4f}")
+        read = batches(blocks, self._rows)
+        if self._lookahead is None:
+            self._train((CallStep(self._store, batch) for batch in read), advance)
+        else:
+            self._train_in_session(read, self._lookahead, advance)
         if not self.result.samples:
             raise InvalidArgumentError("expected at least two samples, one of them to hold out")
+
+    def _train_in_session(self, read: Iterator[Batch], lookahead: int, advance: Advance) -> None:
+        with self._store.session(self.tables, lookahead=lookahead) as run:
+            self._train(run.steps(read, keys=lambda batch: batch.keys), advance)
+            # Only while it is open does the store tell of a session.
+            facts = {told["name"]: told for told in self._store.sessions.facts()}
+            self.result.session = SessionResult.of(facts[run.facts.name])
+
+    def _train(self, steps: Iterator[TrainingStep], advance: Advance) -> None:
+        while self.result.first_difference is None:
+            with self.result.timed("read"):
+                step = next(steps, None)
+            if step is None:
+                break
+            batch: Batch = step.batch
+            if len(batch.held_out):
+                self.held_out.append(batch.held_out)
+            if len(batch.samples):
+                self._step(step, batch)
+            advance(len(batch), f"loss {self.result.loss:.4f}")
 
     def scores(self, advance: Advance) -> NDArray[np.float32]:
         """Return the logits of the held-out samples, in their order."""
@@ -130,28 +163,18 @@ class Trainer:
         labels = np.concatenate([samples.labels for samples in self.held_out])
         return area_under_curve(labels, self.scores(advance))
 
-    def _hold_out(self, block: Samples) -> Samples:
-        """Return the part of a block to train on, and keep the rest."""
-        count = -(-len(block) // HELD_OUT_EVERY)
-        if sum(map(len, self.held_out)) + count > HELD_OUT_MAX:
-            return block
-        self.held_out.append(block.part(len(block) - count, len(block)))
-        return block.part(0, len(block) - count)
-
-    def _step(self, samples: Samples) -> None:
-        result = self.result
-        keys = keys_by_table(samples.categories, self._rows)
+    def _step(self, step: TrainingStep, batch: Batch) -> None:
+        result, samples, keys = self.result, batch.samples, batch.keys
         with result.timed("lookup"):
-            rows = self._store.lookup(keys)
+            rows = step.lookup()
         with result.timed("check"):
             result.first_difference = self._difference(rows, keys)
         with result.timed("model"):
             gradients = self._gradients(samples, rows)
-        pairs = {name: (keys[name], gradients[name]) for name in keys}
         with result.timed("update"):
-            self._store.update(pairs)
+            step.update(gradients)
         with result.timed("check"):
-            self.check.update(pairs)
+            self.check.update({name: (keys[name], gradients[name]) for name in keys})
         result.steps += 1
         result.samples += len(samples)
 

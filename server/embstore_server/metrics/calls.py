@@ -1,4 +1,4 @@
-"""Counts, bytes and seconds of every call, by verb.
+"""Counts, bytes and seconds of every call, by verb; and the sessions that calls belong to.
 
 `observe_call` runs once a call on the event loop, so it is a few list additions (about 1 us) and no
 locks; Prometheus's own counters would take several times that. Figures of a verb exist from its
@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from embstore_server.metrics.histogram import Histogram
+from embstore_server.metrics.sessions import SessionFacts, session_families
 
 
 class _Verb:
@@ -47,6 +48,8 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._verbs: dict[str, _Verb] = {}
+        self.sessions: SessionFacts | None = None
+        """Of the store, once it is open."""
 
     def observe_call(
         self,
@@ -114,6 +117,8 @@ class Metrics(Collector):
             for verb, figures in verbs:
                 counter.add_metric([verb], getattr(figures, part))
             yield counter
+        if self.sessions is not None:
+            yield from session_families(self.sessions)
 
     @staticmethod
     def _calls(verbs: list[tuple[str, _Verb]]) -> Metric:

@@ -20,6 +20,7 @@ from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
 from embstore.device.base import Batch, Gradients, TableParameters
 from embstore.device.gpu import GpuDevice
 from embstore.device.slabs import Slabs
+from embstore.kernels.slots import FORESEEN
 from tests.bench.gpu.law import Keys, Zipf
 from tests.bench.gpu.scale import Scale
 
@@ -141,7 +142,13 @@ def parameters(optimizer: Any, dim: int) -> TableParameters:
 
 def cases_of(layout: Layout) -> list[Case]:
     """Return every case but the optimizers'."""
-    return [*_key_cases(layout), *_row_cases(layout), *_host_row_cases(layout), *_slots(layout)]
+    return [
+        *_key_cases(layout),
+        *_row_cases(layout),
+        *_host_row_cases(layout),
+        *_slots(layout),
+        *_sessions(layout),
+    ]
 
 
 def _key_cases(layout: Layout) -> list[Case]:
@@ -260,7 +267,8 @@ def _slots(layout: Layout) -> list[Case]:
         return 8 * layout.scale.slots * sum(len(launches[name]) for name in passes)
 
     return [
-        Case("touch", touch, lambda _: 40 * u, rows=u),
+        # A slot's number, and its score's sector of 32 bytes, read and written.
+        Case("touch", touch, lambda _: 72 * u, rows=u),
         Case("erase + insert", erase_and_insert, lambda _: 472 * m, whole=False, rows=m),
         Case(
             "select_victims",
@@ -269,6 +277,35 @@ def _slots(layout: Layout) -> list[Case]:
             whole=False,
             rows=layout.scale.slots,
         ),
+    ]
+
+
+def _sessions(layout: Layout) -> list[Case]:
+    """Return the cases of what a session does to scores; its ranks stay, so they come last."""
+    device, u = layout.device, layout.unique_count
+    slots_of_calls = [device.download(call.slots) for call in layout.calls]
+    ranks = FORESEEN | np.arange(max(len(slots) for slots in slots_of_calls))
+
+    def pin_and_unpin(number: int) -> None:
+        slots = layout.taken(number).slots
+        device.pin(layout.memory, slots)
+        device.unpin(layout.memory, slots)
+
+    def arrive(number: int) -> None:
+        device.arrive(layout.memory, slots_of_calls[number % len(slots_of_calls)])
+
+    def count_pending(number: int) -> None:
+        device.count_pending(layout.memory, layout.taken(number).slots)
+
+    def foresee(number: int) -> None:
+        slots = layout.taken(number).slots
+        device.foresee(layout.memory, slots, ranks[: len(slots)])
+
+    return [
+        Case("pin + unpin", pin_and_unpin, lambda _: 144 * u, whole=False, rows=u),
+        Case("arrive", arrive, lambda _: 72 * u, whole=False, rows=u),
+        Case("count_pending", count_pending, lambda _: 40 * u, whole=False, rows=u),
+        Case("foresee", foresee, lambda _: 80 * u, whole=False, rows=u),
     ]
 
 

@@ -19,7 +19,7 @@ from embstore_server.demo.dense import DenseTable, DenseTables
 from tests.reference import ReferenceStore
 
 ROWS, DIM = 700, 5
-OPTIMIZERS = [
+OPTIMIZERS: list[Optimizer] = [
     Sgd(learning_rate=0.1),
     Adagrad(learning_rate=0.05, initial_accumulator=0.1),
     RowWiseAdagrad(learning_rate=0.02),

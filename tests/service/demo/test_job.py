@@ -4,9 +4,11 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,11 @@ from embstore_server import demo
 from embstore_server.demo import synthetic
 from embstore_server.demo.job import CHECKPOINT_LABEL, Job, train_and_compare
 from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import DemoResult, show
-from embstore_server.demo.stores import TrainingStore
+from embstore_server.demo.result import DemoResult, SessionResult, show
+from embstore_server.demo.stores import TrainingRun, TrainingStep, TrainingStore
 
 SMALL = Job(samples=20_000, batch=256, dim=8, scale=0.002)
+EITHER_WAY = pytest.mark.parametrize("lookahead", [4, None], ids=["session", "no session"])
 
 
 def console(*, terminal: bool = False) -> Console:
@@ -53,15 +56,16 @@ def trained(
     return result
 
 
-def test_training_is_exact_and_learns(path: Path, tmp_path: Path) -> None:
-    result = trained(SMALL, path, tmp_path)
+@EITHER_WAY
+def test_training_is_exact_and_learns(path: Path, tmp_path: Path, lookahead: int | None) -> None:
+    result = trained(replace(SMALL, lookahead=lookahead), path, tmp_path)
     assert result.exact
     assert result.digest == result.digest_of_check
     assert result.auc is not None and result.auc > 0.6
     assert result.steps == 79
     assert result.samples + result.samples_held_out == SMALL.samples
     assert result.samples_held_out == 78 * 26 + 4
-    assert 0 < result.hit_rate_unique < result.hit_rate_access < 1
+    assert (result.session is None) == (lookahead is None)
     assert result.bytes_written > 0
     with embstore.open(tmp_path) as store:
         assert store.checkpoints()[-1].label == CHECKPOINT_LABEL
@@ -78,6 +82,45 @@ def test_the_digest_depends_on_neither_cache_nor_run(path: Path, tmp_path: Path)
     assert one.exact and other.exact
     assert one.digest == other.digest
     assert one.hit_rate_unique <= other.hit_rate_unique
+
+
+def test_a_session_changes_no_bit_and_misses_no_key(path: Path, tmp_path: Path) -> None:
+    job = replace(SMALL, samples=5000)
+    alone = trained(replace(job, lookahead=None), path, tmp_path / "alone")
+    assert alone.session is None
+    assert 0 < alone.hit_rate_unique < alone.hit_rate_access < 1
+    for lookahead in (1, Job.lookahead):
+        result = trained(replace(job, lookahead=lookahead), path, tmp_path / str(lookahead))
+        assert result.exact
+        assert (result.digest, result.loss, result.auc) == (alone.digest, alone.loss, alone.auc)
+        session = result.session
+        assert session is not None
+        assert (session.lookahead, session.hit_rate, session.steps_in_parts) == (lookahead, 1.0, 0)
+        assert session.lookup_keys > 0
+        assert session.stall_s >= 0
+
+
+def test_a_step_too_large_for_the_cache_is_done_in_parts(path: Path, tmp_path: Path) -> None:
+    job = Job(samples=8192, batch=4096, dim=16, scale=0.02, cache_bytes=1 << 20)
+    alone = trained(replace(job, lookahead=None), path, tmp_path / "alone")
+    result = trained(job, path, tmp_path / "session")
+    assert result.exact
+    assert result.digest == alone.digest
+    assert result.session is not None
+    assert result.session.steps_in_parts == result.steps == 2
+    assert result.session.hit_rate < 1
+
+
+def test_a_block_that_is_all_held_out_is_no_step(path: Path, tmp_path: Path) -> None:
+    """Of one line, the only one is held out."""
+    job = replace(SMALL, samples=513)
+    alone, result = (
+        trained(replace(job, lookahead=lookahead), path, tmp_path / str(lookahead))
+        for lookahead in (None, 16)
+    )
+    assert alone.exact and result.exact
+    assert (result.steps, result.samples, result.samples_held_out) == (2, 460, 53)
+    assert (result.digest, result.auc) == (alone.digest, alone.auc)
 
 
 def test_labels_without_a_signal_cannot_be_learnt(path: Path, tmp_path: Path) -> None:
@@ -109,9 +152,39 @@ class ForgetfulStore:
             gradients = {**gradients, "criteo/c09": (keys[kept], rows[kept])}
         return self._store.update(gradients)
 
+    @contextmanager
+    def session(self, tables: Sequence[str], *, lookahead: int) -> Iterator[Any]:
+        with self._store.session(tables, lookahead=lookahead) as run:
+            yield SimpleNamespace(
+                facts=run.facts, steps=lambda batches, keys: forgetful_steps(run, batches, keys)
+            )
 
-def test_a_lost_gradient_is_found_and_named_at_once(path: Path, tmp_path: Path) -> None:
-    result = trained(SMALL, path, tmp_path, ForgetfulStore)
+
+class ForgetfulStep:
+    """A step that updates the last key of one table by zero."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        self._step = step
+        self.batch = step.batch
+        self.lookup = step.lookup
+
+    def update(self, gradients: Mapping[str, Rows]) -> Any:
+        keys, rows = self.batch.keys["criteo/c09"], gradients["criteo/c09"]
+        kept = (keys != keys[-1])[:, None]
+        return self._step.update({**gradients, "criteo/c09": np.where(kept, rows, np.float32(0))})
+
+
+def forgetful_steps(run: TrainingRun, batches: Any, keys: Any) -> Iterator[Any]:
+    """Yield the steps of a run, the third of which is forgetful."""
+    for number, step in enumerate(run.steps(batches, keys), 1):
+        yield ForgetfulStep(step) if number == 3 else step
+
+
+@EITHER_WAY
+def test_a_lost_gradient_is_found_and_named_at_once(
+    path: Path, tmp_path: Path, lookahead: int | None
+) -> None:
+    result = trained(replace(SMALL, lookahead=lookahead), path, tmp_path, ForgetfulStore)
     assert not result.exact
     assert result.first_difference is not None
     assert result.first_difference.startswith("step 4, table 'criteo/c09', key ")
@@ -123,13 +196,16 @@ def test_a_lost_gradient_is_found_and_named_at_once(path: Path, tmp_path: Path) 
     assert "not equal to the dense check" in text_of(shown)
 
 
-def test_malformed_line_far_in_the_file_is_named(path: Path, tmp_path: Path) -> None:
+@EITHER_WAY
+def test_malformed_line_far_in_the_file_is_named(
+    path: Path, tmp_path: Path, lookahead: int | None
+) -> None:
     lines = path.read_bytes().splitlines(keepends=True)[:2000]
     lines[1500] = b"0\tnonsense\n"
     broken = tmp_path / "broken.txt"
     broken.write_bytes(b"".join(lines))
     with pytest.raises(InvalidArgumentError, match=r"broken\.txt, line 1501: expected 40 fields"):
-        trained(SMALL, broken, tmp_path / "store")
+        trained(replace(SMALL, lookahead=lookahead), broken, tmp_path / "store")
 
 
 @pytest.mark.parametrize("lines", [2, 3, 11])
@@ -150,12 +226,52 @@ def test_one_line_is_not_enough(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"samples": 1}, {"batch": 0}, {"scale": 0.0}, {"scale": 2}, {"dim": 0}, {"cache_bytes": 0}],
+    [
+        {"samples": 1},
+        {"batch": 0},
+        {"scale": 0.0},
+        {"scale": 2},
+        {"dim": 0},
+        {"cache_bytes": 0},
+        {"lookahead": 0},
+    ],
     ids=str,
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         Job(**wrong)
+
+
+def session_of(hit_rate: float = 1.0, early_bytes: int = 500) -> SessionResult:
+    return SessionResult.of(
+        {
+            "lookahead_steps_max": 16,
+            "lookup_keys": 1_000_000,
+            "hit_rate": hit_rate,
+            "early_bytes": early_bytes,
+            "late_bytes": early_bytes * 3 // 5,
+            "stall_s": 1.5,
+            "steps_in_parts": 7,
+        }
+    )
+
+
+def test_the_early_share_is_that_of_bytes() -> None:
+    assert session_of().early_share == 0.625
+    assert session_of(early_bytes=0).early_share == 0
+
+
+def test_a_session_is_shown_and_one_miss_is_not_rounded_away(path: Path, tmp_path: Path) -> None:
+    result = trained(replace(SMALL, samples=1000), path, tmp_path)
+    texts = []
+    for hit_rate in (1.0, 1 - 1e-6):
+        shown = console()
+        show(replace(result, session=session_of(hit_rate)), shown)
+        texts.append(text_of(shown))
+    assert "100 % of 1,000,000 unique keys" in texts[0]
+    assert "not 100 %: 1 of 1,000,000 unique keys missed" in texts[1]
+    for word in ("16 steps", "62.5%", "1.50 s", "7"):
+        assert word in texts[0]
 
 
 # The whole of it, with an embedded store in place of the server
@@ -180,6 +296,7 @@ def test_run_writes_a_file_and_shows_a_table(served: list[Path], tmp_path: Path)
     shown, kept = console(), tmp_path / "kept"
     result = demo.run(samples=4000, batch=512, scale=0.001, directory=kept, console=shown)
     assert result.exact
+    assert result.session is not None and result.session.lookahead == Job.lookahead
     for line in ("writing samples ...", "training ...", "bit for bit", result.digest):
         assert line in text_of(shown)
     assert (kept / "train.txt").is_file()

@@ -1,0 +1,409 @@
+"""The trainer's side of a session: a loop over batches whose steps are looked up and updated.
+
+`Run` is one rank's part in a session, over any store: what it needs of the store is a
+`SessionPort`. While its loop works on one step, `ReadAhead` announces those to come.
+
+A loop that is left early stops reading; its batches are lost to it, and the steps that were
+announced and not begun are dropped when the session closes. They are not finished, so opening the
+session by name goes on at the first of them (`last_step` + 1).
+
+Keys travel once each and gradients as sums (contract.md, rule 2), in announced order, so that
+neither has to be looked for again.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.arithmetic import Pooling, bag_gradients, sum_by_key
+from embstore.arrays import Rows, as_rows
+from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.feed.bags import StepBags
+from embstore.feed.lease import Lease
+from embstore.feed.port import OnNonfinite, SessionPort
+from embstore.feed.read_ahead import Entry, KeysOf, OnceKeys, ReadAhead, check_names
+from embstore.results import AcknowledgedUpdate, SessionFacts
+
+
+class Run:
+    """One rank's part in a session, inside a with block. Not to be shared between threads."""
+
+    def __init__(
+        self,
+        port: SessionPort,
+        tables: Iterable[str],
+        *,
+        lookahead: int = 16,
+        name: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        planner: str = "per_step",
+        shared: bool = False,
+        lease_ms: int = 10_000,
+        rank_timeout_ms: int = 60_000,
+    ) -> None:
+        """Prepare a run; nothing is opened before the with block.
+
+        Parameters
+        ----------
+        lookahead : steps that are announced beyond the last finished one, at most
+        name : of the session, which goes on where it stopped; None: a session of one rank that
+            nobody goes on with
+
+        Raises
+        ------
+        InvalidArgumentError : `tables` is one text; no name, and more than one rank.
+        """
+        if isinstance(tables, str):
+            raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")
+        if name is None and world_size != 1:
+            raise InvalidArgumentError(
+                f"expected a name, by which the {world_size} ranks of a session find each other"
+            )
+        self._port = port
+        self._tables = tuple(tables)
+        self._name = f"run-{uuid.uuid4().hex}" if name is None else name
+        self._forgets = name is None
+        self._rank = rank
+        self._options: dict[str, Any] = {
+            "lookahead_steps_max": lookahead,
+            "world_size": world_size,
+            "planner": planner,
+            "shared": shared,
+            "lease_ms": lease_ms,
+            "rank_timeout_ms": rank_timeout_ms,
+        }
+        self._facts: SessionFacts | None = None
+        self._member: str | None = None  # None outside the with block.
+        self._last_step = 0
+        self._lease: Lease | None = None
+        self._ahead: ReadAhead | None = None  # None but while a loop runs.
+        self._broken_off = False  # A loop was left early: steps are announced and not begun.
+        self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
+
+    def __enter__(self) -> Self:
+        """Open the session and join it."""
+        self._facts = self._port.open(self._name, self._tables, **self._options)
+        membership = self._port.join(self._name, self._rank)
+        self._member = membership.member
+        try:
+            self._last_step = membership.last_step
+            self._broken_off = False
+            self._lease = Lease(self._port, membership.member, self._facts.lease_ms)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the session for this rank, whatever has happened."""
+        try:
+            self._leave()
+        except EmbstoreError as exc:
+            if failure is None:
+                raise
+            failure.add_note(f"closing session {self._name!r} failed as well: {exc}")
+
+    def _leave(self) -> None:
+        member, self._member = self._joined(), None
+        try:
+            self._stop_reading()
+            if self._lease is not None:
+                self._lease.stop()
+        finally:
+            self._port.close(member, forget=self._forgets)
+
+    def _joined(self) -> str:
+        if self._member is None:
+            raise InvalidArgumentError("expected the run to be used inside its with block")
+        return self._member
+
+    @property
+    def facts(self) -> SessionFacts:
+        """The session as it was when this run began.
+
+        Raises
+        ------
+        InvalidArgumentError : it has not begun.
+        """
+        if self._facts is None:
+            self._joined()
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step, 0 for none: the next loop begins with the one after it."""
+        return self._last_step
+
+    def steps(self, batches: Iterable[Any], keys: KeysOf) -> Iterator["Step"]:
+        """Yield a step for each batch, announced as far ahead as the session allows.
+
+        A step that the loop neither updates, releases nor skips is released when it takes the next
+        one. A loop that is left early loses the batches that were read ahead, `lookahead` at most.
+
+        Parameters
+        ----------
+        batches : whatever `keys` understands; a thread of its own iterates over it
+        keys : returns a batch's keys by table, (n,) int64 in any order, repeated or not; called in
+            that thread
+
+        Raises
+        ------
+        InvalidArgumentError : outside the with block, within another loop, or after one that was
+            left early; or what `keys` returned is wrong, at its step.
+        What `batches` and `keys` raise, at the step where it belongs.
+        """
+        member = self._joined()
+        if self._ahead is not None or self._broken_off:
+            raise InvalidArgumentError(
+                "expected the loop before to have gone through all its steps; open another run"
+            )
+        ahead = ReadAhead(
+            batches,
+            keys,
+            lambda steps: self._port.announce(member, steps),
+            tables=self._tables,
+            first=self._last_step + 1,
+            lookahead=self.facts.lookahead_steps_max,
+        )
+        self._ahead = ahead
+        try:
+            while (entry := ahead.take()) is not None:
+                step = Step(self, entry)
+                yield step
+                if not step.is_finished:
+                    step.release()
+        finally:
+            if self._ahead is ahead:
+                self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._broken_off = not ahead.has_ended
+            ahead.stop()
+
+    def _finish(self, number: int) -> None:
+        self._last_step = number
+        if self._ahead is not None:
+            self._ahead.finish(number)
+
+    def _rows(self, entry: Entry) -> dict[str, Rows]:
+        """Return the rows of a step's unique keys, and send for those of the next one."""
+        member = self._joined()
+        prefetched, entry.prefetched = entry.prefetched, None
+        if prefetched is not None:
+            rows = prefetched.result(None)
+        else:
+            rows = self._port.lookup_step(member, entry.number)
+        following = self._ahead.peek() if self._ahead is not None else None
+        prefetch = getattr(self._port, "prefetch_step", None)
+        if prefetch is not None and following is not None and following.prefetched is None:
+            following.prefetched = prefetch(member, following.number)
+        return rows
+
+    def _sum(self, table: str, once: OnceKeys, gradients: Rows) -> Rows:
+        """Return the sums by key, (u, dim), in a buffer that the table's next ones go to too."""
+        if once.is_identity:
+            return gradients
+        count, dim = len(once.keys), gradients.shape[1]
+        if table not in self._sums or len(self._sums[table]) < count * dim:
+            self._sums[table] = np.empty(count * dim, np.float32)
+        out = self._sums[table][: count * dim].reshape(count, dim)
+        return sum_by_key(once.inverse, count, gradients, out)
+
+
+class Step:
+    """One step of a run, for the body of its loop."""
+
+    def __init__(self, run: Run, entry: Entry) -> None:
+        self._run = run
+        self._entry = entry
+        self._bags: dict[str, StepBags] = {}  # Of the last pooled lookup of each table.
+        self._finished_by = ""  # The verb that finished it.
+
+    @property
+    def number(self) -> int:
+        """The step's number in the session."""
+        return self._entry.number
+
+    @property
+    def batch(self) -> Any:
+        """The batch, as the iterator gave it."""
+        return self._entry.batch
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has been updated, released or skipped."""
+        return bool(self._finished_by)
+
+    def lookup(self) -> dict[str, Rows]:
+        """Return a row for each key of the batch, in its order: (n, dim) float32 by table."""
+        self._check_open("looked up")
+        rows = self._run._rows(self._entry)
+        return {table: once.spread(rows[table]) for table, once in self._entry.once.items()}
+
+    def lookup_unique(self) -> dict[str, tuple[Rows, NDArray[np.int32]]]:
+        """Return the rows of the distinct keys, (u, dim), and which of them each key has, (n,)."""
+        self._check_open("looked up")
+        rows = self._run._rows(self._entry)
+        return {table: (rows[table], once.inverse) for table, once in self._entry.once.items()}
+
+    def lookup_pooled(
+        self,
+        offsets: Mapping[str, ArrayLike],
+        mode: Pooling = "sum",
+        weights: Mapping[str, ArrayLike] | None = None,
+    ) -> dict[str, Rows]:
+        """Return the pooled rows of each bag, (bags, dim) by table; an empty bag is zeros.
+
+        Parameters
+        ----------
+        offsets : by table, (bags + 1,) int64 from 0 to n: bag b is the batch's keys from
+            offsets[b] to offsets[b + 1]
+        weights : by table, for some of those in `offsets`, (n,) float32, finite; with "sum" only
+
+        Raises
+        ------
+        InvalidArgumentError : any of that does not hold, or the step is finished.
+        """
+        self._check_open("looked up")
+        given = {} if weights is None else weights
+        check_names(offsets, self._entry.once, "offsets")
+        check_names(given, offsets, "weights")
+        bags = {
+            table: StepBags.of(
+                self._entry.once[table].inverse, bounds, mode, given.get(table), table=table
+            )
+            for table, bounds in offsets.items()
+        }
+        rows = self._run._port.lookup_step_pooled(self._run._joined(), self.number, bags)
+        self._bags |= bags
+        return rows
+
+    def update(
+        self,
+        gradients: Mapping[str, ArrayLike],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update, with a gradient for each key of the batch.
+
+        Parameters
+        ----------
+        gradients : by table, (n, dim) float32; summed by key here
+        learning_rate : None: the table's
+
+        Raises
+        ------
+        InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
+            as before. Or it is finished already.
+        """
+        self._check_open("updated")
+        check_names(gradients, self._entry.once, "gradients")
+        sums = {}
+        for table, values in gradients.items():
+            once = self._entry.once[table]
+            rows = _as_gradients(values, len(once.inverse), table)
+            sums[table] = self._run._sum(table, once, rows)
+        return self._update(sums, learning_rate, gradient_scale, on_nonfinite)
+
+    def update_pooled(
+        self,
+        gradients: Mapping[str, ArrayLike],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update, with a gradient for each bag of its pooled lookup.
+
+        Parameters
+        ----------
+        gradients : by table, (bags, dim) float32, for the bags, mode and weights of the last
+            `lookup_pooled`
+
+        Raises
+        ------
+        InvalidArgumentError : as `update`; or a table was not looked up pooled.
+        """
+        self._check_open("updated")
+        check_names(gradients, self._bags, "gradients of a pooled update")
+        sums = {}
+        for table, values in gradients.items():
+            once, (_, offsets, mode, weights) = self._entry.once[table], self._bags[table]
+            of_bags = _as_gradients(values, len(offsets) - 1, table)
+            received = bag_gradients(of_bags, offsets, mode, weights)
+            sums[table] = self._run._sum(table, once, received)
+        return self._update(sums, learning_rate, gradient_scale, on_nonfinite)
+
+    def release(self) -> AcknowledgedUpdate:
+        """Finish the step, which only read."""
+        self._check_open("released")
+        done = self._run._port.release_step(self._run._joined(), self.number)
+        return self._finish("released", done)
+
+    def skip(self) -> AcknowledgedUpdate:
+        """Finish the step without its update."""
+        self._check_open("skipped")
+        done = self._run._port.skip_step(self._run._joined(), self.number)
+        return self._finish("skipped", done)
+
+    def _update(
+        self,
+        sums: Mapping[str, Rows],
+        learning_rate: float | None,
+        gradient_scale: float,
+        on_nonfinite: OnNonfinite,
+    ) -> AcknowledgedUpdate:
+        try:
+            done = self._run._port.update_step(
+                self._run._joined(),
+                self.number,
+                sums,
+                learning_rate=learning_rate,
+                gradient_scale=gradient_scale,
+                on_nonfinite=on_nonfinite,
+            )
+        except BaseException:
+            self._run._sums.clear()  # Whoever reads them still reads what was meant.
+            raise
+        return self._finish("updated", done)
+
+    def _check_open(self, verb: str) -> None:
+        if self.is_finished:
+            raise InvalidArgumentError(
+                f"step {self.number} was {self._finished_by} and cannot be {verb}"
+            )
+
+    def _finish(self, verb: str, done: AcknowledgedUpdate) -> AcknowledgedUpdate:
+        self._finished_by = verb
+        self._run._finish(self.number)
+        return done
+
+
+def _as_gradients(values: ArrayLike, count: int, table: str) -> Rows:
+    """Return gradients as (count, dim) float32, whatever dim is: the store knows it.
+
+    Raises
+    ------
+    InvalidArgumentError : another shape or dtype.
+    """
+    shape = np.shape(values)
+    if len(shape) != 2 or shape[0] != count:
+        raise InvalidArgumentError(
+            f"table {table!r}: expected gradients of shape ({count}, dim), found {tuple(shape)}"
+        )
+    return as_rows(values, (count, shape[1]), table, "gradients")

@@ -1,0 +1,15 @@
+"""Look-ahead: a trainer says which keys its next steps need, and each step's lookup then hits.
+
+A trainer opens a **session** over some tables and announces future steps: the unique keys of each
+table, under a step number. Steps are planned in their order, and finished in their order, by an
+update, a release (it only read) or a skip. A session is exact: step t + 1 reads what step t wrote.
+
+    sessions  the verbs: open, join, announce, look up, finish a step, close
+    session   a session's ranks, steps and figures
+    step      one step: what each rank announced and sent
+    planner   brings the rows of announced steps into the cache, and keeps them there
+    handles   what waits for a step's rows or for its end
+    uses      when each key of a step is used again
+
+The trainer's side, a loop that reads its batches ahead, is `embstore.feed`.
+"""

@@ -1,0 +1,484 @@
+"""The planner: a thread that has the rows of announced steps in the cache before their turn.
+
+Steps of a session are planned in order, as soon as every rank has announced them and there is room
+for their pins (prefetch.py says what planning is). The planner's thread plans and inserts, for
+short whiles with the engine; collectors read in between, without it. So several steps are on their
+way at once:
+
+    engine       plan 5 | insert 3 | (calls) | plan 6 | insert 4 | (calls) ...
+    collectors   read 4 ....... read 5 ........ read 6 ...
+
+**No room.** Then planning waits until a step is finished (*held back*, which the session reports).
+The step whose **turn** has come does not wait: it takes the pins of the steps that are farthest
+from theirs, of any session, which are planned again later; if it does not fit even so, it is done
+*in parts*, as any call that is larger than the cache.
+
+**Next uses.** In the mode "window" the rows of a finished step are scored by the next step of the
+window that has them (Belady's order within what is known, as BagPipe does): rows of no announced
+step leave first, by the pool's policy, then those whose use is farthest.
+
+**Manners.** At most `COLLECTIONS_MAX` collections are under way, victims leave a few at a time, and
+the planner lets calls that wait for the engine go first: look-ahead must not starve lookups that
+nobody announced. Between the update of one step and the lookup of the next the trainer waits for
+the store, and computes afterwards; so for a moment the planner leaves the engine to it.
+
+Threads: the planner's own and the collectors' are daemons, started with the first session.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic import unique
+from embstore.cache.pool import Pool
+from embstore.cache.prefetch import Collection, Prefetch, Work
+from embstore.engine import Engine
+from embstore.errors import EmbstoreError
+from embstore.kernels.select_victims import CLOCK_MASK
+from embstore.kernels.slots import FORESEEN
+from embstore.lookahead.session import Session
+from embstore.lookahead.step import Part, Step
+
+COLLECTIONS_MAX = 4
+_COLLECTORS = 2
+
+Job = Callable[[], None]
+
+
+class Planner:
+    """Plans the steps of all live sessions of a store."""
+
+    def __init__(self, engine: Engine, sessions: dict[str, Session]) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Of everything here and in the sessions; taken after the engine, never before."""
+        self.work = Work()
+        self.watchers: list[Callable[[], None]] = []
+        self.ended: list[Session] = []  # have pins and holds to give back
+        self.end_expired: Callable[[], float | None] = lambda: None
+        """Ends sessions whose lease has run out; returns seconds to the next one's end."""
+        self._engine = engine
+        self._sessions = sessions
+        self._prefetches: dict[int, Prefetch] = {}  # by id of the pool
+        self._collecting = 0
+        self._releases = 0  # grows whenever pins are released
+        self._collections: queue.SimpleQueue[Collection | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        # A thread that the interpreter's end cuts off inside a kernel takes the process with it.
+        ends = (self._stopping, self.changed, self._collections, self._threads)
+        weakref.finalize(self, _end, *ends)
+
+    # Life
+
+    def start(self) -> None:
+        """Start the threads, if they have not been. Under the lock."""
+        if self._threads or self._stopping.is_set():
+            return
+        jobs = [self._run, *[self._collect] * _COLLECTORS]
+        for number, job in enumerate(jobs):
+            name = "lookahead" if number == 0 else f"collector-{number - 1}"
+            self._threads.append(threading.Thread(target=job, name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Begin no more work. `join` waits for what is under way."""
+        self._stopping.set()
+        with self.changed:
+            self.notify()
+
+    def join(self) -> None:
+        """Wait for the threads to end. Not on one of them, nor with the engine."""
+        _end(self._stopping, self.changed, self._collections, self._threads)
+
+    def notify(self) -> None:
+        """Say that something has changed. Under the lock."""
+        self.changed.notify_all()
+        for callback in self.watchers:
+            callback()
+
+    # The thread
+
+    def _run(self) -> None:
+        while (job := self._next_job()) is not None:
+            try:
+                job()
+            except BaseException as exc:  # those who wait are told, or they would wait for ever
+                self._fail(exc)
+
+    def _next_job(self) -> Job | None:
+        with self.changed:
+            while not self._stopping.is_set():
+                until_next_lease = self.end_expired()
+                job = self._due()
+                if job is not None:
+                    return job
+                pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
+                times = [t for t in (until_next_lease, *pauses) if t is not None]
+                self.changed.wait(min(times, default=None))
+        return None
+
+    def _due(self) -> Job | None:
+        if self.ended:
+            return self._give_back
+        if any(self._collected_collections()):
+            return self._insert
+        session = self._next_session()
+        return None if session is None else lambda: self._plan(session)
+
+    def _fail(self, error: BaseException) -> None:
+        with self.changed:
+            for session in self._sessions.values():
+                self.end(session, _told_of(error))
+
+    def end(self, session: Session, error: EmbstoreError) -> None:
+        """End a session; what it has is given back later. Under the lock."""
+        if session.error is None:
+            session.error = error
+            self.ended.append(session)
+            self.notify()
+
+    # Insert
+
+    def _collected_collections(self) -> Iterator[Collection]:
+        for prefetch in list(self._prefetches.values()):
+            for collection in prefetch.pool.arriving[:1]:
+                if isinstance(collection, Collection) and collection.is_collected:
+                    yield collection
+
+    def _insert(self) -> None:
+        with self._engine.background():
+            for collection in list(self._collected_collections()):
+                collection.finish()
+        self._engine.storage.reached("lookahead:insert")
+        with self.changed:
+            self.notify()
+
+    def _collect(self) -> None:
+        while (collection := self._collections.get()) is not None:
+            self._engine.storage.reached("lookahead:collect")
+            collection.collect()
+            with self.changed:
+                self._collecting -= 1
+                self.notify()
+
+    # Plan
+
+    def _next_session(self) -> Session | None:
+        """Return the session whose next step is nearest to its turn."""
+        due = [s for s in self._sessions.values() if self._is_due(s)]
+        return min(due, key=lambda s: s.planned_step - s.last_step, default=None)
+
+    def _is_due(self, session: Session) -> bool:
+        number = session.planned_step + 1
+        if session.error is not None or not session.announced_by_all(number):
+            return False
+        is_turn = number == session.last_step + 1
+        if not is_turn and session.is_between_steps:
+            return False
+        if self._collecting >= COLLECTIONS_MAX and not is_turn:
+            return False
+        if session.held_at == self._releases and not is_turn:
+            return False
+        return is_turn or self._group_is_complete(session, number)
+
+    def _group_is_complete(self, session: Session, number: int) -> bool:
+        group = session.mode.group
+        last = number + (-number % group)
+        window_end = session.last_step + session.facts.lookahead_steps_max
+        return session.announced_by_all(min(last, window_end))
+
+    def _plan(self, session: Session) -> None:
+        with self.lock:
+            steps = self._next_steps(session)
+        for step in steps:
+            self._note(session, step)
+            self._clear(session, step)
+        self._engine.storage.reached("lookahead:plan")
+        with self._engine.background():
+            begun = self._plan_steps(session, steps)
+        with self.changed:
+            self._collecting += len(begun)
+            self.notify()
+        for collection in begun:
+            self._collections.put(collection)
+
+    def _next_steps(self, session: Session) -> list[Step]:
+        first = session.planned_step + 1
+        numbers = range(first, first + (-first % session.mode.group) + 1)
+        return [session.steps[n] for n in numbers if session.announced_by_all(n)]
+
+    def _note(self, session: Session, step: Step) -> None:
+        """Learn which step before has each row of this one."""
+        if step.is_noted:
+            return
+        keys = [part.row_keys for part in step.parts]
+        row_keys = np.concatenate([_NONE, *keys])
+        if len(step.shares) > 1:
+            row_keys, step.inverse = unique(row_keys)
+        with session.uses_lock:
+            previous = session.uses.note(row_keys, step.number)
+        if step.inverse is not None:
+            previous = previous[step.inverse]
+        low = 0
+        for part in step.parts:
+            part.previous = previous[low : low + part.key_count]
+            low += part.key_count
+        step.is_noted = True
+
+    def _clear(self, session: Session, step: Step) -> None:
+        """Free slots for a step, piece by piece; what then is missing, its planning frees."""
+        for part in step.parts:
+            more = True
+            while more and not step.in_parts:
+                with self._engine.background():
+                    if session.error is not None:
+                        return  # the pool may be gone
+                    more = self._clear_part(step, part)
+
+    def _clear_part(self, step: Step, part: Part) -> bool:
+        prefetch, batch = self.prefetch(part.pool), part.batch()
+        step.in_parts = not prefetch.can_fit(batch)
+        try:
+            return not step.in_parts and prefetch.clear(batch)
+        except EmbstoreError:
+            return False  # its planning will find the same
+
+    def _plan_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
+        planned = []
+        for step in steps:
+            if session.error is not None:
+                break
+            if step.number <= session.last_step:
+                continue  # finished meanwhile, by a trainer that did not look it up
+            if not self._plan_step(session, step):
+                break
+            planned.append(step)
+        pools = {id(part.pool): part.pool for step in steps for part in step.parts}
+        begun = [c for pool in pools.values() if (c := self.prefetch(pool).begin()) is not None]
+        with self.lock:
+            for step in planned:
+                for part in step.parts:
+                    if part.pins is not None:
+                        self.prefetch(part.pool).await_arrivals(part.pins)
+                step.is_planned = not step.in_parts
+                session.planned_step = max(session.planned_step, step.number)
+        return begun
+
+    def _plan_step(self, session: Session, step: Step) -> bool:
+        """Pin a step's rows; say False if it must wait for room."""
+        while not step.in_parts and (full := self._pin(step)) is not None:
+            if step.number != session.last_step + 1:
+                self._hold_back(session, step)
+                return False
+            if not self._take_farthest(full, step):
+                step.in_parts = True
+                break
+        if step.in_parts:
+            session.figures.steps_in_parts += 1
+        self._note_room(session)
+        return True
+
+    def _pin(self, step: Step) -> Pool | None:
+        """Pin all parts of a step, or none; return the pool that had no room."""
+        try:
+            for part in step.parts:
+                part.pins = self.prefetch(part.pool).plan(part.batch())
+                if part.pins is None:
+                    self._unpin(step)
+                    return part.pool
+        except EmbstoreError:  # no room in the log, say: the step's own call will be told
+            self._unpin(step)
+            step.in_parts = True
+        return None
+
+    def prefetch(self, pool: Pool) -> Prefetch:
+        """Return what plans in a pool. Engine thread."""
+        prefetch = self._prefetches.get(id(pool))
+        if prefetch is None or prefetch.pool is not pool:
+            prefetch = self._prefetches[id(pool)] = Prefetch(pool, self.work)
+            pool.unpin_all = lambda: self.unplan(pool)
+        return prefetch
+
+    def _forget_pools(self) -> None:
+        """Let pools go that no session plans in any more."""
+        used = {id(t.pool) for s in self._sessions.values() for t in s.tables.values()}
+        for key, prefetch in list(self._prefetches.items()):
+            if key not in used and not prefetch.pool.arriving:
+                prefetch.pool.unpin_all = _nothing
+                del self._prefetches[key]
+
+    # No room
+
+    def _hold_back(self, session: Session, step: Step) -> None:
+        with self.lock:
+            session.held_at = self._releases
+            if session.held_since is None:
+                session.held_since = monotonic()
+        if session.mode.by_next_use:
+            for part in step.parts:
+                self._foresee_resident(part, step.number)
+
+    def _note_room(self, session: Session) -> None:
+        with self.lock:
+            if session.held_since is not None:
+                session.figures.held_back_s += monotonic() - session.held_since
+            session.held_since, session.held_at = None, -1
+
+    def _take_farthest(self, pool: Pool, step: Step) -> bool:
+        """Take the pins of the planned step farthest from its turn; False: there is none."""
+        with self.lock:
+            planned = [
+                (other.number - session.last_step, session, other)
+                for session in self._sessions.values()
+                for other in session.steps.values()
+                if other is not step and other.is_planned and _has_pool(other, pool)
+            ]
+        if not planned:
+            return False
+        _, session, farthest = max(planned, key=lambda entry: entry[0])
+        self._plan_again(session, farthest)
+        return True
+
+    def unplan(self, pool: Pool) -> None:
+        """Take every pin of a pool away; the steps are planned again. Engine thread."""
+        with self.lock:
+            for session in self._sessions.values():
+                for step in list(session.steps.values()):
+                    if _has_pool(step, pool):
+                        self._plan_again(session, step)
+
+    def _plan_again(self, session: Session, step: Step) -> None:
+        self._unpin(step)
+        with self.lock:
+            if step.is_planned:
+                step.is_planned = False
+                session.figures.planned_again += 1
+                session.planned_step = min(session.planned_step, step.number - 1)
+            self.notify()
+
+    def _unpin(self, step: Step) -> None:
+        for part in step.parts:
+            pins, part.pins = part.pins, None
+            if pins is not None:
+                self.prefetch(part.pool).release(pins)
+                self._releases += 1
+
+    # Finished steps
+
+    def retire(self, session: Session, step: Step) -> None:
+        """Take back the pins of a finished step. Engine thread."""
+        if session.mode.by_next_use and step.is_planned and step.is_noted:
+            self._foresee(session, step)
+        self._unpin(step)
+        step.is_planned = False
+        with session.uses_lock:
+            session.uses.forget(step.number)
+
+    def _foresee(self, session: Session, step: Step) -> None:
+        with session.uses_lock:
+            next_uses = session.uses.next_uses(step.number)
+        if step.inverse is not None:
+            next_uses = next_uses[step.inverse]
+        low = 0
+        for part in step.parts:
+            uses = next_uses[low : low + part.key_count]
+            low += part.key_count
+            if part.pins is not None:
+                memory, device = part.pool.memory, part.pool.device
+                device.foresee(memory, part.pins.slots, _scores(uses))
+
+    def _foresee_resident(self, part: Part, number: int) -> None:
+        """Score the resident rows of a step that must wait by its number."""
+        pool, keys = part.pool, part.batch().unique_keys
+        slots = pool.device.allocate(len(keys), np.int64)
+        pool.device.find(pool.index.arrays, keys, slots)
+        pool.device.foresee(pool.memory, slots, _scores(np.full(len(keys), number)))
+
+    def _give_back(self) -> None:
+        """Take back what sessions had that have ended."""
+        with self._engine.background():
+            self.give_back()
+
+    def give_back(self) -> None:
+        """The same. Engine thread."""
+        with self.changed:
+            ended, self.ended = self.ended, []
+            for session in ended:
+                for step in session.steps.values():
+                    self._unpin(step)
+                    step.is_planned = False
+                session.steps.clear()
+                for table in session.tables.values():
+                    table.sessions.discard(session.name)
+                    table.writer = "" if table.writer == session.name else table.writer
+                if session.mode.by_next_use:
+                    self._forget_foreseen(session)
+            self._forget_pools()
+            self.notify()
+
+    def _forget_foreseen(self, session: Session) -> None:
+        for pool in {id(t.pool): t.pool for t in session.tables.values()}.values():
+            pool.device.forget_foreseen(pool.memory, pool.slot_count)
+            pool.policy.forget()
+
+    # Looking
+
+    def told(self) -> dict[str, Any]:
+        """Return what planning costs, and how much is under way."""
+        pools = list(self._engine.pools.values())
+        return {
+            "stage_seconds": dict(self.work.seconds),
+            "planned_keys": self.work.planned_keys,
+            "collected_rows": self.work.collected_rows,
+            "collecting": self._collecting,
+            "inserting": sum(len(pool.arriving) for pool in pools),
+            "pinned_rows": sum(pool.pinned_count for pool in pools),
+        }
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _nothing() -> None:
+    """Take no pin away: there is none."""
+
+
+def _has_pool(step: Step, pool: Pool) -> bool:
+    return any(part.pool is pool and part.pins is not None for part in step.parts)
+
+
+def _scores(next_uses: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return scores by which the farthest next use leaves first; -1: none is known."""
+    return np.where(next_uses > 0, FORESEEN | (CLOCK_MASK - next_uses), -1)
+
+
+def _told_of(error: BaseException) -> EmbstoreError:
+    if isinstance(error, EmbstoreError):
+        return error
+    failed = EmbstoreError(f"look-ahead failed: {error!r}")
+    failed.__cause__ = error
+    return failed
+
+
+def _end(
+    stopping: threading.Event,
+    changed: threading.Condition,
+    collections: "queue.SimpleQueue[Any]",
+    threads: list[threading.Thread],
+) -> None:
+    stopping.set()
+    with changed:
+        changed.notify_all()
+    for _ in threads[1:]:
+        collections.put(None)
+    for thread in threads:
+        thread.join()
+    threads.clear()

@@ -1,0 +1,305 @@
+"""A session: a trainer's announced steps, in order, and the ranks that share them.
+
+A **name** has a place, the number of its last finished step, which lives as long as the store's
+commits. Opening the name makes it live: tables are held, ranks join, steps are announced, planned
+and finished. What ends it (its close, a lease that ran out, a rank that failed) takes away its pins
+and holds, and leaves the place: whoever opens the name again goes on at the next step.
+
+A *sync* session is the only writer of its tables. A row that no unfinished step before step n has
+is final for step n then, however early it is read. A *shared* session admits other writers; none of
+its rows is early, and a step's rows are what they are when its turn has come.
+
+Under the lock of the sessions.
+"""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    RankFailedError,
+    SessionExpiredError,
+    StepNotFoundError,
+)
+from embstore.lookahead.step import Step, Verb
+from embstore.lookahead.uses import Uses
+from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
+from embstore.tablestate import TableState
+
+OUTCOMES_MAX = 1024
+"""Finished steps whose outcome is remembered."""
+
+_PAUSE_S = 2e-3
+"""A trainer that takes longer from one step to the next has something else to wait for."""
+
+_PAST = {"update": "updated", "release": "released", "skip": "skipped"}
+
+
+def told_again(error: EmbstoreError) -> EmbstoreError:
+    """Return an error like this one, for another caller: a trace belongs to one."""
+    return type(error)(*error.args)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How steps are planned: how many together, and whether rows are ranked by their next use."""
+
+    group: int = 1
+    by_next_use: bool = False
+
+    @classmethod
+    def of(cls, planner: Any) -> "Mode":
+        """Return what a planner's name means.
+
+        Raises
+        ------
+        InvalidArgumentError
+        """
+        match str(planner).partition(":"):
+            case ("per_step", "", ""):
+                return cls()
+            case ("window", "", ""):
+                return cls(by_next_use=True)
+            case ("group", ":", count) if count.isascii() and count.isdigit() and int(count):
+                return cls(group=int(count))
+        raise InvalidArgumentError(
+            f'expected planner "per_step", "window" or "group:N" with N >= 1, found {planner!r}'
+        )
+
+
+@dataclass(eq=False)
+class Rank:
+    """One rank's place."""
+
+    rank: int
+    member: str
+    deadline: float  # monotonic seconds, when its lease runs out
+    announced: int  # its last announced step
+    is_closed: bool = False
+
+
+@dataclass
+class Figures:
+    """What a session did."""
+
+    steps_finished: int = 0
+    steps_in_parts: int = 0
+    lookup_keys: int = 0
+    lookup_hits: int = 0
+    early_rows: int = 0
+    late_rows: int = 0
+    early_bytes: int = 0
+    late_bytes: int = 0
+    stall_s: float = 0.0
+    stalls: int = 0
+    held_back_s: float = 0.0
+    planned_again: int = 0
+
+
+@dataclass(eq=False)
+class Session:
+    """One opening of a name."""
+
+    facts: SessionFacts
+    tables: dict[str, TableState]
+    rank_timeout_s: float
+    mode: Mode
+    last_step: int
+    planned_step: int = 0  # the last of the steps that are planned without a gap
+    steps: dict[int, Step] = field(default_factory=dict)  # announced by a rank, and not finished
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
+    error: EmbstoreError | None = None  # why it ended
+    uses: Uses = field(default_factory=Uses)
+    uses_lock: threading.Lock = field(default_factory=threading.Lock)
+    figures: Figures = field(default_factory=Figures)
+    held_since: float | None = None  # monotonic seconds; the next step waits for room
+    held_at: int = -1  # at which count of released pins it was tried in vain
+    opened: float = field(default_factory=monotonic)
+    step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
+    is_forgotten: bool = False  # its place goes with it
+
+    def __post_init__(self) -> None:
+        self.planned_step = self.last_step
+
+    @property
+    def name(self) -> str:
+        """What it was opened by."""
+        return self.facts.name
+
+    @property
+    def lease_s(self) -> float:
+        """For how long a rank may be silent."""
+        return self.facts.lease_ms / 1000
+
+    @property
+    def world(self) -> range:
+        """All ranks."""
+        return range(self.facts.world_size)
+
+    @property
+    def pause_s(self) -> float:
+        """For how long the next lookup is still to be expected any moment."""
+        return self.step_ended + _PAUSE_S - monotonic()
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether the trainer is about to look up the step whose turn has come."""
+        step = self.steps.get(self.last_step + 1)
+        return self.pause_s > 0 and step is not None and step.is_ready
+
+    def join(self, rank: int) -> Membership:
+        """Give a rank its place."""
+        member = token_hex(16)
+        self.ranks[rank] = Rank(rank, member, monotonic() + self.lease_s, self.last_step)
+        return Membership(member, self.name, rank, self.last_step)
+
+    def announced_by_all(self, number: int) -> bool:
+        """Whether every rank has said what the step needs."""
+        step = self.steps.get(number)
+        return step is not None and len(step.shares) == self.facts.world_size
+
+    def step(self, number: int, rank: Rank) -> Step:
+        """Return a step that this rank announced and that is not finished.
+
+        Raises
+        ------
+        InvalidArgumentError : it is finished.
+        StepNotFoundError : it was never announced, or is long finished.
+        """
+        if number in self.outcomes:
+            verb = self.outcomes[number][0]
+            raise InvalidArgumentError(
+                f"session {self.name!r}: step {number} was {_PAST[verb]}; the next is "
+                f"{self.last_step + 1}"
+            )
+        step = self.steps.get(number)
+        if step is None or rank.rank not in step.shares:
+            known = f"rank {rank.rank} has announced steps up to {rank.announced}"
+            raise StepNotFoundError(
+                f"session {self.name!r}: expected an announced step that is not finished, found "
+                f"{number}; {known}, {self.last_step} is finished"
+            )
+        return step
+
+    def remember(self, number: int, verb: Verb, outcome: AcknowledgedUpdate) -> None:
+        """Note what became of a step, so that it can be told again."""
+        self.outcomes[number] = verb, outcome
+        while len(self.outcomes) > OUTCOMES_MAX:
+            self.outcomes.popitem(last=False)
+
+    def remembered(self, number: int, verb: Verb) -> AcknowledgedUpdate | None:
+        """Return the outcome of a step that was finished so.
+
+        Raises
+        ------
+        InvalidArgumentError : it was finished otherwise.
+        """
+        told = self.outcomes.get(number)
+        if told is None:
+            return None
+        if told[0] != verb:
+            raise InvalidArgumentError(
+                f"session {self.name!r}: step {number} was {_PAST[told[0]]}, it cannot be "
+                f"{_PAST[verb]} any more"
+            )
+        return told[1]
+
+    def check_live(self) -> None:
+        """Raise why the session ended, if it has.
+
+        Raises
+        ------
+        SessionExpiredError, RankFailedError
+        """
+        if self.error is not None:
+            raise told_again(self.error)
+
+    @property
+    def deadlines(self) -> list[float]:
+        """When leases run out, in monotonic seconds: those of the ranks, or the opener's."""
+        if not self.ranks:
+            return [self.opened + self.lease_s]
+        return [rank.deadline for rank in self.ranks.values() if not rank.is_closed]
+
+    def expired(self, now: float) -> EmbstoreError | None:
+        """Return what it means that a lease has run out, if one has."""
+        if not self.ranks and min(self.deadlines) < now:
+            return SessionExpiredError(f"session {self.name!r}: nobody has joined it in time")
+        ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
+        return next((self.lost(rank) for rank in ranks), None)
+
+    def lost(self, rank: Rank) -> EmbstoreError:
+        """Return what a lease that ran out means to all of the session."""
+        told = (
+            f"session {self.name!r}: rank {rank.rank} was silent for more than its lease of "
+            f"{self.facts.lease_ms} ms; open the session again, it goes on after step "
+            f"{self.last_step}"
+        )
+        return RankFailedError(told) if self.facts.world_size > 1 else SessionExpiredError(told)
+
+    def stalled(self, number: int, waiting: Rank, since: float, now: float) -> EmbstoreError | None:
+        """Return what it means if others have kept `waiting` from step `number` for too long."""
+        if now - since < self.rank_timeout_s:
+            return None
+        missing = self.missing(number, waiting)
+        if not missing:
+            return None
+        return RankFailedError(
+            f"session {self.name!r}: rank {', '.join(map(str, missing))} kept step {number} "
+            f"waiting for more than {self.rank_timeout_s:g} s; open the session again, it goes on "
+            f"after step {self.last_step}"
+        )
+
+    def missing(self, number: int, waiting: Rank) -> list[int]:
+        """Return the other ranks that `waiting` waits for, to get step `number` or to finish it."""
+        turn = self.steps.get(self.last_step + 1)
+        done_here = turn is None or turn.number == number or waiting.rank in turn.sent
+        if not done_here:
+            return []  # the rank itself is at work on the step before
+        wanted = self.steps.get(number)
+        late = {r for r in self.world if wanted is None or r not in wanted.shares}
+        if turn is not None and turn.sent:
+            late |= {r for r in self.world if r not in turn.sent}
+        return sorted(late - {waiting.rank})
+
+    def told(self) -> dict[str, Any]:
+        """Return what an operator wants to know."""
+        now, f = monotonic(), self.figures
+        held = f.held_back_s + (now - self.held_since if self.held_since is not None else 0.0)
+        live = [rank for rank in self.ranks.values() if not rank.is_closed]
+        rows = f.early_rows + f.late_rows
+        return {
+            "name": self.name,
+            "tables": list(self.facts.tables),
+            "planner": self.facts.planner,
+            "shared": self.facts.shared,
+            "world_size": self.facts.world_size,
+            "ranks_joined": len(live),
+            "lookahead_steps_max": self.facts.lookahead_steps_max,
+            "last_step": self.last_step,
+            "planned_step": self.planned_step,
+            "announced_step": min((r.announced for r in live), default=self.last_step),
+            "ready_steps": sum(step.is_ready for step in self.steps.values()),
+            "steps_finished": f.steps_finished,
+            "steps_in_parts": f.steps_in_parts,
+            "steps_planned_again": f.planned_again,
+            "lookup_keys": f.lookup_keys,
+            "lookup_hits": f.lookup_hits,
+            "hit_rate": f.lookup_hits / f.lookup_keys if f.lookup_keys else 1.0,
+            "early_rows": f.early_rows,
+            "late_rows": f.late_rows,
+            "early_bytes": f.early_bytes,
+            "late_bytes": f.late_bytes,
+            "early_share": f.early_rows / rows if rows else 0.0,
+            "stall_s": f.stall_s,
+            "stalls": f.stalls,
+            "held_back": self.held_since is not None,
+            "held_back_s": held,
+            "oldest_lease_s": max((now - r.deadline + self.lease_s for r in live), default=0.0),
+        }

@@ -1,0 +1,122 @@
+"""When each key of a session's steps is used again.
+
+The planner evicts what is used farthest in the future (Belady's rule, over the window that was
+announced), and a step's late rows are those that the step before it has too. Both are questions
+about uses of one key in two steps that follow each other, so one table is enough: each key with its
+latest use, as (step, position in that step). A step that has the key again asks it for the previous
+use, tells the previous use of the next one, and takes its place (kernels/uses.py).
+
+A step is **forgotten** when it is finished: its array of next uses goes at once, its entries in the
+table where another key needs the place, or when the table is half full. Then it is purged, and
+where that leaves fewer than 4 places a key, or more than 32, made anew with 4 to 8. So memory is
+bounded by the keys of the window, whatever the session's length.
+
+Rejected: a list of uses for each key (an allocation a key), and sorting the window's keys for each
+step (a hundred times the work where the window is deep).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.jit import address
+from embstore.arrays import Keys
+from embstore.device.memory import reserve
+from embstore.kernels.uses import POSITION_BITS, carry_uses, note, purge_uses
+
+Steps = NDArray[np.int64]
+
+_PLACES = 1 << 12
+_WINDOW = 16
+STEP_MAX = (1 << (63 - POSITION_BITS)) - 1
+"""What an entry has bits for: a step a millisecond for a year."""
+
+
+def _table(places: int) -> NDArray[np.int64]:
+    return reserve(16 * places).view(np.int64).reshape(places, 2)
+
+
+class Uses:
+    """The uses of every key in the steps of one session that are not forgotten.
+
+    One thread at a time. Steps are noted in ascending order, each once, with each key once.
+    """
+
+    def __init__(self) -> None:
+        self._table = _table(_PLACES)
+        self._taken = 0  # places of the table that are not free
+        self._next_uses: dict[int, Steps] = {}  # of every step noted and not forgotten, ascending
+        self._addresses = np.zeros(_WINDOW, np.int64)  # of those arrays, step s at s % length
+        self._newest = 0
+        self._forgotten = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory that the table and the arrays of next uses take."""
+        arrays = sum(next_uses.nbytes for next_uses in self._next_uses.values())
+        return self._table.nbytes + self._addresses.nbytes + arrays
+
+    def note(self, row_keys: Keys, step: int) -> Steps:
+        """Remember that `step` uses these keys; return the latest earlier step of each.
+
+        Parameters
+        ----------
+        row_keys : (u,) int64, distinct, u < 2**28
+        step : above every step noted before, and not forgotten
+
+        Returns
+        -------
+        previous : (u,) int64; 0 where no step that is not forgotten has the key. The next use of
+            the key in that step is known from now on.
+        """
+        assert max(self._newest, self._forgotten) < step <= STEP_MAX, "steps are noted in order"
+        assert len(row_keys) < 1 << POSITION_BITS, "a position has so many bits"
+        self._make_room(len(row_keys))
+        self._enter(step, np.zeros(len(row_keys), np.int64))
+        previous = np.empty(len(row_keys), np.int64)
+        self._taken += note(self._table, row_keys, step, self._forgotten, self._addresses, previous)
+        return previous
+
+    def next_uses(self, step: int) -> Steps:
+        """Return the first later step with each key of `step`, in the order they were noted in.
+
+        Where no later step is known to have the key it is 0, and becomes that step when it is
+        noted: the array is the one that is written, so only read it. After `forget` it stays as it
+        is.
+        """
+        return self._next_uses[step]
+
+    def forget(self, up_to_step: int) -> None:
+        """Drop the uses in every step up to this one. Idempotent."""
+        self._forgotten = max(self._forgotten, up_to_step)
+        gone = []
+        for step in self._next_uses:
+            if step > up_to_step:
+                break
+            gone.append(step)
+        for step in gone:
+            del self._next_uses[step]
+
+    def _enter(self, step: int, next_uses: Steps) -> None:
+        """Keep the array that the next uses of a step's keys will be written to."""
+        self._next_uses[step] = next_uses
+        self._newest = step
+        oldest = next(iter(self._next_uses))
+        length = len(self._addresses)
+        if step - oldest < length:
+            self._addresses[step % length] = address(next_uses)
+            return
+        length = 1 << (2 * (step - oldest + 1) - 1).bit_length()
+        self._addresses = np.zeros(length, np.int64)
+        for known, array in self._next_uses.items():
+            self._addresses[known % length] = address(array)
+
+    def _make_room(self, count: int) -> None:
+        """Have places for so many keys more, at most half of them taken."""
+        if 2 * (self._taken + count) <= len(self._table):
+            return
+        self._taken = purge_uses(self._table, self._forgotten)
+        needed = self._taken + count
+        if not 4 * needed <= len(self._table) <= max(32 * needed, _PLACES):
+            table = _table(max(_PLACES, 1 << (4 * needed - 1).bit_length()))
+            carry_uses(self._table, table)
+            self._table = table

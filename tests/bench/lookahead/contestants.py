@@ -1,0 +1,173 @@
+"""What each contestant does in a step: before it, a lookup, beside the computation, an update.
+
+Each has a store of its own and its place in the trace. All begin with the hottest rows resident and
+dirty, as many as fit, so that no cache has to be filled while it is measured.
+
+**Static top-N.** The store has no cache that refuses rows: an update brings them in. So the hottest
+N rows are made to stay by LFU: they are touched again and again before each block, and all others
+come, with a count of one, into the room that is left, which is made for one batch. A row of the
+room leaves before any hot one. Rejected: lookups with admit=False for the others, whose rows would
+be read twice in a step, once to look and once to update, which no static cache does.
+
+**Look-ahead.** Announcing is the feed's work, and a feed has a thread of its own; here the keys are
+announced beside the computation, of which the time is taken. What a step announces is the step that
+has just come into the window. The window stays full over a block's end, and is used up by the next
+block's unmeasured steps.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from tests.bench.lookahead.scale import Scale
+from tests.bench.lookahead.stores import TABLE, Opened
+from tests.bench.lookahead.trace import Trace
+from tests.bench.stores import CHUNK_KEYS, small_grads, update_all
+
+_HOT_TOUCHES = 6
+_NAME = "bench"
+_FIGURES = (
+    "lookup_keys",
+    "lookup_hits",
+    "collected_rows",
+    "steps_in_parts",
+    "steps_planned_again",
+    "stall_s",
+    "held_back_s",
+)
+_LEASE_MS = 60_000
+"""Longer than the other contestants' blocks, which come between two calls of the member."""
+
+
+class Contestant(Protocol):
+    """What all have: a store, and what a step is made of. Steps come in order, each once."""
+
+    opened: Opened
+
+    def before_block(self) -> None:
+        """Do what belongs to no step."""
+
+    def lookup(self, step: int) -> None:
+        """Have the rows of the trace's batch `step`."""
+
+    def beside(self, step: int) -> None:
+        """Do what a trainer's other threads do while it computes."""
+
+    def update(self, step: int) -> None:
+        """Apply gradients to the batch's rows."""
+
+    def counts(self) -> dict[str, float]:
+        """Return numbers that only grow: what a block adds to them is kept beside its times."""
+
+    def close(self) -> None:
+        """Close the store."""
+
+
+class Plain:
+    """Calls of lookup and update, under whatever policy the store has."""
+
+    def __init__(self, opened: Opened, trace: Trace, scale: Scale) -> None:
+        self.opened = opened
+        self._trace = trace
+        self._out = np.empty((scale.batch_keys, scale.dim), np.float32)
+        self._gradients = small_grads(scale.dim)
+        update_all(opened.table, trace.hottest(opened.slots), self._gradients)
+
+    def before_block(self) -> None:
+        """Nothing: what is resident is what the steps have left."""
+
+    def lookup(self, step: int) -> None:
+        """Look the batch up."""
+        keys = self._trace.batch(step)
+        self.opened.files.begin_call()
+        self.opened.table.lookup(keys, out=self._out[: len(keys)])
+
+    def beside(self, step: int) -> None:
+        """Nothing: nobody knows of the next step."""
+
+    def update(self, step: int) -> None:
+        """Update the batch."""
+        keys = self._trace.batch(step)
+        self.opened.files.begin_call()
+        self.opened.table.update(keys, self._gradients[: len(keys)])
+
+    def counts(self) -> dict[str, float]:
+        """Return the pool's counters, and batches of cold rows."""
+        pool = self.opened.pool()
+        names = ("unique_keys", "unique_hits", "evictions_dirty", "calls_in_parts")
+        return {name: pool[name] for name in names} | {"reads": self.opened.files.reads}
+
+    def close(self) -> None:
+        """Close the store."""
+        self.opened.close()
+
+
+class Static(Plain):
+    """The hottest rows stay, but for room for one batch. The store's policy is LFU."""
+
+    def __init__(self, opened: Opened, trace: Trace, scale: Scale) -> None:
+        super().__init__(opened, trace, scale)
+        self._hottest = trace.hottest(max(0, opened.slots - scale.batch_keys))
+        for _ in range(_HOT_TOUCHES):
+            self.before_block()
+
+    def before_block(self) -> None:
+        """Touch the hot rows, at no one's expense; what had left comes back."""
+        latency_s, self.opened.files.latency_s = self.opened.files.latency_s, 0.0
+        for low in range(0, len(self._hottest), CHUNK_KEYS):
+            self.opened.table.lookup(self._hottest[low : low + CHUNK_KEYS])
+        self.opened.files.latency_s = latency_s
+
+
+class LookAhead:
+    """A session, through its low-level calls, so that no feed costs anything."""
+
+    def __init__(self, opened: Opened, trace: Trace, scale: Scale) -> None:
+        self.opened = opened
+        self._trace = trace
+        self._ahead = scale.lookahead_steps
+        self._out = np.empty((scale.batch_keys, scale.dim), np.float32)
+        self._gradients = small_grads(scale.dim)
+        update_all(opened.table, trace.hottest(opened.slots), self._gradients)
+        self._sessions: Any = opened.store.sessions
+        self._sessions.open(_NAME, [TABLE], lookahead_steps_max=self._ahead, lease_ms=_LEASE_MS)
+        self._member: str = self._sessions.join(_NAME, 0).member
+        self._announced = 0  # steps of the session, numbered from 1: batch b is step b + 1
+        self._announce(self._ahead)
+
+    def _announce(self, last: int) -> None:
+        steps = {n: {TABLE: self._trace.batch(n - 1)} for n in range(self._announced + 1, last + 1)}
+        if steps:
+            self._sessions.announce(self._member, steps)
+            self._announced = last
+
+    def before_block(self) -> None:
+        """Nothing: the window is full."""
+
+    def lookup(self, step: int) -> None:
+        """Have the step's rows."""
+        self.opened.files.begin_call()
+        out = {TABLE: self._out[: len(self._trace.batch(step))]}
+        self._sessions.lookup_step(self._member, step + 1, out=out)
+
+    def beside(self, step: int) -> None:
+        """Announce as far as the window goes."""
+        self._announce(step + self._ahead)
+
+    def update(self, step: int) -> None:
+        """Send the step's gradients."""
+        gradients = {TABLE: self._gradients[: len(self._trace.batch(step))]}
+        self.opened.files.begin_call()
+        self._sessions.update_step(self._member, step + 1, gradients)
+
+    def counts(self) -> dict[str, float]:
+        """Return the session's figures, seconds of each stage, and batches of cold rows."""
+        facts = self._sessions.facts()[0]
+        stages = {f"{stage}_s": seconds for stage, seconds in facts["stage_seconds"].items()}
+        figures = {name: facts[name] for name in _FIGURES}
+        return figures | stages | {"reads": self.opened.files.reads}
+
+    def close(self) -> None:
+        """Close session and store."""
+        self._sessions.close(self._member)
+        self.opened.close()

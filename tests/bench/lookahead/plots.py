@@ -1,0 +1,105 @@
+"""The pictures: a step against the cache for each latency, and the capacity sweep with its knee."""
+
+import importlib
+import pathlib
+from typing import Any
+
+from tests.bench.lookahead.report import NAMES, step_ms
+from tests.bench.report import Results
+from tests.bench.worker import SkippedError
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "lookahead": {"color": "tab:blue", "marker": "o", "linewidth": 2},
+    "lru": {"color": "tab:orange", "marker": "s"},
+    "lfu": {"color": "tab:green", "marker": "^"},
+    "static": {"color": "tab:purple", "marker": "v"},
+    "bound": {"color": "black", "linestyle": "--"},
+}
+
+
+def _pyplot() -> Any:
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        return importlib.import_module("matplotlib.pyplot")
+    except ImportError as exc:
+        raise SkippedError("matplotlib is not installed") from exc
+
+
+def draw(results: Results, stem: pathlib.Path) -> list[pathlib.Path]:
+    """Write the pictures of what was measured beside `stem`; return their paths.
+
+    Raises
+    ------
+    SkippedError : matplotlib is not installed.
+    """
+    plt = _pyplot()
+    paths = []
+    cells = results.get("cells", [])
+    for computation_ms in sorted({cell["computation_ms"] for cell in cells}):
+        path = stem.with_name(f"{stem.name}-step-{computation_ms:g}ms.png")
+        chosen = [cell for cell in cells if cell["computation_ms"] == computation_ms]
+        _write(plt, _steps(plt, chosen, computation_ms), path)
+        paths.append(path)
+    if results.get("sweep"):
+        path = stem.with_name(f"{stem.name}-capacity.png")
+        _write(plt, _capacity(plt, results["sweep"]), path)
+        paths.append(path)
+    return paths
+
+
+def _write(plt: Any, drawn: Any, path: pathlib.Path) -> None:
+    drawn.savefig(path, dpi=120)
+    plt.close(drawn)
+
+
+def _steps(plt: Any, cells: list[dict[str, Any]], computation_ms: float) -> Any:
+    """Draw a row of axes for each locality, a column for each latency."""
+    localities = list(dict.fromkeys(cell["locality"] for cell in cells))
+    latencies = list(dict.fromkeys(cell["latency_ms"] for cell in cells))
+    drawn, axes = plt.subplots(
+        len(localities),
+        len(latencies),
+        figsize=(4 * len(latencies), 2.8 * len(localities)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for row, where in enumerate(localities):
+        for column, latency_ms in enumerate(latencies):
+            here = [c for c in cells if c["locality"] == where and c["latency_ms"] == latency_ms]
+            shares = [100 * cell["cache_share"] for cell in here]
+            ax = axes[row][column]
+            for name in NAMES:
+                ax.plot(shares, [step_ms(c, name) for c in here], label=name, **_STYLES[name])
+            ax.set_xscale("log")
+            ax.set_xticks(shares, [f"{share:g} %" for share in shares])
+            ax.minorticks_off()
+            ax.grid(alpha=0.3)
+            ax.set_title(f"{where}, cold batch {latency_ms:g} ms late", fontsize=9)
+    axes[0][0].legend(fontsize=8)
+    drawn.supxlabel("cache, share of the table")
+    drawn.supylabel(f"median step, ms, of which {computation_ms:g} ms compute")
+    return drawn
+
+
+def _capacity(plt: Any, sweep: dict[str, Any]) -> Any:
+    """Draw one pair of axes for each locality, the knee as a line."""
+    drawn, axes = plt.subplots(
+        1, len(sweep), figsize=(5.5 * len(sweep), 4), squeeze=False, layout="constrained"
+    )
+    for ax, (where, found) in zip(axes[0], sweep.items(), strict=True):
+        points = found["points"]
+        sets = [point["sets"] for point in points]
+        for name in points[0]["contestants"]:
+            ax.plot(sets, [step_ms(p, name) for p in points], label=name, **_STYLES[name])
+        if found["knee_sets"] is not None:
+            label = f"knee: {found['knee_sets']:g} working sets"
+            ax.axvline(found["knee_sets"], color="tab:red", linestyle=":", label=label)
+        ax.set_title(where)
+        ax.set_xlabel("cache, working sets of a step")
+        ax.set_ylabel("median step, ms")
+        ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=8)
+    return drawn

@@ -1,0 +1,216 @@
+"""Look-ahead sessions over kill -9: of a trainer, of a client, of a server.
+
+What is killed comes back as of its last commit, the place of a session with its rows; what a killed
+client had announced is gone when its lease has run out, and the next one goes on where it stood.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Adam, Uniform
+from embstore.errors import EmbstoreError, SessionExpiredError, TableHeldError
+from embstore_client import connect
+from tests.faults.forks import Forks
+from tests.reference import ReferenceStore
+from tests.service.faults.processes import ForkedServer
+from tests.service.faults.served import PATIENCE_S, Served, until
+
+DIM, ROWS, KEYS = 8, 2000, 30
+CONFIG: dict[str, Any] = {
+    "dim": DIM,
+    "rows": ROWS,
+    "optimizer": Adam(0.01),
+    "initializer": Uniform(-0.1, 0.1),
+}
+LEASE_MS = 400
+WINDOW = 64
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
+def keys_of(step: int) -> dict[str, Any]:
+    """Return what a step announces."""
+    return {"a": np.random.default_rng(step).permutation(ROWS)[:KEYS]}
+
+
+def gradients_of(step: int) -> dict[str, Any]:
+    """Return what a step sends."""
+    return {"a": np.random.default_rng([step, 1]).standard_normal((KEYS, DIM), np.float32)}
+
+
+def digest_after(steps: int) -> str:
+    """Return the digest of the reference after so many steps."""
+    reference = ReferenceStore()
+    table = reference.create_table("a", **CONFIG)
+    for step in range(1, steps + 1):
+        table.update(keys_of(step)["a"], gradients_of(step)["a"])
+    return table.digest()
+
+
+def opened(store: Any, lease_ms: int = 60_000) -> tuple[int, str]:
+    """Open the session and join it, as soon as nobody else is in it; return place and member."""
+
+    def joined() -> tuple[int, str] | None:
+        try:
+            facts = store.sessions.open("run", ["a"], lookahead_steps_max=WINDOW, lease_ms=lease_ms)
+            return facts.last_step, store.sessions.join("run", 0).member
+        except (TableHeldError, SessionExpiredError):
+            return None
+
+    found: tuple[int, str] = until(joined)
+    return found
+
+
+def announce(store: Any, member: str, first: int, last: int) -> None:
+    """Announce steps from `first` to `last`."""
+    store.sessions.announce(member, {step: keys_of(step) for step in range(first, last + 1)})
+
+
+def train(store: Any, member: str, first: int, last: int) -> None:
+    """Do announced steps."""
+    for step in range(first, last + 1):
+        store.sessions.lookup_step(member, step, timeout_s=PATIENCE_S)
+        store.sessions.update_step(member, step, gradients_of(step), timeout_s=PATIENCE_S)
+
+
+def train_and_wait(reports: Any, path: str, committed: int, last: int) -> None:
+    """The child: an embedded trainer, which commits once and is killed in mid-window."""
+    store = embstore.open(path, cache_bytes=1 << 20, threads=1)
+    store.create_table("a", **CONFIG)
+    _, member = opened(store)
+    announce(store, member, 1, WINDOW)
+    train(store, member, 1, committed)
+    store.checkpoint("kept")
+    train(store, member, committed + 1, last)
+    reports.send(last)
+    signal.pause()
+
+
+def announce_and_wait(reports: Any, address: str, last: int) -> None:
+    """The child: a client that has all of its window announced, and is killed."""
+    with connect(address, timeout_s=PATIENCE_S) as store:
+        _, member = opened(store, LEASE_MS)
+        announce(store, member, 1, WINDOW)
+        train(store, member, 1, last)
+        announce(store, member, WINDOW + 1, WINDOW + last)
+        reports.send(last)
+        signal.pause()
+
+
+@pytest.mark.parametrize(("committed", "last"), [(1, 1), (3, 20), (20, 21)])
+def test_killed_trainer_goes_on_from_its_last_commit(
+    forks: Forks, quick_path: Path, committed: int, last: int
+) -> None:
+    child = forks.start(train_and_wait, str(quick_path), committed, last)
+    assert child.reports.poll(PATIENCE_S)
+    assert child.reports.recv() == last
+    assert child.kill() == -signal.SIGKILL
+    with embstore.open(quick_path, cache_bytes=1 << 20, threads=1) as store:
+        assert store.table("a").digest() == digest_after(committed)
+        place, member = opened(store)
+        assert place == committed
+        announce(store, member, place + 1, place + 10)
+        train(store, member, place + 1, place + 10)
+        assert store.table("a").digest() == digest_after(committed + 10)
+        store.check_integrity()
+
+
+def test_killed_client_leaves_no_pin_and_goes_on_where_it_stood(
+    forks: Forks, served: Served
+) -> None:
+    with served.connect() as store:
+        store.create_table("a", **CONFIG)
+        child = forks.start(announce_and_wait, served.address, 3)
+        assert child.reports.poll(PATIENCE_S)
+        assert child.reports.recv() == 3
+        assert child.kill() == -signal.SIGKILL
+        until(lambda: not pinned_rows(served))
+        place, member = opened(store)
+        assert place == 3
+        announce(store, member, 4, 12)
+        train(store, member, 4, 12)
+        store.sessions.close(member)
+        assert store.table("a").digest() == digest_after(12)
+    served.assert_free()
+
+
+def pinned_rows(served: Served) -> int:
+    """Return how many rows the sessions of a served store hold."""
+    return int(served.store.sessions.planning()["pinned_rows"])
+
+
+def test_killed_server_comes_back_with_the_place_of_its_last_commit(
+    forks: Forks, quick_path: Path
+) -> None:
+    server = ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        store.create_table("a", **CONFIG)
+        _, member = opened(store)
+        announce(store, member, 1, WINDOW)
+        train(store, member, 1, 5)
+        store.checkpoint("kept")
+        train(store, member, 6, 9)
+        server.kill()
+        server.start()
+        with pytest.raises(EmbstoreError) as caught:  # an answer, and not that of another step
+            train(store, member, 10, 10)
+        assert type(caught.value).__name__ in ("SessionExpiredError", "OutcomeUnknownError")
+        with pytest.raises(SessionExpiredError):
+            store.sessions.renew(member)
+        place, member = opened(store)
+        assert place == 5
+        assert store.table("a").digest() == digest_after(5)
+        announce(store, member, 6, 15)
+        train(store, member, 6, 15)
+        assert store.table("a").digest() == digest_after(15)
+        server.stop()
+        server.start()
+        place, member = opened(store)
+        assert place == 15
+        assert store.table("a").digest() == digest_after(15)
+    server.stop()
+
+
+@pytest.mark.slow
+def test_hundred_killed_clients_leave_nothing(forks: Forks, served: Served) -> None:
+    """Each is killed with its window announced; the server's files and threads stay as many."""
+    with served.connect() as store:
+        store.create_table("a", **CONFIG)
+        before = 0
+        for n in range(100):
+            child = forks.start(announce_and_be_killed, served.address)
+            assert child.reports.poll(PATIENCE_S)
+            assert child.reports.recv() == n + 1
+            assert child.kill() == -signal.SIGKILL
+            if n == 10:
+                before = len(os.listdir("/proc/self/task"))
+        until(lambda: not pinned_rows(served))
+        assert len(os.listdir("/proc/self/task")) <= before + 1
+        place, member = opened(store)
+        assert place == 100
+        assert store.table("a").digest() == digest_after(100)
+        store.sessions.close(member)
+    served.assert_free()
+
+
+def announce_and_be_killed(reports: Any, address: str) -> None:
+    """The child: does one step of a whole window, with a lease that is soon over."""
+    with connect(address, timeout_s=PATIENCE_S) as store:
+        place, member = opened(store, 100)
+        announce(store, member, place + 1, place + WINDOW)
+        train(store, member, place + 1, place + 1)
+        reports.send(place + 1)
+        signal.pause()

@@ -1,0 +1,547 @@
+"""Look-ahead sessions as the .proto file says them, by a client of generated code alone."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import RowWiseAdagrad, Uniform
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
+from embstore_server.metrics import Metrics
+from tests.reference import ReferenceStore
+from tests.service.plain import Payload, array_of, chunks
+from tests.serving import Server
+
+DIM, ROWS = 5, 100
+OPTIMIZER, INITIALIZER = RowWiseAdagrad(0.1), Uniform(-1.0, 1.0)
+STEPS = {1: [7, 3, 99], 2: [3, 8], 3: [50, 99, 7, 3]}
+TIMEOUT_S = 60.0
+WAITING_CALLS = 40
+"""More than the threads that asyncio lends."""
+
+
+class Watched(Server):
+    """A server whose figures can be read."""
+
+    @property
+    def inflight_bytes(self) -> int:
+        return self._service.inflight.held_bytes
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._service.metrics
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Watched]:
+    def open_store() -> embstore.Store:
+        store = embstore.open(tmp_path, cache_bytes=16 << 20)
+        add(store, "a")
+        add(store, "wide", dim=512, rows=4000)
+        return store
+
+    server = Watched(open_store, tmp_path, slow_call_ms=0.0)
+    with server:
+        yield server
+
+
+@pytest.fixture
+def stub(server: Watched) -> Iterator[Any]:
+    with grpc.insecure_channel(server.address) as channel:
+        made: Callable[[Any], Any] = EmbstoreStub
+        yield made(channel)
+
+
+def add(store: Any, name: str, dim: int = DIM, rows: int = ROWS) -> None:
+    store.create_table(name, dim=dim, rows=rows, optimizer=OPTIMIZER, initializer=INITIALIZER)
+
+
+@pytest.fixture
+def references() -> ReferenceStore:
+    references = ReferenceStore()
+    add(references, "a")
+    return references
+
+
+@pytest.fixture
+def reference(references: ReferenceStore) -> Any:
+    return references.table("a")
+
+
+# A rank of generated code
+
+
+class Rank:
+    """One member of a session, and what its calls answer. `piece_bytes` 0: unary calls."""
+
+    def __init__(self, stub: Any, session: str, rank: int = 0, piece_bytes: int = 0) -> None:
+        self.stub = stub
+        self._piece_bytes = piece_bytes
+        joined = stub.JoinSession(pb.JoinSessionRequest(name=session, rank=rank))
+        self.member, self.last_step = joined.member, joined.last_step
+
+    def announce(self, steps: Mapping[int, Sequence[int]], table: str = "a") -> Any:
+        payload = Payload(3)
+        header = pb.AnnounceRequest.Header(member=self.member)
+        for number, keys in steps.items():
+            step = header.steps.add(step=number)
+            step.tables.add(table=table, keys=payload.add(keys, "<i8"))
+        request = pb.AnnounceRequest(header=header, payload=payload.content)
+        return self._call("Announce", request, pb.AnnouncedReply).header
+
+    def share(self, step: int, gradients: Any, table: str = "a", **options: Any) -> Any:
+        payload = Payload(5)
+        header = pb.UpdateStepRequest.Header(member=self.member, step=step)
+        header.tables.add(table=table, gradients=payload.add(gradients, "<f4"))
+        header.options.CopyFrom(pb.UpdateOptions(**options))
+        return pb.UpdateStepRequest(header=header, payload=payload.content)
+
+    def update(self, step: int, gradients: Any, table: str = "a", **options: Any) -> Any:
+        request = self.share(step, gradients, table, **options)
+        return self._call("UpdateStep", request, pb.BulkAcknowledgedReply).header
+
+    def release(self, step: int) -> Any:
+        return self.stub.ReleaseStep(pb.ReleaseStepRequest(member=self.member, step=step))
+
+    def skip(self, step: int) -> Any:
+        return self.stub.SkipStep(pb.SkipStepRequest(member=self.member, step=step))
+
+    def lookup(self, step: int, **options: Any) -> Iterator[Any]:
+        """Yield the messages of LookupStep as they come."""
+        request = pb.LookupStepRequest(member=self.member, step=step, **options)
+        return messages(self.stub.LookupStep(request, timeout=TIMEOUT_S), pb.StepRowsReply)
+
+    def pooled(self, step: int, inverse: Any, dtype: str, offsets: Any, **bags: Any) -> Any:
+        payload = Payload(1)  # nothing is aligned
+        header = pb.LookupStepPooledRequest.Header(member=self.member, step=step)
+        header.tables.add(
+            table="a",
+            inverse=payload.add(inverse, dtype),
+            bags=pb.Bags(offsets=payload.add(offsets, "<i8"), **bags),
+        )
+        request = pb.LookupStepPooledRequest(header=header, payload=payload.content)
+        (reply,) = messages(self.stub.LookupStepPooled(chunks(request, 7)), pb.RowsReply)
+        return reply
+
+    def renew(self) -> Any:
+        return self.stub.RenewLease(pb.RenewLeaseRequest(member=self.member)).session
+
+    def close(self, **options: Any) -> Any:
+        return self.stub.CloseSession(pb.CloseSessionRequest(member=self.member, **options))
+
+    def _call(self, verb: str, request: Any, reply: Any) -> Any:
+        if not self._piece_bytes:
+            return getattr(self.stub, verb)(request)
+        sent = chunks(request, self._piece_bytes)
+        (whole,) = messages(getattr(self.stub, f"{verb}Stream")(sent), reply)
+        return whole
+
+
+def messages(came: Iterable[Any], kind: Any) -> Iterator[Any]:
+    """Yield the bulk messages that a stream of Chunks is, each when its last piece has come."""
+    total, pieces = 0, b""
+    for chunk in came:
+        assert bool(chunk.total_bytes) == (len(pieces) == total), "one begins where another ends"
+        if chunk.total_bytes:
+            total, pieces = chunk.total_bytes, b""
+        pieces += chunk.piece
+        if len(pieces) == total:
+            yield kind.FromString(pieces)
+    assert len(pieces) == total
+
+
+def opened(stub: Any, *tables: str, **options: Any) -> Any:
+    """Open the session "s" of table "a", or of others."""
+    request = pb.OpenSessionRequest(name="s", tables=tables or ("a",), **options)
+    return stub.OpenSession(request).session
+
+
+@pytest.fixture
+def rank(stub: Any) -> Rank:
+    opened(stub)
+    return Rank(stub, "s")
+
+
+def rows_of(reply: Any, count: int) -> Any:
+    """Return (rows, places) that one message of LookupStep brought."""
+    (table,) = reply.header.tables
+    rows = array_of(reply, table.rows)
+    if not table.HasField("positions"):
+        return rows, np.arange(count)
+    return rows, array_of(reply, table.positions)
+
+
+def assembled(replies: Iterable[Any], count: int, dim: int = DIM) -> Any:
+    """Return the rows of a step; each position must come exactly once."""
+    rows, seen = np.empty((count, dim), np.float32), np.zeros(count, np.int64)
+    for reply in replies:
+        came, places = rows_of(reply, count)
+        rows[places] = came
+        np.add.at(seen, places, 1)
+    assert (seen == 1).all()
+    return rows
+
+
+def grads(step: int, count: int, dim: int = DIM) -> Any:
+    return np.random.default_rng(step).standard_normal((count, dim), np.float32)
+
+
+# Training
+
+
+@pytest.mark.parametrize("piece_bytes", [0, 7, 1 << 20], ids=["unary", "pieces of 7", "one piece"])
+def test_a_session_trains_as_plain_updates_do(stub: Any, reference: Any, piece_bytes: int) -> None:
+    assert opened(stub).last_step == 0
+    rank = Rank(stub, "s", piece_bytes=piece_bytes)
+    assert rank.announce(STEPS).announced_step == 3
+    for step, keys in STEPS.items():
+        rows = assembled(rank.lookup(step), len(keys))
+        assert rows.tobytes() == reference.lookup(keys).tobytes()
+        options: dict[str, Any] = {"learning_rate": 0.1 * step, "gradient_scale": 0.5}
+        done = rank.update(step, grads(step, len(keys)), **options)
+        reference.update(keys, grads(step, len(keys)), **options)
+        assert dict(done.t) == {"a": step}
+        assert done.context.command > step
+    digest = stub.GetDigest(pb.GetDigestRequest(table="a"))
+    assert (digest.digest, digest.t) == (reference.digest(), reference.t)
+    assert rank.renew().last_step == 3
+
+
+def test_a_session_tells_what_it_was_opened_with(stub: Any) -> None:
+    found = opened(stub, "a", "wide", lookahead_steps_max=4, world_size=2, planner="group:2")
+    assert (found.name, found.tables, found.world_size) == ("s", ["a", "wide"], 2)
+    assert (found.lookahead_steps_max, found.planner, found.shared) == (4, "group:2", False)
+    assert found.lease_ms == 10_000
+
+
+def test_steps_are_released_and_skipped(rank: Rank, reference: Any) -> None:
+    rank.announce(STEPS)
+    released, skipped = rank.release(1), rank.skip(2)
+    assert (released.skipped, dict(released.t)) == (False, {"a": 0})
+    assert (skipped.skipped, dict(skipped.t)) == (True, {"a": 0})
+    assert assembled(rank.lookup(3), 4).tobytes() == reference.lookup(STEPS[3]).tobytes()
+
+
+def test_a_closed_session_goes_on_at_its_place_and_a_forgotten_one_begins_anew(
+    stub: Any, rank: Rank
+) -> None:
+    rank.announce(STEPS)
+    rank.release(1)
+    for _ in range(2):
+        assert rank.close().context.store_id
+    assert opened(stub).last_step == 1
+    again = Rank(stub, "s")
+    assert again.last_step == 1
+    again.close(forget=True)
+    assert opened(stub).last_step == 0
+
+
+# Early and late rows
+
+
+def test_rows_that_no_earlier_step_has_come_early(rank: Rank, reference: Any) -> None:
+    second = [3, 8, 9, 7]
+    rank.announce({1: [7, 3], 2: second})
+    coming = rank.lookup(2)
+    early = next(coming)
+    assert early.header.early
+    rows, places = rows_of(early, 4)
+    assert sorted(places) == [1, 2]
+    assert rows.tobytes() == reference.lookup([second[place] for place in places]).tobytes()
+    rank.update(1, grads(1, 2))
+    reference.update([7, 3], grads(1, 2))
+    (late,) = coming
+    assert not late.header.early
+    assert late.header.tables[0].t == 1
+    assert assembled([early, late], 4).tobytes() == reference.lookup(second).tobytes()
+
+
+def test_the_first_step_and_one_that_wants_no_early_rows_come_in_one_message(rank: Rank) -> None:
+    rank.announce({1: [7, 3], 2: [8, 9]})
+    (first,) = rank.lookup(1)
+    assert not first.header.tables[0].HasField("positions")
+    rank.release(1)
+    (second,) = rank.lookup(2, early=False)
+    assert not second.header.early
+    assert not second.header.tables[0].HasField("positions")
+
+
+def test_a_step_whose_rows_all_come_early_still_tells_when_it_is_ready(rank: Rank) -> None:
+    rank.announce({1: [7], 2: [8, 9]})
+    coming = rank.lookup(2)
+    assert len(rows_of(next(coming), 2)[1]) == 2
+    rank.release(1)
+    (late,) = coming
+    assert len(rows_of(late, 2)[1]) == 0
+
+
+def test_both_messages_of_many_pieces_are_whole(stub: Any) -> None:
+    opened(stub, "wide")
+    rank = Rank(stub, "s")
+    first, second = range(1000), range(500, 2000)
+    rank.announce({1: first, 2: second}, "wide")
+    coming = rank.lookup(2)
+    early = next(coming)
+    assert len(rows_of(early, 1500)[1]) == 1000
+    rank.update(1, grads(1, 1000, 512), "wide")
+    found = assembled([early, *coming], 1500, 512)
+    rank.release(2)
+    rank.announce({3: second}, "wide")
+    assert found.tobytes() == assembled(rank.lookup(3), 1500, 512).tobytes()
+
+
+def test_an_empty_step_has_no_rows(rank: Rank) -> None:
+    rank.announce({1: []})
+    assert assembled(rank.lookup(1), 0).shape == (0, DIM)
+    assert dict(rank.update(1, grads(1, 0)).t) == {"a": 1}
+
+
+# Pooling
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<u4"])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_a_step_are_the_references(
+    rank: Rank, reference: Any, dtype: str, mode: str
+) -> None:
+    rank.announce({1: [7, 3, 99]})
+    inverse, offsets = [0, 1, 0, 2], [0, 1, 1, 4]
+    reply = rank.pooled(1, inverse, dtype, offsets, mode=pb.PoolingMode.Value(_MODES[mode]))
+    expected = reference.lookup_pooled([7, 3, 7, 99], offsets, mode)
+    assert array_of(reply, reply.header.tables[0].rows).tobytes() == expected.tobytes()
+
+
+_MODES = {"sum": "POOLING_MODE_SUM", "mean": "POOLING_MODE_MEAN"}
+
+
+@pytest.mark.parametrize(
+    "inverse", [[0, 3], [0, -1], [0, 1 << 31]], ids=["beyond", "below", "too large"]
+)
+def test_an_inverse_beyond_the_announced_keys_is_refused(rank: Rank, inverse: list[int]) -> None:
+    rank.announce({1: [7, 3, 99]})
+    assert refused(lambda: rank.pooled(1, inverse, "<i8", [0, 2])) == INVALID
+    assert len(assembled(rank.lookup(1), 3)) == 3
+
+
+# Several ranks, and calls that wait
+
+
+@pytest.fixture
+def pair(stub: Any) -> tuple[Rank, Rank]:
+    opened(stub, world_size=2)
+    return Rank(stub, "s", 0), Rank(stub, "s", 1)
+
+
+def test_a_step_is_applied_when_the_last_rank_has_sent_its_share(
+    stub: Any, server: Watched, pair: tuple[Rank, Rank], references: ReferenceStore
+) -> None:
+    keys = ([7, 3], [3, 8])
+    for rank, own in zip(pair, keys, strict=True):
+        rank.announce({1: own})
+    shares = [(own, grads(number, 2)) for number, own in enumerate(keys)]
+    waiting = stub.UpdateStep.future(pair[0].share(1, shares[0][1]), timeout=TIMEOUT_S)
+    last = pair[1].update(1, shares[1][1])
+    first = waiting.result().header
+    assert first.context.command == last.context.command
+    assert dict(first.t) == dict(last.t) == {"a": 1}
+    references.update_ranks([{"a": share} for share in shares])
+    assert server.store.table("a").t == 1
+    assert stub.GetDigest(pb.GetDigestRequest(table="a")).digest == references.table("a").digest()
+    assert server.inflight_bytes == 0
+
+
+def test_a_lost_answer_is_given_again(rank: Rank) -> None:
+    rank.announce(STEPS)
+    sent = grads(1, 3)
+    first, again = rank.update(1, sent), rank.update(1, sent)
+    assert first.context.command == again.context.command
+    assert (first.t, first.skipped) == (again.t, again.skipped)
+    assert rank.skip(2).context.command == rank.skip(2).context.command
+
+
+def test_calls_that_wait_hold_no_thread(stub: Any, pair: tuple[Rank, Rank]) -> None:
+    for rank in pair:
+        rank.announce({1: [7]})
+    request = pb.ReleaseStepRequest(member=pair[0].member, step=1)
+    waiting = [stub.ReleaseStep.future(request, timeout=TIMEOUT_S) for _ in range(WAITING_CALLS)]
+    assert pair[1].announce({2: [8]}).announced_step == 2
+    assert len(assembled(pair[1].lookup(1), 1)) == 1
+    assert not any(call.done() for call in waiting)
+    done = pair[1].release(1)
+    assert {call.result().context.command for call in waiting} == {done.context.command}
+
+
+def test_a_rank_that_keeps_the_others_waiting_is_named(stub: Any) -> None:
+    opened(stub, world_size=2, rank_timeout_ms=100)
+    ranks = Rank(stub, "s", 0), Rank(stub, "s", 1)
+    for rank in ranks:
+        rank.announce({1: [7]})
+    with pytest.raises(grpc.RpcError, match="rank 1 kept step 1 waiting") as caught:
+        ranks[0].release(1)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    assert dict(caught.value.trailing_metadata())["embstore-error"] == "RankFailedError"
+
+
+def test_a_deadline_ends_the_wait_and_changes_nothing(
+    stub: Any, rank: Rank, reference: Any
+) -> None:
+    rank.announce(STEPS)
+    request = pb.LookupStepRequest(member=rank.member, step=2, early=False)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.LookupStep(request, timeout=0.2))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    rank.release(1)
+    assert assembled(rank.lookup(2), 2).tobytes() == reference.lookup(STEPS[2]).tobytes()
+
+
+def test_a_cancelled_lookup_leaves_the_step(stub: Any, rank: Rank) -> None:
+    rank.announce({1: [7], 2: [8, 7]})
+    call = stub.LookupStep(pb.LookupStepRequest(member=rank.member, step=2))
+    assert next(call).total_bytes
+    call.cancel()
+    rank.release(1)
+    assert len(assembled(rank.lookup(2), 2)) == 2
+
+
+def test_a_server_that_stops_ends_calls_that_wait(stub: Any, server: Watched, rank: Rank) -> None:
+    rank.announce({1: [7], 2: [8]})
+    coming = rank.lookup(2)
+    assert next(coming).header.early
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    assert refused(lambda: list(coming)) == (grpc.StatusCode.UNAVAILABLE, "StoreClosedError")
+    stopping.join(TIMEOUT_S)
+
+
+# What is refused
+
+
+def refused(call: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the status and the class of a call that must be refused."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), dict(caught.value.trailing_metadata())["embstore-error"]
+
+
+INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "InvalidArgumentError")
+EXPIRED = (grpc.StatusCode.ABORTED, "SessionExpiredError")
+HELD = (grpc.StatusCode.FAILED_PRECONDITION, "TableHeldError")
+NOT_FOUND = (grpc.StatusCode.NOT_FOUND, "StepNotFoundError")
+
+MEMBER_CALLS = {
+    "Announce": lambda rank: rank.announce({1: [7]}),
+    "LookupStep": lambda rank: list(rank.lookup(1)),
+    "LookupStepPooled": lambda rank: rank.pooled(1, [0], "<u4", [0, 1]),
+    "UpdateStep": lambda rank: rank.update(1, grads(1, 1)),
+    "ReleaseStep": lambda rank: rank.release(1),
+    "SkipStep": lambda rank: rank.skip(1),
+    "RenewLease": lambda rank: rank.renew(),
+}
+
+
+@pytest.mark.parametrize("call", MEMBER_CALLS.values(), ids=MEMBER_CALLS)
+def test_a_member_that_closed_is_refused(rank: Rank, call: Callable[[Rank], Any]) -> None:
+    rank.close()
+    assert refused(lambda: call(rank)) == EXPIRED
+
+
+STEP_CALLS = {name: MEMBER_CALLS[name] for name in list(MEMBER_CALLS)[1:-1]}
+
+
+@pytest.mark.parametrize("call", STEP_CALLS.values(), ids=STEP_CALLS)
+def test_a_step_that_was_not_announced_is_not_found(
+    rank: Rank, call: Callable[[Rank], Any]
+) -> None:
+    assert refused(lambda: call(rank)) == NOT_FOUND
+
+
+def test_a_step_is_finished_in_one_way(rank: Rank) -> None:
+    rank.announce(STEPS)
+    rank.release(1)
+    assert refused(lambda: rank.update(1, grads(1, 3))) == INVALID
+    assert refused(lambda: list(rank.lookup(1))) == INVALID
+
+
+def test_a_held_table_is_written_by_its_session_alone(stub: Any, rank: Rank) -> None:
+    payload = Payload(0)
+    header = pb.AssignRequest.Header(
+        keys=pb.TableKeys(table="a", keys=payload.add([1], "<i8")),
+        rows=payload.add(grads(1, 1), "<f4"),
+    )
+    request = pb.AssignRequest(header=header, payload=payload.content)
+    assert refused(lambda: stub.Assign(request)) == HELD
+    assert refused(lambda: Rank(stub, "s")) == HELD
+    assert refused(lambda: opened(stub, planner="window")) == HELD
+
+
+def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
+    header = pb.AnnounceRequest.Header(member=rank.member)
+    for _ in range(2):
+        header.steps.add(step=1)
+    request = pb.AnnounceRequest(header=header)
+    assert refused(lambda: rank.stub.Announce(request)) == INVALID
+    del header.steps[1]
+    payload = Payload(0)
+    for _ in range(2):
+        header.steps[0].tables.add(table="a", keys=payload.add([1], "<i8"))
+    request = pb.AnnounceRequest(header=header, payload=payload.content)
+    assert refused(lambda: rank.stub.Announce(request)) == INVALID
+
+
+WRONG_STEPS = {"a gap": {2: [1]}, "twice a key": {1: [4, 4]}, "beyond the rows": {1: [ROWS]}}
+
+
+@pytest.mark.parametrize("steps", WRONG_STEPS.values(), ids=WRONG_STEPS)
+def test_wrong_announcements_are_refused_and_the_right_one_is_taken(
+    rank: Rank, steps: dict[int, list[int]]
+) -> None:
+    assert refused(lambda: rank.announce(steps)) == INVALID
+    assert rank.announce({1: [1, 2]}).announced_step == 1
+
+
+def test_gradients_of_another_shape_leave_the_step_open(rank: Rank, reference: Any) -> None:
+    rank.announce({1: [7, 3]})
+    assert refused(lambda: rank.update(1, grads(1, 3))) == INVALID
+    assert refused(lambda: rank.update(1, grads(1, 2, DIM + 1))) == INVALID
+    nan = np.full((2, DIM), np.nan, np.float32)
+    assert refused(lambda: rank.update(1, nan)) == INVALID
+    done = rank.update(1, nan, on_nonfinite=pb.ON_NONFINITE_SKIP)
+    assert (done.skipped, dict(done.t)) == (True, {"a": 0})
+
+
+# Figures
+
+
+def test_slow_calls_are_logged_with_rank_and_step(
+    pair: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for rank in pair:
+            rank.announce({1: [7]})
+        list(pair[1].lookup(1))
+    fields: list[dict[str, Any]] = [vars(record)["embstore_fields"] for record in caplog.records]
+    logged = {(told["verb"], told["rank"], told["step"]) for told in fields}
+    assert ("LookupStep", 1, 1) in logged
+    assert ("Announce", 0, None) in logged
+
+
+def test_bytes_and_engine_time_of_a_lookup_are_counted(server: Watched, rank: Rank) -> None:
+    rank.announce({1: [7], 2: [7, 8]})
+    coming = rank.lookup(2)
+    next(coming)
+    rank.release(1)
+    list(coming)
+    rank.close()
+    totals: Any = server.metrics.totals()["LookupStep"]
+    assert totals["codes"] == {"OK": 1}
+    assert totals["sent_bytes"] > 2 * 4 * DIM
+    latencies = server.metrics.latencies()
+    assert latencies["LookupStep"]["engine"]["count"] == 1
+    assert latencies["Announce"]["engine"]["count"] == 0
