@@ -205,6 +205,8 @@ class Limits:
 
     call_bytes_max: int = 1 << 30
     """Bytes of one call's arrays, results included: what one call can make the process hold."""
+    announced_bytes_max: int = 1 << 30
+    """Bytes of the keys of all announced steps; planning takes about five times as much."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index, at most about 46 bytes of memory each."""

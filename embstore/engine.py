@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 from typing import Any
@@ -74,6 +74,8 @@ class Engine:
         self._busy = False  # a call is running
         self._close_asked = False  # and close() was called inside it
         self._process = os.getpid()
+        self.before_change: Callable[[], None] = lambda: None
+        """Has look-ahead take back what ended sessions hold, before tables or slabs go."""
         self._open_tables(storage.catalogue.head.tables)
 
     # The frame of every call
@@ -123,9 +125,7 @@ class Engine:
         An interrupt can strike between any two lines, and memory may then be half changed; so it
         fails the store, which opens again at its last commit.
         """
-        self._waiting.append(None)
-        with self._lock:
-            self._waiting.pop()
+        with self._turn():
             self._check_open()
             if self._busy:
                 raise InvalidArgumentError(
@@ -146,6 +146,19 @@ class Engine:
                 self._busy = False
                 if self._close_asked:
                     self.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock; while it is waited for, that can be seen."""
+        self._waiting.append(None)
+        try:
+            self._lock.acquire()
+        finally:
+            self._waiting.pop()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -284,6 +297,7 @@ class Engine:
         return self.command_number
 
     def _check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
+        self.before_change()
         for table in tables:
             if table.sessions:
                 names = ", ".join(map(repr, sorted(table.sessions)))
@@ -392,6 +406,8 @@ class Engine:
         with self.writing():
             self._check_unheld("restore", self.tables.values())
             self._check_room_for(label)
+            for pool in self.pools.values():
+                pool.finish_arriving()
             head = self.storage.restore(label, self.command_number + 1)
             with self.storage.no_way_back():
                 for pool in list(self.pools.values()):
@@ -463,7 +479,8 @@ class Engine:
             stack.callback(self.storage.close)
 
     def _changed(self) -> bool:
-        return self.command_number != self.storage.catalogue.head.command
+        head = self.storage.catalogue.head
+        return self.command_number != head.command or self.places != head.places
 
     # Looking
 

@@ -41,6 +41,7 @@ class SessionFacts:
     planner: str
     shared: bool
     lease_ms: int
+    rank_timeout_ms: int = 60_000
 
 
 @dataclass(frozen=True)

@@ -291,6 +291,7 @@ class Store:
         shared: bool = False,
         lease_ms: int = 10_000,
         rank_timeout_ms: int = 60_000,
+        wait_s: float | None = None,
     ) -> Run:
         """Return a run: training that tells the store which rows its coming steps will use.
 
@@ -312,6 +313,8 @@ class Store:
         shared : let others write to the tables too
         lease_ms : a trainer that is silent for longer loses its place
         rank_timeout_ms : how long ranks wait for one another before the session fails
+        wait_s : how long entering a named run waits for a place that a trainer has which was
+            killed, at most: until its lease runs out; None: one and a half leases
 
         Raises
         ------
@@ -328,6 +331,7 @@ class Store:
             shared=shared,
             lease_ms=lease_ms,
             rank_timeout_ms=rank_timeout_ms,
+            wait_s=wait_s,
         )
 
     def resize_cache(self, cache_bytes: int) -> None:

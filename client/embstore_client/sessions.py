@@ -1,8 +1,7 @@
 """Look-ahead sessions of a server: the blocking verbs of `store.sessions`, each one call.
 
-**Lost calls.** The server knows every call of a step by (member, step), so a lost one is simply
-sent again. Not so a join: one that was lost keeps its rank's place under a token that nobody got.
-Further attempts wait until that one's lease runs out and ends the session: SessionExpiredError.
+**Lost calls.** The server knows every call of a step by (member, step), and a join by the member
+that the client has made up for it, so a lost one is simply sent again.
 
 **Restarted servers.** A session lives in the server's process. The next call after a restart raises
 SessionExpiredError, and has changed nothing; a call that finishes a step, of which an attempt was
@@ -12,13 +11,15 @@ deadline, and no step can be done twice or left out: open the name again, and go
 announced of later steps is void.
 
 **Deadlines.** A call of a step may wait for other ranks, so the deadline is the connection's and
-beyond it the session's `rank_timeout_ms`: a rank that is gone is named (RankFailedError) before it
-passes.
+beyond it the session's `rank_timeout_ms`, as the server told it: a rank that is gone is named
+(RankFailedError) before it passes. A call renews its member's lease as it begins, and not while it
+waits: whoever may wait for longer calls `renew` meanwhile, as a run's thread does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,8 @@ _UINT64_MAX = 2**64 - 1
 class _Place:
     """What this client knows of a member."""
 
-    name: str = ""
     rank_timeout_s: float = 0.0
+    """0 of a member that another client has joined, until the server has told it."""
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
     """Of each announced and unfinished step how many keys each table has, in announced order."""
 
@@ -70,7 +71,6 @@ class RemoteSessions:
         self._calls = calls
         self._transport = calls.transport
         self._places: dict[str, _Place] = {}  # by member, until it closes or has expired
-        self._rank_timeouts_s: dict[str, float] = {}  # by session's name, until a member closes
 
     # Coming and going
 
@@ -100,7 +100,6 @@ class RemoteSessions:
             rank_timeout_ms=_count(rank_timeout_ms, "rank_timeout_ms"),
         )
         reply = self._transport.call("OpenSession", request, pb.SessionReply.FromString)
-        self._rank_timeouts_s[name] = rank_timeout_ms / 1000
         return _facts(reply.session)
 
     def _named_tables(self, tables: Any) -> list[str]:
@@ -108,35 +107,34 @@ class RemoteSessions:
             raise InvalidArgumentError(f"expected tables as a list of names, found {tables!r}")
         return [self._calls.name(table) for table in tables]
 
-    def join(self, name: str, rank: int) -> Membership:
-        """Take a rank's place in an open session."""
+    def join(self, name: str, rank: int, *, member: str | None = None) -> Membership:
+        """Take a rank's place in an open session; `member` None: one is made up here."""
         if not _is_text(name):
             raise SessionExpiredError(f"no session {name!r} is open; open it, then join")
-        request = pb.JoinSessionRequest(name=name, rank=_count(rank, "rank"))
-        reply = self._transport.call(
-            "JoinSession",
-            request,
-            pb.MembershipReply.FromString,
-            mutates=True,
-            known_by=KnownBy.PLACE,
-        )
-        self._places[reply.member] = _Place(name, self._rank_timeouts_s.get(name, 0.0))
+        token = token_hex(16) if member is None else _text(member, "member")
+        request = pb.JoinSessionRequest(name=name, rank=_count(rank, "rank"), member=token)
+        reply = self._transport.call("JoinSession", request, pb.MembershipReply.FromString)
+        self._places[reply.member] = _Place(reply.rank_timeout_ms / 1000)
         return Membership(reply.member, reply.name, reply.rank, reply.last_step)
 
-    def renew(self, member: str) -> SessionFacts:
-        """Renew a member's lease, as every other call of it does."""
-        with self._place(member):
+    def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
+        """Renew a member's lease, as every other call of it does; it waits for nobody."""
+        with self._place(member) as place:
             request = pb.RenewLeaseRequest(member=member)
-            reply = self._transport.call("RenewLease", request, pb.SessionReply.FromString)
+            reply = self._transport.call(
+                "RenewLease", request, pb.SessionReply.FromString, timeout_s=timeout_s
+            )
+        place.rank_timeout_s = reply.session.rank_timeout_ms / 1000
         return _facts(reply.session)
 
-    def close(self, member: str, *, forget: bool = False) -> None:
+    def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
         """Leave the session; the last member to leave closes it. Closing twice is harmless."""
-        with self._place(member) as place:
+        with self._place(member):
             request = pb.CloseSessionRequest(member=member, forget=bool(forget))
-            self._transport.call("CloseSession", request, pb.SessionClosedReply.FromString)
+            self._transport.call(
+                "CloseSession", request, pb.SessionClosedReply.FromString, timeout_s=timeout_s
+            )
         self._places.pop(member, None)
-        self._rank_timeouts_s.pop(place.name, None)
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the facts and figures of every session of the server."""
@@ -401,4 +399,5 @@ def _facts(session: pb.SessionDescription) -> SessionFacts:
         planner=session.planner,
         shared=session.shared,
         lease_ms=session.lease_ms,
+        rank_timeout_ms=session.rank_timeout_ms,
     )

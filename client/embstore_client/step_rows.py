@@ -99,7 +99,8 @@ class Assembly:
     def _whole(self, counts: Mapping[str, int]) -> dict[str, Rows]:
         if self._came != Counter(counts) or counts.keys() != self._rows.keys():
             raise EmbstoreError(
-                f"expected the rows of a step, {dict(counts)}, found {dict(self._came)}"
+                f"expected the rows of a step, by table {dict(counts)}, found "
+                f"{dict(self._came)}; look the step up again"
             )
         return {name: self._rows[name] for name in counts}
 

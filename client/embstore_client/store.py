@@ -258,6 +258,7 @@ class RemoteStore:
         shared: bool = False,
         lease_ms: int = 10_000,
         rank_timeout_ms: int = 60_000,
+        wait_s: float | None = None,
     ) -> Run:
         """Return a run of steps that are announced ahead; see `Store.session`.
 
@@ -276,6 +277,7 @@ class RemoteStore:
             shared=shared,
             lease_ms=lease_ms,
             rank_timeout_ms=rank_timeout_ms,
+            wait_s=wait_s,
         )
 
     # Durability

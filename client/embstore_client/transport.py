@@ -13,7 +13,7 @@ or was restored in between, it says OutcomeUnknownError. Attempts are counted fr
 was lost: one that was refused has left nothing, so that a restarted server may take the next.
 gRPC connects again by itself, in the background; a call waits for it within its deadline.
 
-**Sessions.** Their calls need no Origin: the server knows a step's calls by member and step. A call
+**Sessions.** Their calls need no Origin: the server knows them by member and step. A call
 that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been
 done, perhaps; then it counts as lost. A session ends with its server's process, so the next attempt
 is told that there is none: it is OutcomeUnknownError after a lost one, else SessionExpiredError.
@@ -42,7 +42,6 @@ from embstore.errors import (
     OverloadedError,
     SessionExpiredError,
     StoreClosedError,
-    TableHeldError,
 )
 from embstore_client.origins import Origins
 from embstore_proto import codec
@@ -66,7 +65,6 @@ class KnownBy(Enum):
 
     ORIGIN = auto()
     STEP = auto()  # a session's member and step
-    PLACE = auto()  # a rank's place in a session, which a lost attempt keeps until its lease ends
 
 
 Reply = TypeVar("Reply", bound=InContext)
@@ -310,8 +308,6 @@ class Transport:
                     "the session ended while a call that finishes a step was out: open it again, "
                     f"its last step tells whether this one was finished. {error}"
                 )
-        if sent.effect is KnownBy.PLACE and sent.was_lost and isinstance(error, TableHeldError):
-            return _PassingError(error, error)  # by the lost attempt, until its lease ends
         return error
 
     def _cut_off(self, *, mutates: bool) -> EmbstoreError:
@@ -339,9 +335,9 @@ class Transport:
             lost = StoreClosedError(f"no connection to {self.address}: {details}")
             return _PassingError(lost, status, was_lost=True)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            effect = "; the call may have been applied: read t and the command number"
             return DeadlineError(
-                f"{self.address} did not answer in time; a mutating call may have been applied: "
-                "read t and the command number"
+                f"{self.address} did not answer in time{effect if mutates else ''}"
             )
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return InvalidArgumentError(f"the message is too large for {self.address}: {details}")

@@ -363,8 +363,8 @@ class Pool:
 
         Rows that cannot be read are missing then, for the call to read and to say so.
         """
-        if self.arriving and self.device.count_pending(self.memory, self._slots_found):
-            self.finish_arriving()
+        while self.arriving and self.device.count_pending(self.memory, self._slots_found):
+            self.arriving[0].finish()
             if not self._slots_are_right:
                 self._find_anew(keys)
         return self._slots_missing
@@ -720,6 +720,7 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back."""
+        self.finish_arriving()
         self.device.drop_slots(self.memory, 0, self.slot_count)
         self._slots = self._slots_found = self._sums = None
 

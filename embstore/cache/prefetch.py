@@ -35,7 +35,7 @@ from embstore.kernels.slots import PINS_MAX
 from embstore.storage.storage import Located
 
 _PINNED_SHARE = 16
-_EVICTED_ROWS_MAX = 1024
+EVICTED_ROWS_MAX = 1024
 """At once, ahead of a plan: less than a millisecond of the engine's."""
 _BUFFERS_MAX = 4
 """Staging buffers of finished collections that are kept for the next."""
@@ -58,8 +58,9 @@ class Pins:
     """One step's rows in a pool: each in its slot until they are released."""
 
     slots: Array  # (u,)
-    collections: list["Collection"]
+    collections: list["Collection"] = field(default_factory=list)
     """On their way when the step was planned; its rows are there when these have arrived."""
+    own: "Collection | None" = None  # the one that brings rows for it
 
     @property
     def are_collected(self) -> bool:
@@ -101,6 +102,11 @@ class Collection:
         """Whether the rows have been read, or could not be."""
         return self._collected.is_set()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a row of it could not be read."""
+        return self._error is not None
+
     def finish(self) -> None:
         """Wait for the rows and write them to their slots. Engine thread, in order of planning.
 
@@ -110,17 +116,17 @@ class Collection:
         pool, work = self._prefetch.pool, self._prefetch.work
         assert pool.arriving[0] is self
         begun = perf_counter()
-        if self._error is not None:
-            self._give_up()
-        else:
-            pool.storage.note_read(self._located, pool.layout.stride)
-            pool.place_rows(self._keys, self._slots, self._rows, self._located.found)
-        inserted = perf_counter()
-        pool.arriving.pop(0)
-        self.is_inserted = True
         if self._error is None:
-            pool.device.arrive(pool.memory, self._slots)
-            self._prefetch.unpin(self._slots)
+            self._place()
+        inserted = perf_counter()
+        del pool.arriving[0]
+        with pool.storage.no_way_back():  # what stays pending would be read all the same
+            if self._error is None:
+                pool.device.arrive(pool.memory, self._slots)
+                self._prefetch.unpin(self._slots)
+            else:
+                self._give_up()
+        self.is_inserted = True
         self._prefetch.keep_buffer(self._rows)
         work.collected_rows += len(self._keys)
         work.seconds["collect"] += self._seconds
@@ -128,6 +134,14 @@ class Collection:
         work.seconds["insert"] += perf_counter() - inserted
         if self._error is not None and not isinstance(self._error, EmbstoreError):
             raise self._error
+
+    def _place(self) -> None:
+        pool = self._prefetch.pool
+        try:
+            pool.storage.note_read(self._located, pool.layout.stride)
+            pool.place_rows(self._keys, self._slots, self._rows, self._located.found)
+        except BaseException as exc:  # no memory on the device, say
+            self._error = exc
 
     def _give_up(self) -> None:
         pool = self._prefetch.pool
@@ -144,20 +158,22 @@ class Prefetch:
         self.work = work
         self._pins = 0  # steps that have pins now
         self._planned: list[tuple[Keys, Slots]] = []
+        self._cleared = 0  # rows that the batches cleared so far will bring
         self._buffers: list[Rows] = []
 
-    def can_fit(self, batch: Batch) -> bool:
-        """Say whether a batch could be pinned if nothing else were; add the slabs it needs."""
-        count = len(batch.unique_keys)
+    def can_fit(self, count: int) -> bool:
+        """Say whether so many rows could be pinned if no others were; add the slabs it needs."""
         while count > self.pinned_max and self.pool.grow():
             pass
         return count <= self.pinned_max
 
-    def clear(self, batch: Batch) -> bool:
-        """Free some of the slots that planning a batch will take; say whether it needs more.
+    def clear(self, batch: Batch) -> int:
+        """Free some of the slots that planning a batch will take; return how many more it needs.
 
         Victims that must be logged cost many times what planning itself does; so they leave before,
-        a few at a time, and calls get on in between.
+        a few at a time, and calls get on in between. Here, and not while steps are planned, a pool
+        gets the slabs that there are: they may come from another pool, whose rows then leave.
+        Batches are cleared one after the other, and `forget_cleared` comes before the first.
 
         Raises
         ------
@@ -166,18 +182,30 @@ class Prefetch:
         begun = perf_counter()
         pool, keys = self.pool, batch.unique_keys
         slots = pool.device.allocate(len(keys), np.int64)
-        missing = pool.device.find(pool.index.arrays, keys, slots)
-        while pool.free_count < missing and pool.grow():
+        missing = self._cleared + pool.device.find(pool.index.arrays, keys, slots)
+        while not self._has_room(missing) and pool.grow():
             pass
         wanted = min(missing, self.pinned_max - pool.pinned_count) - pool.free_count
-        evicted = pool.evict(min(wanted, _EVICTED_ROWS_MAX)) if wanted > 0 else 0
+        evicted = pool.evict(min(wanted, EVICTED_ROWS_MAX)) if wanted > 0 else 0
+        left = wanted - evicted if evicted else 0
+        if left <= 0:
+            self._cleared = missing
         self.work.seconds["evict"] += perf_counter() - begun
-        return 0 < evicted < wanted
+        return left
+
+    def forget_cleared(self) -> None:
+        """Begin to clear for other batches."""
+        self._cleared = 0
+
+    def _has_room(self, missing: int) -> bool:
+        """Say whether so many rows may come without another leaving."""
+        return missing <= min(self.pool.free_count, self.pinned_max - self.pool.pinned_count)
 
     def plan(self, batch: Batch) -> Pins | None:
         """Pin the rows of a batch of distinct keys; None if there is no room. Nothing waits.
 
-        Absent rows have slots then, and are to be collected: `begin`.
+        Absent rows have slots then, and are to be collected: `begin`, before which no slab may
+        change hands.
 
         Raises
         ------
@@ -189,7 +217,7 @@ class Prefetch:
         missing = pool.device.find(pool.index.arrays, keys, slots)
         self._pin(slots)
         try:
-            if not self._make_room(missing):
+            if not self._may_pin(missing):
                 self.unpin(slots)
                 return None
             if missing:
@@ -197,7 +225,7 @@ class Prefetch:
         except BaseException:
             self.unpin(slots)
             raise
-        pins = Pins(slots, [])
+        pins = Pins(slots)
         self._pins += 1
         self.work.planned_keys += len(keys)
         self.work.seconds["plan"] += perf_counter() - begun
@@ -215,10 +243,8 @@ class Prefetch:
         """Slots that may be pinned, of those there are."""
         return self.pool.slot_count - max(1, self.pool.slot_count // _PINNED_SHARE)
 
-    def _make_room(self, missing: int) -> bool:
+    def _may_pin(self, missing: int) -> bool:
         needed = self.pool.pinned_count + missing
-        while needed > self.pinned_max and self.pool.grow():
-            pass
         return needed <= self.pinned_max and self._pins < PINS_MAX - 1  # one is a collection's
 
     def _take(self, keys: Array, slots: Array, missing: int) -> None:
@@ -244,9 +270,10 @@ class Prefetch:
         self.work.seconds["plan"] += perf_counter() - begun
         return collection
 
-    def await_arrivals(self, pins: Pins) -> None:
+    def await_arrivals(self, pins: Pins, own: Collection | None) -> None:
         """Have pins know what they wait for: all that is on its way now."""
         pins.collections = [c for c in self.pool.arriving if isinstance(c, Collection)]
+        pins.own = own
 
     def release(self, pins: Pins) -> None:
         """Take a step's pins back; its rows stay as long as the policy lets them."""

@@ -1,14 +1,19 @@
-"""A rank's lease, renewed in a thread of its own while its loop computes.
+"""A rank's lease, renewed in a thread of its own while its loop computes or waits.
 
-Every call of a rank renews its lease, but a step may compute for longer than the lease lasts. The
-thread renews it three times in its length, so that two attempts may go without an answer.
+A call of a rank renews its lease as it begins, but a step may compute, or wait for other ranks, for
+longer than the lease lasts. The thread begins a renewal with every third of it, and gives one up
+after as long: two fit into a lease, so that one may go without an answer. Whatever goes wrong with
+one is logged, and the next is tried, unless the session has ended.
 """
 
+import logging
 import threading
+from time import monotonic
 
-from embstore.errors import EmbstoreError, SessionExpiredError, StoreClosedError
+from embstore.errors import RankFailedError, SessionExpiredError, StoreClosedError
 from embstore.feed.port import SessionPort
 
+_LOG = logging.getLogger(__name__)
 _STOP_S = 1.0
 """How long the end of a run waits for a renewal that is out: its answer is of no use by then."""
 
@@ -20,6 +25,8 @@ class Lease:
         self._port, self._member = port, member
         self._interval_s = lease_ms / 3000
         self._stopped = threading.Event()
+        self.is_answered = True
+        """Whether the last renewal was; while one is out, it is not."""
         self._thread = threading.Thread(target=self._run, name="embstore-lease", daemon=True)
         self._thread.start()
 
@@ -29,10 +36,14 @@ class Lease:
         self._thread.join(_STOP_S)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        begun = monotonic()
+        while not self._stopped.wait(max(begun + self._interval_s - monotonic(), 0.0)):
+            begun = monotonic()
+            self.is_answered = False
             try:
-                self._port.renew(self._member)
-            except (SessionExpiredError, StoreClosedError):
+                self._port.renew(self._member, timeout_s=self._interval_s)
+                self.is_answered = True
+            except (SessionExpiredError, RankFailedError, StoreClosedError):
                 return  # The loop's next call is told the same.
-            except EmbstoreError:
-                continue  # No answer this time; the lease lasts for two attempts more.
+            except Exception:
+                _LOG.warning("a lease could not be renewed; the next try follows", exc_info=True)

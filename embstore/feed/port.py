@@ -35,8 +35,8 @@ class SessionPort(Protocol):
     ) -> SessionFacts:
         """Open a session, or find it open with the same options."""
 
-    def join(self, name: str, rank: int) -> Membership:
-        """Take a rank's place."""
+    def join(self, name: str, rank: int, *, member: str) -> Membership:
+        """Take a rank's place under a token that nobody can guess."""
 
     def announce(self, member: str, steps: Mapping[int, Mapping[str, Keys]]) -> Announced:
         """Announce the unique keys of steps, the next in order."""
@@ -67,11 +67,11 @@ class SessionPort(Protocol):
     def skip_step(self, member: str, step: int) -> AcknowledgedUpdate:
         """Finish a step without its update."""
 
-    def renew(self, member: str) -> SessionFacts:
+    def renew(self, member: str, *, timeout_s: float | None) -> SessionFacts:
         """Renew the rank's lease."""
 
-    def close(self, member: str, *, forget: bool) -> None:
-        """Leave the session."""
+    def close(self, member: str, *, forget: bool, timeout_s: float | None) -> None:
+        """Leave the session, in which the member may not be."""
 
 
 class PrefetchedRows(Protocol):

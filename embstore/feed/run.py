@@ -7,12 +7,19 @@ A loop that is left early stops reading; its batches are lost to it, and the ste
 announced and not begun are dropped when the session closes. They are not finished, so opening the
 session by name goes on at the first of them (`last_step` + 1).
 
+A trainer that was killed keeps its place until its lease has run out, which ends the session. So
+that it can be started again at once, entering a named run waits for that: it opens the session and
+joins it, over and over. The run chooses the token that it joins by, so that it can leave a session
+that it has joined without having been told so.
+
 Keys travel once each and gradients as sums (contract.md, rule 2), in announced order, so that
 neither has to be looked for again.
 """
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from secrets import token_hex
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,12 +28,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling, bag_gradients, sum_by_key
 from embstore.arrays import Rows, as_rows
-from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    SessionExpiredError,
+    TableHeldError,
+)
 from embstore.feed.bags import StepBags
 from embstore.feed.lease import Lease
 from embstore.feed.port import OnNonfinite, SessionPort
 from embstore.feed.read_ahead import Entry, KeysOf, OnceKeys, ReadAhead, check_names
-from embstore.results import AcknowledgedUpdate, SessionFacts
+from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
+
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
+_LEAVE_S = 1.0
+"""How long leaving takes at most where it is of little use: the lease ends the place as well."""
 
 
 class Run:
@@ -45,6 +61,7 @@ class Run:
         shared: bool = False,
         lease_ms: int = 10_000,
         rank_timeout_ms: int = 60_000,
+        wait_s: float | None = None,
     ) -> None:
         """Prepare a run; nothing is opened before the with block.
 
@@ -53,10 +70,13 @@ class Run:
         lookahead : steps that are announced beyond the last finished one, at most
         name : of the session, which goes on where it stopped; None: a session of one rank that
             nobody goes on with
+        wait_s : how long to wait for the place, under a name, while another lease of it runs;
+            None: one and a half leases
 
         Raises
         ------
-        InvalidArgumentError : `tables` is one text; no name, and more than one rank.
+        InvalidArgumentError : `tables` is one text; no name, and more than one rank; no such rank;
+            `wait_s` is no number, or below 0.
         """
         if isinstance(tables, str):
             raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")
@@ -64,11 +84,15 @@ class Run:
             raise InvalidArgumentError(
                 f"expected a name, by which the {world_size} ranks of a session find each other"
             )
+        _check_rank(rank, world_size)
+        if wait_s is not None and (not isinstance(wait_s, int | float) or not wait_s >= 0):
+            raise InvalidArgumentError(f"expected wait_s to be seconds >= 0, found {wait_s!r}")
         self._port = port
         self._tables = tuple(tables)
         self._name = f"run-{uuid.uuid4().hex}" if name is None else name
         self._forgets = name is None
         self._rank = rank
+        self._wait_s = wait_s
         self._options: dict[str, Any] = {
             "lookahead_steps_max": lookahead,
             "world_size": world_size,
@@ -86,18 +110,44 @@ class Run:
         self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
 
     def __enter__(self) -> Self:
-        """Open the session and join it."""
-        self._facts = self._port.open(self._name, self._tables, **self._options)
-        membership = self._port.join(self._name, self._rank)
-        self._member = membership.member
+        """Open the session and join it; under a name, wait until the place is free.
+
+        Raises
+        ------
+        TableHeldError : another trainer keeps the place, or other sessions the tables.
+        """
+        self._lease = None
+        membership = self._join(token_hex(16))
+        self._member, self._last_step = membership.member, membership.last_step
+        self._broken_off = False
         try:
-            self._last_step = membership.last_step
-            self._broken_off = False
-            self._lease = Lease(self._port, membership.member, self._facts.lease_ms)
-        except BaseException:
-            self._leave()
+            self._lease = Lease(self._port, membership.member, self.facts.lease_ms)
+        except BaseException as failure:
+            self._leave(failure)
             raise
         return self
+
+    def _join(self, member: str) -> Membership:
+        begun, pause = monotonic(), _PAUSE_FIRST_S
+        while True:
+            self._facts = self._port.open(self._name, self._tables, **self._options)
+            try:
+                return self._port.join(self._name, self._rank, member=member)
+            except (TableHeldError, SessionExpiredError):
+                left = begun + self._patience_s - monotonic()
+                if left <= 0:
+                    raise
+            except BaseException as failure:
+                self._close(member, failure)  # The store may have taken the call nevertheless.
+                raise
+            sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSE_MAX_S)
+
+    @property
+    def _patience_s(self) -> float:
+        if self._forgets:
+            return 0.0
+        return 1.5 * self.facts.lease_ms / 1000 if self._wait_s is None else self._wait_s
 
     def __exit__(
         self,
@@ -105,22 +155,31 @@ class Run:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the session for this rank, whatever has happened."""
-        try:
-            self._leave()
-        except EmbstoreError as exc:
-            if failure is None:
-                raise
-            failure.add_note(f"closing session {self._name!r} failed as well: {exc}")
+        """Close the session for this rank, whatever has happened.
 
-    def _leave(self) -> None:
+        After a failure, or when nobody answers any more, it is not waited for longer than a moment:
+        the lease will end what is left.
+        """
+        self._leave(failure)
+
+    def _leave(self, failure: BaseException | None) -> None:
         member, self._member = self._joined(), None
         try:
             self._stop_reading()
             if self._lease is not None:
                 self._lease.stop()
         finally:
-            self._port.close(member, forget=self._forgets)
+            self._close(member, failure)
+
+    def _close(self, member: str, failure: BaseException | None) -> None:
+        is_answered = self._lease is None or self._lease.is_answered
+        timeout_s = None if failure is None and is_answered else _LEAVE_S
+        try:
+            self._port.close(member, forget=self._forgets, timeout_s=timeout_s)
+        except EmbstoreError as exc:
+            if failure is None:
+                raise
+            failure.add_note(f"closing session {self._name!r} failed as well: {exc}")
 
     def _joined(self) -> str:
         if self._member is None:
@@ -392,6 +451,22 @@ class Step:
         self._finished_by = verb
         self._run._finish(self.number)
         return done
+
+
+def _check_rank(rank: Any, world_size: Any) -> None:
+    """Check a rank before anything is opened that it could not join.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    for value, what in ((rank, "rank"), (world_size, "world_size")):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise InvalidArgumentError(f"expected {what} to be an integer, found {value!r}")
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"expected a rank of 0 to world_size - 1 = {world_size - 1}, found {rank}"
+        )
 
 
 def _as_gradients(values: ArrayLike, count: int, table: str) -> Rows:

@@ -4,7 +4,7 @@ A handle never waits itself. `poll` says how things stand, from any thread, and 
 the way; whoever waits, a thread or an event loop, polls again when the planner has noted a change.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from time import monotonic
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Rows
 from embstore.engine import Engine
-from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.errors import InvalidArgumentError
 from embstore.feed.bags import StepBags
 from embstore.lookahead.planner import Planner
-from embstore.lookahead.session import Rank, Session
+from embstore.lookahead.session import Rank, Session, told_again
 from embstore.lookahead.step import Attempt, Part, Positions, RankShare, Step
 from embstore.results import AcknowledgedUpdate
 
@@ -31,56 +31,60 @@ class Readiness(IntEnum):
     """All."""
 
 
-class _Patience:
-    """How long a rank has waited for others."""
+class _Handle:
+    """What one rank waits for, and how long it has waited for others."""
 
-    def __init__(self, session: Session, rank: Rank) -> None:
+    def __init__(self, planner: Planner, session: Session, rank: Rank, number: int) -> None:
+        self._planner = planner
         self._session = session
         self._rank = rank
-        self._since: float | None = None
+        self._number = number
+        self._since: float | None = None  # when the others began to be late
 
-    def check(self, number: int, fail: Callable[[Session, EmbstoreError], None]) -> None:
-        """End the session if others have kept this rank waiting for too long. Under the lock.
-
-        A rank that waits is there: its lease is renewed.
-        """
-        session, rank, now = self._session, self._rank, monotonic()
-        rank.deadline = now + session.lease_s
-        if not session.missing(number, rank):
-            self._since = None
-            return
-        self._since = self._since or now
-        stalled = session.stalled(number, rank, self._since, now)
-        if stalled is not None:
-            fail(session, stalled)
-            raise stalled
+    @property
+    def timeout_s(self) -> float:
+        """How long a call waits that does not say."""
+        return self._session.rank_timeout_s
 
     @property
     def left_s(self) -> float:
-        """Seconds until the lease wants to be renewed, or patience ends."""
-        renewal = self._session.lease_s / 3
+        """Seconds after which to poll again, though nothing changes."""
+        often = self._session.lease_s / 3
         if self._since is None:
-            return renewal
+            return often
         patience = self._since + self._session.rank_timeout_s - monotonic()
-        return min(renewal, max(patience, 0.0) + 1e-3)
+        return min(often, max(patience, 0.0) + 1e-3)
+
+    def renew(self) -> None:
+        """Renew the lease of a rank that waits in this process. Under the lock."""
+        self._rank.deadline = monotonic() + self._session.lease_s
+
+    def _check_others(self) -> None:
+        """End the session if others have kept this rank waiting for too long. Under the lock."""
+        session, now = self._session, monotonic()
+        if not session.missing(self._number, self._rank):
+            self._since = None
+            return
+        self._since = self._since or now
+        stalled = session.stalled(self._number, self._rank, self._since, now)
+        if stalled is not None:
+            self._planner.end(session, stalled)
+            raise told_again(stalled)
 
 
-class StepLookup:
+class StepLookup(_Handle):
     """The rows of one rank's share of a step. `gather` and `pool` take the engine."""
 
     def __init__(
         self, engine: Engine, planner: Planner, session: Session, rank: Rank, step: Step
     ) -> None:
+        super().__init__(planner, session, rank, step.number)
         self._engine = engine
-        self._planner = planner
-        self._session = session
-        self._rank = rank
         self._step = step
         self._share: RankShare = step.shares[rank.rank]
         self._early: dict[str, Positions] | None = None
-        self._patience = _Patience(session, rank)
         self._began = monotonic()
-        self._was_ready = False
+        self._has_stalled = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -97,32 +101,23 @@ class StepLookup:
         """
         with self._planner.lock:
             self._session.check_live()
-            number = self._step.number
-            self._session.step(number, self._rank)
-            self._patience.check(number, self._planner.end)
-            readiness = self._readiness(number)
-            if readiness is Readiness.READY and not self._was_ready:
-                self._was_ready = True
-                self._session.figures.stall_s += monotonic() - self._began
-                self._session.figures.stalls += 1
-            return readiness
+            self._session.step(self._number, self._rank)
+            self._check_others()
+            is_turn = self._number == self._session.last_step + 1
+            if not is_turn:
+                early = self._step.is_ready and not self._session.facts.shared
+                return Readiness.EARLY if early else Readiness.WAIT
+            is_ready = self._step.is_ready or self._step.in_parts
+            self._note_stall(is_ready)
+            return Readiness.READY if is_ready else Readiness.WAIT
 
-    def _readiness(self, number: int) -> Readiness:
-        session, step = self._session, self._step
-        if number == session.last_step + 1 and (step.is_ready or step.in_parts):
-            return Readiness.READY
-        early = step.is_ready and not session.facts.shared
-        return Readiness.EARLY if early else Readiness.WAIT
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a call waits that does not say."""
-        return self._session.rank_timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds after which to poll again, though nothing changes."""
-        return self._patience.left_s
+    def _note_stall(self, is_ready: bool) -> None:
+        """Count a lookup whose turn had come before its rows."""
+        figures = self._session.figures
+        if is_ready and self._has_stalled:
+            figures.stall_s += monotonic() - max(self._began, self._session.turn_since)
+            figures.stalls += 1
+        self._has_stalled = not is_ready
 
     def early(self) -> dict[str, Positions]:
         """Return the positions of each table whose rows are final; fixed from the first call on."""
@@ -145,7 +140,9 @@ class StepLookup:
         with self._engine.reading():
             self._session.check_live()
             missing = [self._gather_part(p, chosen, outs, not is_early) for p in self._share.parts]
-        self._count(chosen, sum(missing), is_early=is_early)
+        count = sum(len(positions) for positions in chosen.values())
+        size = sum(4 * len(chosen[name]) * dim for name, (_, dim) in shapes.items())
+        self._count(count, sum(missing), size, is_early=is_early)
 
     def _gather_part(
         self,
@@ -162,16 +159,16 @@ class StepLookup:
         part.pool.device.gather(rows, slots, batch, dim, [outs[name] for name in names])
         return missing
 
-    def _count(
-        self, chosen: Mapping[str, NDArray[np.integer]], missing: int, *, is_early: bool
-    ) -> None:
-        count = sum(len(positions) for positions in chosen.values())
-        size = sum(4 * len(chosen[n]) * dim for n, (_, dim) in self.shapes.items())
+    def _count(self, count: int, missing: int, size: int, *, is_early: bool) -> None:
+        """Count rows that were read, and their bytes; a lookup that is repeated counts once."""
         figures = self._session.figures
         with self._planner.changed:
             if not is_early:
                 self._session.step_ended = 0.0
                 self._planner.changed.notify_all()
+            if is_early in self._share.counted:
+                return
+            self._share.counted.add(is_early)
             figures.lookup_keys += count
             figures.lookup_hits += max(count - missing, 0)
             if is_early:
@@ -185,11 +182,11 @@ class StepLookup:
         """Write the pooled rows of every bag to `outs`, by table (bags, dim). When READY."""
         with self._engine.reading():
             self._session.check_live()
-            for name, of_table in bags.items():
-                self._pool_table(name, of_table, outs[name])
-        self._count({name: np.arange(u) for name, (u, _) in self.shapes.items()}, 0, is_early=False)
+            missing = [self._pool_table(name, b, outs[name]) for name, b in bags.items()]
+        count = sum(self.shapes[name][0] for name in bags)
+        self._count(count, sum(missing), sum(outs[n].nbytes for n in bags), is_early=False)
 
-    def _pool_table(self, name: str, bags: StepBags, out: Rows) -> None:
+    def _pool_table(self, name: str, bags: StepBags, out: Rows) -> int:
         if name not in self._share.places:
             raise InvalidArgumentError(
                 f"session {self._session.name!r}: step {self._step.number} has no table {name!r}"
@@ -202,13 +199,14 @@ class StepLookup:
             raise InvalidArgumentError(
                 f"table {name!r}: expected inverse in [0, {high - low}), the announced keys"
             )
-        rows, slots, batch, _ = part.look_at([inverse + low], count=True)
+        rows, slots, batch, missing = part.look_at([inverse + low], count=True)
         part.pool.device.gather_pooled(
             rows, slots, batch, bags.offsets, bags.mode == "mean", bags.weights, out
         )
+        return missing
 
 
-class StepOutcome:
+class StepOutcome(_Handle):
     """What becomes of a step that a rank has sent its share of."""
 
     def __init__(
@@ -219,11 +217,8 @@ class StepOutcome:
         number: int,
         attempt: Attempt,
     ) -> None:
-        self._planner = planner
-        self._session = session
-        self._number = number
+        super().__init__(planner, session, rank, number)
         self._attempt = attempt
-        self._patience = _Patience(session, rank)
 
     def poll(self) -> AcknowledgedUpdate | None:
         """Return what became of the step; None while ranks are missing.
@@ -240,15 +235,5 @@ class StepOutcome:
                 error = self._attempt.error
                 raise type(error)(*error.args) from error
             self._session.check_live()
-            self._patience.check(self._number, self._planner.end)
+            self._check_others()
             return None
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a call waits that does not say."""
-        return self._session.rank_timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds after which to poll again, though nothing changes."""
-        return self._patience.left_s

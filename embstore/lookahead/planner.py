@@ -25,21 +25,23 @@ the store, and computes afterwards; so for a moment the planner leaves the engin
 Threads: the planner's own and the collectors' are daemons, started with the first session.
 """
 
+import math
+import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import unique
 from embstore.cache.pool import Pool
-from embstore.cache.prefetch import Collection, Prefetch, Work
+from embstore.cache.prefetch import EVICTED_ROWS_MAX, Collection, Prefetch, Work
 from embstore.engine import Engine
-from embstore.errors import EmbstoreError
+from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.kernels.select_victims import CLOCK_MASK
 from embstore.kernels.slots import FORESEEN
 from embstore.lookahead.session import Session
@@ -67,13 +69,15 @@ class Planner:
         self._sessions = sessions
         self._prefetches: dict[int, Prefetch] = {}  # by id of the pool
         self._collecting = 0
+        self._time = 0  # finished steps of all sessions
         self._releases = 0  # grows whenever pins are released
         self._collections: queue.SimpleQueue[Collection | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         # A thread that the interpreter's end cuts off inside a kernel takes the process with it.
-        ends = (self._stopping, self.changed, self._collections, self._threads)
-        weakref.finalize(self, _end, *ends)
+        self._ends = (self._stopping, self.changed, self._collections, self._threads)
+        weakref.finalize(self, _end, os.getpid(), *self._ends)
+        self._process = os.getpid()
 
     # Life
 
@@ -90,19 +94,22 @@ class Planner:
 
     def stop(self) -> None:
         """Begin no more work. `join` waits for what is under way."""
+        if os.getpid() != self._process:
+            return  # a forked child: the threads are its parent's, and so may be the lock
         self._stopping.set()
         with self.changed:
             self.notify()
 
     def join(self) -> None:
         """Wait for the threads to end. Not on one of them, nor with the engine."""
-        _end(self._stopping, self.changed, self._collections, self._threads)
+        _end(self._process, *self._ends)
 
     def notify(self) -> None:
         """Say that something has changed. Under the lock."""
         self.changed.notify_all()
         for callback in self.watchers:
-            callback()
+            with suppress(RuntimeError):  # an event loop that has ended needs no more waking
+                callback()
 
     # The thread
 
@@ -110,8 +117,13 @@ class Planner:
         while (job := self._next_job()) is not None:
             try:
                 job()
+            except StoreClosedError as exc:  # closed, or failed for good
+                self._fail(exc)
+                break
             except BaseException as exc:  # those who wait are told, or they would wait for ever
                 self._fail(exc)
+        for _ in range(_COLLECTORS):
+            self._collections.put(None)
 
     def _next_job(self) -> Job | None:
         with self.changed:
@@ -131,7 +143,16 @@ class Planner:
         if any(self._collected_collections()):
             return self._insert
         session = self._next_session()
-        return None if session is None else lambda: self._plan(session)
+        return None if session is None else lambda: self._plan_or_end(session)
+
+    def _plan_or_end(self, session: Session) -> None:
+        try:
+            self._plan(session)
+        except StoreClosedError:
+            raise
+        except BaseException as exc:  # a mistake of ours in one session is no other's
+            with self.changed:
+                self.end(session, _told_of(exc))
 
     def _fail(self, error: BaseException) -> None:
         with self.changed:
@@ -198,9 +219,11 @@ class Planner:
     def _plan(self, session: Session) -> None:
         with self.lock:
             steps = self._next_steps(session)
+        for prefetch in self._prefetches.values():
+            prefetch.forget_cleared()
         for step in steps:
-            self._note(session, step)
-            self._clear(session, step)
+            if self._note(session, step):
+                self._clear(session, step)
         self._engine.storage.reached("lookahead:plan")
         with self._engine.background():
             begun = self._plan_steps(session, steps)
@@ -215,15 +238,14 @@ class Planner:
         numbers = range(first, first + (-first % session.mode.group) + 1)
         return [session.steps[n] for n in numbers if session.announced_by_all(n)]
 
-    def _note(self, session: Session, step: Step) -> None:
-        """Learn which step before has each row of this one."""
+    def _note(self, session: Session, step: Step) -> bool:
+        """Learn which step before has each row of this one; False: it is finished meanwhile."""
         if step.is_noted:
-            return
-        keys = [part.row_keys for part in step.parts]
-        row_keys = np.concatenate([_NONE, *keys])
-        if len(step.shares) > 1:
-            row_keys, step.inverse = unique(row_keys)
+            return True
+        row_keys = step.note_keys()
         with session.uses_lock:
+            if step.number <= session.last_step:
+                return False
             previous = session.uses.note(row_keys, step.number)
         if step.inverse is not None:
             previous = previous[step.inverse]
@@ -232,45 +254,58 @@ class Planner:
             part.previous = previous[low : low + part.key_count]
             low += part.key_count
         step.is_noted = True
+        return True
 
     def _clear(self, session: Session, step: Step) -> None:
-        """Free slots for a step, piece by piece; what then is missing, its planning frees."""
-        for part in step.parts:
-            more = True
-            while more and not step.in_parts:
-                with self._engine.background():
-                    if session.error is not None:
-                        return  # the pool may be gone
-                    more = self._clear_part(step, part)
+        """Free slots for a step, piece by piece; what then is missing, its planning frees.
 
-    def _clear_part(self, step: Step, part: Part) -> bool:
-        prefetch, batch = self.prefetch(part.pool), part.batch()
-        step.in_parts = not prefetch.can_fit(batch)
+        Calls in between may take what was freed. So no more is freed than the step needed at first:
+        it shall not run after them.
+        """
+        for part in step.parts:
+            left = math.inf
+            while left > 0 and not step.in_parts:
+                with self._engine.background():
+                    if session.error is not None or step.number <= session.last_step:
+                        return  # the pool may be gone
+                    left = min(left - EVICTED_ROWS_MAX, self._clear_part(step, part))
+
+    def _clear_part(self, step: Step, part: Part) -> int:
+        prefetch = self.prefetch(part.pool)
+        step.in_parts = not prefetch.can_fit(step.keys_in(part.pool))
         try:
-            return not step.in_parts and prefetch.clear(batch)
+            return 0 if step.in_parts else prefetch.clear(part.batch())
         except EmbstoreError:
-            return False  # its planning will find the same
+            return 0  # its planning will find the same
 
     def _plan_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
         planned = []
-        for step in steps:
-            if session.error is not None:
-                break
-            if step.number <= session.last_step:
-                continue  # finished meanwhile, by a trainer that did not look it up
-            if not self._plan_step(session, step):
-                break
-            planned.append(step)
-        pools = {id(part.pool): part.pool for step in steps for part in step.parts}
-        begun = [c for pool in pools.values() if (c := self.prefetch(pool).begin()) is not None]
+        with self._engine.arena.fixed():
+            for step in steps:
+                if session.error is not None:
+                    break
+                if step.number <= session.last_step or not step.is_noted:
+                    continue  # finished meanwhile, by a trainer that did not look it up
+                if not step.is_planned and not self._plan_step(session, step):
+                    break
+                planned.append(step)
+            pools = {id(part.pool): part.pool for step in steps for part in step.parts}
+            begun = {key: self.prefetch(pool).begin() for key, pool in pools.items()}
         with self.lock:
             for step in planned:
-                for part in step.parts:
-                    if part.pins is not None:
-                        self.prefetch(part.pool).await_arrivals(part.pins)
-                step.is_planned = not step.in_parts
-                session.planned_step = max(session.planned_step, step.number)
-        return begun
+                self._note_planned(session, step, begun)
+        return [collection for collection in begun.values() if collection is not None]
+
+    def _note_planned(
+        self, session: Session, step: Step, begun: Mapping[int, Collection | None]
+    ) -> None:
+        if not step.is_planned and not step.in_parts:
+            for part in step.parts:
+                assert part.pins is not None, "no slab has changed hands since it was pinned"
+                own = begun[id(part.pool)]
+                self.prefetch(part.pool).await_arrivals(part.pins, own)
+            step.is_planned = True
+        session.planned_step = max(session.planned_step, step.number)
 
     def _plan_step(self, session: Session, step: Step) -> bool:
         """Pin a step's rows; say False if it must wait for room."""
@@ -324,7 +359,7 @@ class Planner:
                 session.held_since = monotonic()
         if session.mode.by_next_use:
             for part in step.parts:
-                self._foresee_resident(part, step.number)
+                self._foresee_resident(session, part, step.number)
 
     def _note_room(self, session: Session) -> None:
         with self.lock:
@@ -350,9 +385,10 @@ class Planner:
     def unplan(self, pool: Pool) -> None:
         """Take every pin of a pool away; the steps are planned again. Engine thread."""
         with self.lock:
-            for session in self._sessions.values():
+            for session in [*self._sessions.values(), *self.ended]:
                 for step in list(session.steps.values()):
                     if _has_pool(step, pool):
+                        step.in_parts = step.in_parts or _has_failed(step)
                         self._plan_again(session, step)
 
     def _plan_again(self, session: Session, step: Step) -> None:
@@ -375,6 +411,7 @@ class Planner:
 
     def retire(self, session: Session, step: Step) -> None:
         """Take back the pins of a finished step. Engine thread."""
+        self._time += 1
         if session.mode.by_next_use and step.is_planned and step.is_noted:
             self._foresee(session, step)
         self._unpin(step)
@@ -392,15 +429,26 @@ class Planner:
             uses = next_uses[low : low + part.key_count]
             low += part.key_count
             if part.pins is not None:
-                memory, device = part.pool.memory, part.pool.device
-                device.foresee(memory, part.pins.slots, _scores(uses))
+                pool = part.pool
+                pool.policy.touch(part.pins.slots, len(uses), pool.slot_count)
+                scores = self._scores(session, uses)
+                pool.device.foresee(pool.memory, part.pins.slots, scores)
 
-    def _foresee_resident(self, part: Part, number: int) -> None:
+    def _scores(self, session: Session, next_uses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return scores by which the farthest next use leaves first; -1: none is known.
+
+        Time is counted in finished steps of all sessions, so that theirs compare.
+        """
+        times = self._time + next_uses - session.last_step
+        return np.where(next_uses > 0, FORESEEN | (CLOCK_MASK - times), -1)
+
+    def _foresee_resident(self, session: Session, part: Part, number: int) -> None:
         """Score the resident rows of a step that must wait by its number."""
         pool, keys = part.pool, part.batch().unique_keys
         slots = pool.device.allocate(len(keys), np.int64)
         pool.device.find(pool.index.arrays, keys, slots)
-        pool.device.foresee(pool.memory, slots, _scores(np.full(len(keys), number)))
+        scores = self._scores(session, np.full(len(keys), number))
+        pool.device.foresee(pool.memory, slots, scores)
 
     def _give_back(self) -> None:
         """Take back what sessions had that have ended."""
@@ -409,18 +457,21 @@ class Planner:
 
     def give_back(self) -> None:
         """The same. Engine thread."""
-        with self.changed:
+        if not self.ended:
+            return
+        with self.lock:
             ended, self.ended = self.ended, []
+        for session in ended:
+            for step in list(session.steps.values()):
+                self._unpin(step)
+            if session.mode.by_next_use:
+                self._forget_foreseen(session)
+        with self.changed:
             for session in ended:
-                for step in session.steps.values():
-                    self._unpin(step)
-                    step.is_planned = False
                 session.steps.clear()
                 for table in session.tables.values():
                     table.sessions.discard(session.name)
                     table.writer = "" if table.writer == session.name else table.writer
-                if session.mode.by_next_use:
-                    self._forget_foreseen(session)
             self._forget_pools()
             self.notify()
 
@@ -444,9 +495,6 @@ class Planner:
         }
 
 
-_NONE = np.empty(0, np.int64)
-
-
 def _nothing() -> None:
     """Take no pin away: there is none."""
 
@@ -455,9 +503,10 @@ def _has_pool(step: Step, pool: Pool) -> bool:
     return any(part.pool is pool and part.pins is not None for part in step.parts)
 
 
-def _scores(next_uses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return scores by which the farthest next use leaves first; -1: none is known."""
-    return np.where(next_uses > 0, FORESEEN | (CLOCK_MASK - next_uses), -1)
+def _has_failed(step: Step) -> bool:
+    """Say whether a row that was to be collected for a step cannot be read."""
+    owns = [part.pins.own for part in step.parts if part.pins is not None]
+    return any(own is not None and own.has_failed for own in owns)
 
 
 def _told_of(error: BaseException) -> EmbstoreError:
@@ -469,11 +518,14 @@ def _told_of(error: BaseException) -> EmbstoreError:
 
 
 def _end(
+    process: int,
     stopping: threading.Event,
     changed: threading.Condition,
     collections: "queue.SimpleQueue[Any]",
     threads: list[threading.Thread],
 ) -> None:
+    if os.getpid() != process:
+        return
     stopping.set()
     with changed:
         changed.notify_all()

@@ -14,7 +14,7 @@ Under the lock of the sessions.
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from time import monotonic
 from typing import Any
@@ -31,6 +31,8 @@ from embstore.lookahead.uses import Uses
 from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
 from embstore.tablestate import TableState
 
+GROUP_MAX = 1024
+_GROUPS = frozenset(map(str, range(1, GROUP_MAX + 1)))
 OUTCOMES_MAX = 1024
 """Finished steps whose outcome is remembered."""
 
@@ -65,10 +67,11 @@ class Mode:
                 return cls()
             case ("window", "", ""):
                 return cls(by_next_use=True)
-            case ("group", ":", count) if count.isascii() and count.isdigit() and int(count):
+            case ("group", ":", count) if count in _GROUPS:
                 return cls(group=int(count))
         raise InvalidArgumentError(
-            f'expected planner "per_step", "window" or "group:N" with N >= 1, found {planner!r}'
+            f'expected planner "per_step", "window" or "group:N" with N from 1 to {GROUP_MAX}, '
+            f"found {str(planner)[:80]!r}"
         )
 
 
@@ -107,7 +110,6 @@ class Session:
 
     facts: SessionFacts
     tables: dict[str, TableState]
-    rank_timeout_s: float
     mode: Mode
     last_step: int
     planned_step: int = 0  # the last of the steps that are planned without a gap
@@ -121,6 +123,7 @@ class Session:
     held_since: float | None = None  # monotonic seconds; the next step waits for room
     held_at: int = -1  # at which count of released pins it was tried in vain
     opened: float = field(default_factory=monotonic)
+    turn_since: float = 0.0  # monotonic seconds, when the turn of the next step came
     step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
     is_forgotten: bool = False  # its place goes with it
 
@@ -153,11 +156,36 @@ class Session:
         step = self.steps.get(self.last_step + 1)
         return self.pause_s > 0 and step is not None and step.is_ready
 
-    def join(self, rank: int) -> Membership:
-        """Give a rank its place."""
-        member = token_hex(16)
-        self.ranks[rank] = Rank(rank, member, monotonic() + self.lease_s, self.last_step)
-        return Membership(member, self.name, rank, self.last_step)
+    @property
+    def rank_timeout_s(self) -> float:
+        """For how long ranks wait for one another."""
+        return self.facts.rank_timeout_ms / 1000
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys that are announced and not finished."""
+        return sum(8 * step.key_count for step in self.steps.values())
+
+    def now(self) -> SessionFacts:
+        """Return what it is, as far as it has come."""
+        return replace(self.facts, last_step=self.last_step)
+
+    def join(self, rank: int, member: str | None) -> Membership:
+        """Give a rank its place; one that had it before goes on where it was."""
+        before = self.ranks.get(rank)
+        announced = self.last_step if before is None else before.announced
+        chosen = member or token_hex(16)
+        self.ranks[rank] = Rank(rank, chosen, monotonic() + self.lease_s, announced)
+        return Membership(chosen, self.name, rank, self.last_step)
+
+    def finished(self, step: Step, verb: Verb, told: AcknowledgedUpdate, now: float) -> None:
+        """Note that a step is done: it is the next one's turn."""
+        self.last_step = step.number
+        self.turn_since = self.step_ended = now
+        self.planned_step = max(self.planned_step, step.number)
+        self.figures.steps_finished += 1
+        self.steps.pop(step.number, None)
+        self.remember(step.number, verb, told)
 
     def announced_by_all(self, number: int) -> bool:
         """Whether every rank has said what the step needs."""
@@ -284,6 +312,7 @@ class Session:
             "lookahead_steps_max": self.facts.lookahead_steps_max,
             "last_step": self.last_step,
             "planned_step": self.planned_step,
+            "announced_bytes": self.key_bytes,
             "announced_step": min((r.announced for r in live), default=self.last_step),
             "ready_steps": sum(step.is_ready for step in self.steps.values()),
             "steps_finished": f.steps_finished,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore import writes
+from embstore.arithmetic import unique
 from embstore.arrays import KEY_BITS, Keys, Rows
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import Pins
@@ -106,6 +107,8 @@ class RankShare:
     parts: list[Part]
     places: dict[str, tuple[int, int]]
     """Of each table, in announced order: its part, and which table of the part it is."""
+    counted: set[bool] = field(default_factory=set)
+    """Which of its lookups the figures have: the early one, the other."""
 
     @classmethod
     def of(cls, tables: Mapping[str, TableState], keys: Mapping[str, Keys]) -> "RankShare":
@@ -211,6 +214,7 @@ class Step:
     shares: dict[int, RankShare] = field(default_factory=dict)  # by rank
     sent: dict[int, Sent] = field(default_factory=dict)  # by rank
     attempt: Attempt = field(default_factory=Attempt)
+    _keys_in: dict[int, int] = field(default_factory=dict)  # by id of the pool
     is_noted: bool = False  # previous uses are known
     inverse: NDArray[np.int32] | None = None
     """Of several ranks: the id of each of their keys among the keys of the step."""
@@ -218,10 +222,33 @@ class Step:
     is_finishing: bool = False  # every rank has sent its share, and it is being applied
     in_parts: bool = False  # its rows do not fit: it is not pinned, but done as any call
 
+    def refuse(self, error: BaseException) -> None:
+        """Tell everyone who waits, and be open for another try."""
+        self.attempt.error = error
+        self.attempt, self.is_finishing = Attempt(), False
+        self.sent.clear()
+
     @property
     def parts(self) -> list[Part]:
         """The parts of all ranks, in rank order."""
         return [part for rank in sorted(self.shares) for part in self.shares[rank].parts]
+
+    def keys_in(self, pool: Pool) -> int:
+        """Return how many different keys of all ranks are in a pool."""
+        return self._keys_in[id(pool)]
+
+    def note_keys(self) -> Keys:
+        """Return the row keys of all parts, each once, and remember whose they are."""
+        keys = [part.row_keys for part in self.parts]
+        row_keys = np.concatenate([np.empty(0, np.int64), *keys])
+        if len(self.shares) > 1:
+            row_keys, self.inverse = unique(row_keys)
+        for pool in {id(part.pool): part.pool for part in self.parts}.values():
+            named = np.concatenate(
+                [k for k, p in zip(keys, self.parts, strict=True) if p.pool is pool]
+            )
+            self._keys_in[id(pool)] = len(named if self.inverse is None else unique(named)[0])
+        return row_keys
 
     @property
     def key_count(self) -> int:

@@ -4,7 +4,13 @@ A request reserves its bytes, a streamed one when its first chunk announces them
 is refused (OverloadedError) and backs off; to wait instead would let a client that sends slowly
 hold up all others. One message always fits, however large it may be, so that a
 small bound makes calls serial and not impossible. A reply counts while it is sent, but is not
-refused: its work is done. Event loop only.
+refused: its work is done.
+
+A rank's share of a session's step counts until the session has taken it. The session waits with it
+for the shares of the other ranks: if it counted as well, shares that exceed the bound together
+would keep each other out, and their step would never end. What sessions hold is bounded by their
+ranks, one share each; what came in a stream is freed as they copy it, while gRPC keeps a unary
+message until it is answered. Event loop only.
 """
 
 from collections.abc import Iterator
@@ -27,7 +33,7 @@ class Inflight:
         try:
             yield reservation
         finally:
-            self.held_bytes -= reservation.held_bytes
+            reservation.release()
 
     def take(self, count: int) -> None:
         """Count `count` bytes more, or raise OverloadedError."""
@@ -55,3 +61,8 @@ class Reservation:
         """Hold `count` bytes more whatever the bound: a reply that is made is sent."""
         self._inflight.held_bytes += count
         self.held_bytes += count
+
+    def release(self) -> None:
+        """Hold nothing any more; what is added from now on counts again."""
+        self._inflight.held_bytes -= self.held_bytes
+        self.held_bytes = 0

@@ -37,7 +37,7 @@ from embstore_proto.codec import Assembly, Framed
 from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server import bulk, control, sessions
-from embstore_server.answers import Answered, answering
+from embstore_server.answers import Answered, Awaited, answering
 from embstore_server.inflight import Reservation
 from embstore_server.logs import event
 from embstore_server.once import CALLS_MAX
@@ -54,6 +54,9 @@ _BRIEF_BYTES = 1 << 10
 milliseconds where the disk is asked for each."""
 
 _METADATA_CHARACTERS_MAX = 200
+
+_READING = ("CheckIntegrity", "Get", "List", "Lookup", "Read")
+"""What the names of the verbs begin with that change nothing."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -148,12 +151,12 @@ class Rpc:
     async def _do(
         self, caller: Caller, origin: pb.Origin | None, work: Work, *, beside: bool
     ) -> Answered:
-        """Return the answer of work that brings Answered, when all whom it waits for have come."""
+        """Return the answer of work that brings Answered; it may have others to wait for yet."""
         if beside:
             answered: Answered = await self._service.run_beside(work)
         else:
             answered = await self._service.mutate(caller, origin, work)
-        return await self._service.settled(answered)
+        return answered
 
     # Bulk calls
 
@@ -192,8 +195,10 @@ class Rpc:
         prepare: Callable[[Any], bulk.Call],
     ) -> None:
         with self._service.inflight.reservation() as held:
-            message = await self._assembled(caller, chunks, held)
-            reply = await self._reply(caller, prepare(codec.split(message)), held)
+            # No name is given to the message: a call that waits for others holds it no longer.
+            reply = await self._reply(
+                caller, prepare(codec.split(await self._assembled(caller, chunks, held))), held
+            )
             for chunk in reply.chunks():
                 await _sent(context.write(chunk))
 
@@ -213,7 +218,12 @@ class Rpc:
             self._ranks.tell(caller, call.header)
             caller.brief = False  # the last rank's share does the work of all
         work = answering(call.work, self._service.instance, stages=call.stages)
-        reply = call.reply(await self._do(caller, call.origin, work, beside=call.beside))
+        answered = await self._do(caller, call.origin, work, beside=call.beside)
+        make_reply = call.reply
+        if isinstance(answered.value, Awaited):
+            del call, work  # with the arrays that came: the session has copied what it waits with
+            held.release()
+        reply = make_reply(await self._service.settled(answered))
         held.add_unchecked(reply.total_bytes)
         caller.sent_bytes = reply.total_bytes
         return reply
@@ -228,7 +238,8 @@ class Rpc:
                 origin = message.origin if verb.mutates and message.HasField("origin") else None
                 self._ranks.tell(caller, message)
                 work = answering(verb.prepare(message), self._service.instance)
-                answered = await self._do(caller, origin, work, beside=verb.beside)
+                done = await self._do(caller, origin, work, beside=verb.beside)
+                answered = await self._service.settled(done)
                 if isinstance(answered.value, pb.MembershipReply):
                     self._ranks.joined(caller, answered.value)
                 return _serialised(answered, caller)
@@ -321,7 +332,8 @@ def _check_unary(size: int, limit: int, what: str, verb: str) -> None:
 
 def _named_timeout(error: Exception, verb: str) -> Exception:
     if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
-        return DeadlineError(f"{verb}: no answer in time; if it writes, read t before another try")
+        effect = "" if verb.startswith(_READING) else "; it may be done: read t before another try"
+        return DeadlineError(f"{verb}: no answer in time{effect}")
     return error
 
 

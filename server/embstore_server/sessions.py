@@ -10,8 +10,9 @@ while the engine computes costs the step under way nothing.
 
 **How a call waits.** No thread waits. A call asks the session for a handle, which never blocks, and
 polls it after each progress (`embstore_server.service`), under its deadline as any call. An update,
-a release or a skip waits for the other ranks; its arrays count as in flight until it is answered,
-because the session holds them. A lookup waits for the earlier steps.
+a release or a skip waits for the other ranks; its arrays count as in flight until the session has
+taken them (`embstore_server.inflight`), by a copy where there are other ranks. A lookup waits for
+the earlier steps. Waiting renews no lease: a client that is still there does so itself.
 
 **Early and late rows.** Rows that no unfinished step touches are final while earlier steps are
 still at work. LookupStep sends them at once, with their positions among the announced keys, and the
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidArgumentError
 from embstore.feed.bags import StepBags
 from embstore.lookahead.handles import Readiness, StepLookup
+from embstore.lookahead.registry import LOOKAHEAD_STEPS_MAX
 from embstore.results import AcknowledgedUpdate, Announced, SessionFacts
 from embstore.store import Store
 from embstore_proto.codec import Framed, Message, Received, array_of, parse
@@ -84,6 +86,7 @@ def _description(facts: SessionFacts) -> pb.SessionDescription:
         planner=facts.planner,
         shared=facts.shared,
         lease_ms=facts.lease_ms,
+        rank_timeout_ms=facts.rank_timeout_ms,
     )
 
 
@@ -108,9 +111,13 @@ def _open_session(request: pb.OpenSessionRequest) -> Callable[[Store], Any]:
 
 def _join_session(request: pb.JoinSessionRequest) -> Callable[[Store], Any]:
     def work(store: Store) -> pb.MembershipReply:
-        made = store.sessions.join(request.name, request.rank)
+        made = store.sessions.join(request.name, request.rank, member=request.member or None)
         return pb.MembershipReply(
-            member=made.member, name=made.name, rank=made.rank, last_step=made.last_step
+            member=made.member,
+            name=made.name,
+            rank=made.rank,
+            last_step=made.last_step,
+            rank_timeout_ms=store.sessions.renew(made.member).rank_timeout_ms,
         )
 
     return work
@@ -166,6 +173,10 @@ CONTROL: dict[str, Verb] = {
 def announce(received: Received) -> Call:
     """The unique keys of steps to come."""
     header = parse(pb.AnnounceRequest.Header, received.header)
+    if len(header.steps) > LOOKAHEAD_STEPS_MAX:
+        raise InvalidArgumentError(
+            f"expected at most {LOOKAHEAD_STEPS_MAX} steps in one call, found {len(header.steps)}"
+        )
     steps: dict[int, dict[str, NDArray[np.int64]]] = {}
     for step in header.steps:
         if step.step in steps:

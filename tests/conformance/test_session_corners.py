@@ -25,6 +25,7 @@ from tests.conformance.sessions import (
     random_trace,
     step_of,
     train,
+    until,
 )
 from tests.conformance.traces import values
 
@@ -120,7 +121,7 @@ def test_window_larger_than_the_cache_is_held_back_and_never_misses(
     plan = Plan(("a",), planner=planner, lookahead=12)
     rank = Rank(twin.store, plan, 0)
     rank.announce(steps)
-    await_planned(twin.store, 1)
+    until(lambda: facts_of(twin.store)["held_back"])
     rank.train(steps, answers)
     facts = facts_of(twin.store)
     rank.close()

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import grpc
@@ -69,7 +70,7 @@ LOST = grpc.StatusCode.UNAVAILABLE
 FINISHED = pb.StepReply(context=CONTEXT, t={"a": 3})
 ANNOUNCED = pb.AnnouncedReply.Header(context=CONTEXT, announced_step=1)
 ACKNOWLEDGED = pb.BulkAcknowledgedReply.Header(context=CONTEXT, t={"a": 3})
-JOINED = pb.MembershipReply(context=CONTEXT, member="m", name="s", rank=0)
+JOINED = pb.MembershipReply(context=CONTEXT, member="m", name="s", rank=0, rank_timeout_ms=90_000)
 CLOSED = pb.SessionClosedReply(context=CONTEXT)
 
 
@@ -86,6 +87,8 @@ class Scripted(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self) -> None:
         self.answers: dict[str, queue.Queue[Any]] = defaultdict(queue.Queue)
         self.begun: queue.Queue[str] = queue.Queue()
+        self.requests: dict[str, list[bytes]] = defaultdict(list)  # of unary calls, by verb
+        self.remaining_s: dict[str, float] = {}  # of each verb's last unary call, as it came
         names = pb.ServerLimits.DESCRIPTOR.fields_by_name
         limits = pb.ServerLimits(**dict.fromkeys(names, 1 << 24))
         info = pb.GetServerInfoReply(context=CONTEXT, limits=limits)
@@ -98,7 +101,9 @@ class Scripted(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: Any) -> Any:
         verb = details.method.rpartition("/")[2]
 
-        def unary(_: bytes, context: Any) -> Any:
+        def unary(request: bytes, context: Any) -> Any:
+            self.requests[verb].append(request)
+            self.remaining_s[verb] = context.time_remaining()
             return next(self._answers(verb, context))
 
         def stream(_: Any, context: Any) -> Iterator[bytes]:
@@ -295,10 +300,45 @@ def test_lookup_of_a_session_that_ended_has_changed_nothing(far: Far) -> None:
         far.sessions.lookup_step("m", 1)
 
 
-def test_join_waits_for_the_lease_of_a_lost_one(far: Far) -> None:
-    held = TableHeldError("session 's': rank 0 is another client's")
-    far.server.give("JoinSession", LOST, held, held, JOINED.SerializeToString())
-    assert far.sessions.join("s", 0).member == "m"
+def test_a_lost_join_is_sent_again_with_the_same_member(far: Far) -> None:
+    for _ in range(2):
+        far.server.give("JoinSession", LOST, JOINED.SerializeToString())
+        assert far.sessions.join("s", 0).member == "m"
+    sent = [pb.JoinSessionRequest.FromString(r).member for r in far.server.requests["JoinSession"]]
+    assert (sent[0], sent[2]) == (sent[1], sent[3])
+    assert sent[0] != sent[2]
+    assert all(len(member) == len(bytes.fromhex(member)) * 2 >= 32 for member in sent)
+
+
+def test_calls_of_a_step_wait_for_as_long_as_the_server_says(far: Far) -> None:
+    def remaining_s() -> float:
+        far.server.give("ReleaseStep", FINISHED.SerializeToString())
+        far.sessions.release_step("m", 1)
+        return far.server.remaining_s["ReleaseStep"]
+
+    assert remaining_s() == pytest.approx(PATIENCE_S, abs=5)
+    far.server.give("JoinSession", JOINED.SerializeToString())
+    far.sessions.join("s", 0)
+    assert remaining_s() == pytest.approx(PATIENCE_S + 90, abs=5)
+    session = pb.SessionDescription(name="s", rank_timeout_ms=50_000)
+    renewed = pb.SessionReply(context=CONTEXT, session=session)
+    far.server.give("RenewLease", renewed.SerializeToString())
+    assert far.sessions.renew("m", timeout_s=3.0).rank_timeout_ms == 50_000
+    assert far.server.remaining_s["RenewLease"] == pytest.approx(3, abs=2)
+    assert remaining_s() == pytest.approx(PATIENCE_S + 50, abs=5)
+
+
+def test_a_call_that_changes_nothing_and_is_late_is_not_said_to_have_changed_anything(
+    far: Far,
+) -> None:
+    with pytest.raises(DeadlineError) as read:
+        far.sessions.lookup_step("m", 1, timeout_s=0.05)
+    with pytest.raises(DeadlineError, match="the call may have been applied") as written:
+        far.sessions.release_step("m", 1, timeout_s=0.05)
+    assert str(written.value).startswith(str(read.value))
+    assert str(read.value).endswith("did not answer in time")
+    far.server.give("LookupStep", None)
+    far.server.give("ReleaseStep", FINISHED.SerializeToString())
 
 
 def test_join_of_a_rank_that_another_has_is_refused_at_once(far: Far) -> None:
@@ -386,8 +426,11 @@ def reference() -> ReferenceStore:
     return made
 
 
-def open_server(path: Path) -> Server:
-    return Server(lambda: embstore.open(path, cache_bytes=1 << 20, threads=1), path, drain_s=1.0)
+def open_server(path: Path, **settings: Any) -> Server:
+    def open_store() -> embstore.Store:
+        return embstore.open(path, cache_bytes=1 << 20, threads=1)
+
+    return Server(open_store, path, drain_s=1.0, **settings)
 
 
 @pytest.fixture
@@ -482,6 +525,29 @@ def test_ranks_of_several_clients_train_as_the_reference_does(
     for step in range(1, STEPS + 1):
         reference.update_ranks([share(step, rank) for rank in range(2)])
     assert found == [digests(reference)] * 2
+
+
+@pytest.mark.parametrize("unary_bytes_max", [4096, 512], ids=["unary", "streamed"])
+def test_shares_too_large_to_be_in_flight_together_still_finish_their_step(
+    reference: ReferenceStore, tmp_path: Path, unary_bytes_max: int
+) -> None:
+    shares = [{"b": share(1, rank)["b"]} for rank in range(4)]
+    bound = {"unary_bytes_max": unary_bytes_max, "inflight_bytes_max": 4096}
+    assert min(gradients.nbytes for s in shares for _, gradients in s.values()) > 1024
+
+    def train(address: str, rank: int) -> None:
+        with connect(address, timeout_s=PATIENCE_S) as store:
+            store.sessions.open("s", ["b"], world_size=4, rank_timeout_ms=int(PATIENCE_S * 1000))
+            member = store.sessions.join("s", rank).member
+            ((keys, gradients),) = shares[rank].values()
+            store.sessions.announce(member, {1: {"b": keys}})
+            store.sessions.update_step(member, 1, {"b": gradients})
+
+    with open_server(tmp_path, **bound) as server, ThreadPoolExecutor(4) as threads:
+        server.on_engine(make_tables)
+        list(threads.map(partial(train, server.address), range(4)))
+        reference.update_ranks(shares)
+        assert server.on_engine(digests) == digests(reference)
 
 
 def test_facts_are_those_of_the_session(store: RemoteStore) -> None:
@@ -640,6 +706,33 @@ def train_by_run(store: Any) -> list[Any]:
             rows += [found["a"], found["b"]]
             step.update({name: 0.1 * r for name, r in found.items()}, gradient_scale=0.5)
     return rows
+
+
+def test_a_trainer_that_was_killed_goes_on_when_it_is_started_again(store: RemoteStore) -> None:
+    store.sessions.open("job", ["a"], lease_ms=400)
+    killed = store.sessions.join("job", 0).member
+    store.sessions.announce(killed, {1: {"a": [1]}, 2: {"a": [2]}})
+    store.sessions.release_step(killed, 1)
+    with pytest.raises(TableHeldError), store.session(["a"], name="job", lease_ms=400, wait_s=0):
+        pass
+    with store.session(["a"], name="job", lease_ms=400) as run:
+        assert run.last_step == 1
+        for step in run.steps([np.array([2])], keys=lambda batch: {"a": batch}):
+            step.lookup()
+    assert store.sessions.facts() == []
+    with pytest.raises(SessionExpiredError):
+        store.sessions.renew(killed)
+
+
+def test_leaving_a_server_that_has_gone_takes_a_moment(server: Server, proxy: Proxy) -> None:
+    begun = 0.0
+    with connect(proxy.address, timeout_s=PATIENCE_S) as store:
+        with pytest.raises(KeyboardInterrupt), store.session(["a"]):
+            server.stop()
+            proxy.cut()
+            begun = monotonic()
+            raise KeyboardInterrupt
+    assert monotonic() - begun < PATIENCE_S / 2
 
 
 def test_run_is_that_of_the_embedded_store(store: RemoteStore, embedded: Any) -> None:

@@ -84,8 +84,8 @@ class Rank:
     def __init__(self, stub: Any, session: str, rank: int = 0, piece_bytes: int = 0) -> None:
         self.stub = stub
         self._piece_bytes = piece_bytes
-        joined = stub.JoinSession(pb.JoinSessionRequest(name=session, rank=rank))
-        self.member, self.last_step = joined.member, joined.last_step
+        self.joined = stub.JoinSession(pb.JoinSessionRequest(name=session, rank=rank))
+        self.member, self.last_step = self.joined.member, self.joined.last_step
 
     def announce(self, steps: Mapping[int, Sequence[int]], table: str = "a") -> Any:
         payload = Payload(3)
@@ -215,10 +215,14 @@ def test_a_session_trains_as_plain_updates_do(stub: Any, reference: Any, piece_b
 
 
 def test_a_session_tells_what_it_was_opened_with(stub: Any) -> None:
-    found = opened(stub, "a", "wide", lookahead_steps_max=4, world_size=2, planner="group:2")
+    options: dict[str, Any] = {"lookahead_steps_max": 4, "world_size": 2, "planner": "group:2"}
+    found = opened(stub, "a", "wide", rank_timeout_ms=7_000, **options)
     assert (found.name, found.tables, found.world_size) == ("s", ["a", "wide"], 2)
     assert (found.lookahead_steps_max, found.planner, found.shared) == (4, "group:2", False)
-    assert found.lease_ms == 10_000
+    assert (found.lease_ms, found.rank_timeout_ms) == (10_000, 7_000)
+    rank = Rank(stub, "s")
+    assert rank.joined.rank_timeout_ms == rank.renew().rank_timeout_ms == 7_000
+    assert refused(lambda: opened(stub, "a", "wide", rank_timeout_ms=8_000, **options)) == HELD
 
 
 def test_steps_are_released_and_skipped(rank: Rank, reference: Any) -> None:
@@ -227,6 +231,19 @@ def test_steps_are_released_and_skipped(rank: Rank, reference: Any) -> None:
     assert (released.skipped, dict(released.t)) == (False, {"a": 0})
     assert (skipped.skipped, dict(skipped.t)) == (True, {"a": 0})
     assert assembled(rank.lookup(3), 4).tobytes() == reference.lookup(STEPS[3]).tobytes()
+
+
+def test_a_join_is_answered_again_to_the_same_member_alone(stub: Any) -> None:
+    opened(stub)
+    request = pb.JoinSessionRequest(name="s", rank=0, member="0123456789abcdef")
+    first, again = stub.JoinSession(request), stub.JoinSession(request)
+    assert first.member == again.member == request.member
+    request.member = "fedcba9876543210"
+    assert refused(lambda: stub.JoinSession(request)) == HELD
+    stub.CloseSession(pb.CloseSessionRequest(member=first.member))
+    opened(stub)
+    request.member = "short"
+    assert refused(lambda: stub.JoinSession(request)) == INVALID
 
 
 def test_a_closed_session_goes_on_at_its_place_and_a_forgotten_one_begins_anew(
@@ -493,6 +510,14 @@ def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
         header.steps[0].tables.add(table="a", keys=payload.add([1], "<i8"))
     request = pb.AnnounceRequest(header=header, payload=payload.content)
     assert refused(lambda: rank.stub.Announce(request)) == INVALID
+
+
+def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) -> None:
+    header = pb.AnnounceRequest.Header(member=rank.member)
+    for step in range(1, 1026):
+        header.steps.add(step=step)
+    with pytest.raises(grpc.RpcError, match="at most 1024 steps in one call, found 1025"):
+        rank.stub.Announce(pb.AnnounceRequest(header=header))
 
 
 WRONG_STEPS = {"a gap": {2: [1]}, "twice a key": {1: [4, 4]}, "beyond the rows": {1: [ROWS]}}

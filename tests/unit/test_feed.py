@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from embstore.arithmetic import bag_gradients, pool_rows, sum_by_key, unique
-from embstore.errors import DeadlineError, InvalidArgumentError, SessionExpiredError
+from embstore.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    RankFailedError,
+    SessionExpiredError,
+    StoreClosedError,
+    TableHeldError,
+)
 from embstore.feed.run import Run
 from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
 
@@ -30,7 +37,8 @@ class MemoryPort:
         self.announced = {}
         self.last_step = 0
         self.facts = None
-        self.joined = False
+        self.member = None
+        self.timeouts_s = {"renew": [], "close": []}
         self.updates = []
         self.refuses = {}
         self.announce_allowed = threading.Event()
@@ -53,21 +61,22 @@ class MemoryPort:
             assert self.progress.wait_for(condition, WAIT_S)
 
     def _check(self, member):
-        if not self.joined or member != "m":
+        if member is None or member != self.member:
             raise SessionExpiredError("no such member")
 
     def open(self, name, tables, *, lookahead_steps_max, world_size, planner, shared,
              lease_ms, rank_timeout_ms):  # fmt: skip
         self._called("open", name)
         self.facts = SessionFacts(
-            name, self.last_step, tables, lookahead_steps_max, world_size, planner, shared, lease_ms
-        )
+            name, self.last_step, tables, lookahead_steps_max, world_size, planner, shared,
+            lease_ms, rank_timeout_ms,
+        )  # fmt: skip
         return self.facts
 
-    def join(self, name, rank):
+    def join(self, name, rank, *, member):
+        self.member = member
         self._called("join", rank)
-        self.joined = True
-        return Membership("m", name, rank, self.last_step)
+        return Membership(member, name, rank, self.last_step)
 
     def announce(self, member, steps):
         self.announcing.set()
@@ -122,12 +131,15 @@ class MemoryPort:
         self._called("skip", step)
         return self._finish(member, step)
 
-    def renew(self, member):
+    def renew(self, member, *, timeout_s):
+        self.timeouts_s["renew"].append(timeout_s)
         self._called("renew")
         return self.facts
 
-    def close(self, member, *, forget):
-        self.joined = False
+    def close(self, member, *, forget, timeout_s):
+        self._check(member)
+        self.member = None
+        self.timeouts_s["close"].append(timeout_s)
         self.announced = {s: k for s, k in self.announced.items() if s <= self.last_step}
         self._called("close", forget)
 
@@ -379,6 +391,7 @@ def test_the_session_is_closed_whatever_happens_in_the_loop(failure):
             step.lookup()
             raise failure
     assert port.calls[-1] == ("close", True)
+    assert port.timeouts_s["close"] == [1.0], "the lease would end it as well"
     assert port.last_step == 0
 
 
@@ -425,11 +438,88 @@ def test_epochs_go_on_in_one_run():
     assert port.last_step == 12
 
 
-def test_the_lease_is_renewed_through_failures_until_the_run_ends():
+def test_the_lease_is_renewed_through_failures_until_the_run_ends(caplog):
     port = MemoryPort()
-    port.refuses["renew"] = [DeadlineError("no answer")]
+    port.refuses["renew"] = [DeadlineError("no answer"), RuntimeError("of whatever kind")]
     with Run(port, ["a"], lease_ms=30):
-        port.wait_until(lambda: sum(call[0] == "renew" for call in port.calls) >= 3)
+        port.wait_until(lambda: port.count("renew") >= 4)
+    assert [record.name for record in caplog.records] == ["embstore.feed.lease"] * 2
+    assert set(port.timeouts_s["renew"]) == {0.01}, "a third of the lease"
+    assert port.timeouts_s["close"] == [None]
+
+
+@pytest.mark.parametrize("ended", [SessionExpiredError, RankFailedError, StoreClosedError])
+def test_the_lease_of_a_session_that_has_ended_is_renewed_no_more(ended):
+    port = MemoryPort()
+    port.refuses["renew"] = [ended("gone")]
+    with Run(port, ["a"], lease_ms=30):
+        port.wait_until(lambda: port.count("renew"))
+        for thread in embstore_threads():
+            thread.join(WAIT_S)
+    assert port.count("renew") == 1
+    assert port.timeouts_s["close"] == [1.0]
+
+
+def test_leaving_does_not_wait_for_a_server_that_answers_no_renewal():
+    port = MemoryPort()
+    renewing, over = threading.Event(), threading.Event()
+
+    def renew(member, *, timeout_s):
+        renewing.set()
+        assert over.wait(WAIT_S)
+
+    port.renew = renew
+    with Run(port, ["a"], lease_ms=30):
+        assert renewing.wait(WAIT_S)
+    assert port.timeouts_s["close"] == [1.0]
+    over.set()
+
+
+# Entering
+
+
+def test_a_named_run_waits_for_a_place_that_is_leased():
+    port = MemoryPort()
+    port.refuses["join"] = [TableHeldError("leased"), SessionExpiredError("has just ended")]
+    with Run(port, ["a"], name="job") as run:
+        assert run.last_step == 0
+    assert [call[0] for call in port.calls] == ["open", "join"] * 3 + ["close"]
+
+
+@pytest.mark.parametrize(
+    ("options", "joins_max"),
+    [
+        ({"name": "job", "wait_s": 0}, 1),
+        ({"name": "job", "wait_s": 0.1}, 4),
+        ({"name": "job", "lease_ms": 60}, 4),
+        ({"name": None, "wait_s": 5.0}, 1),
+    ],
+    ids=["not at all", "a moment", "one and a half leases", "without a name"],
+)
+def test_waiting_for_a_place_has_an_end(options, joins_max):
+    port = MemoryPort()
+    port.refuses["join"] = [TableHeldError("leased") for _ in range(99)]
+    with pytest.raises(TableHeldError), Run(port, ["a"], **options):
+        pass
+    assert 1 <= port.count("join") <= joins_max
+    assert port.count("close") == 0
+
+
+@pytest.mark.parametrize("failure", [DeadlineError("no answer"), KeyboardInterrupt()], ids=type)
+@pytest.mark.parametrize("name", ["job", None])
+def test_a_join_that_fails_for_good_leaves_nothing_behind(failure, name):
+    port = MemoryPort()
+    port.refuses["join"] = [failure]
+    with pytest.raises(type(failure)), Run(port, ["a"], name=name):
+        pass
+    assert port.calls[-1] == ("close", name is None)
+    assert (port.member, port.timeouts_s["close"]) == (None, [1.0])
+
+
+@pytest.mark.parametrize("options", [{"rank": 2}, {"rank": -1}, {"rank": 0.0}, {"wait_s": -1}])
+def test_what_cannot_be_entered_is_refused_before_anything_is_opened(options):
+    with pytest.raises(InvalidArgumentError):
+        Run(MemoryPort(), ["a"], name="job", **({"world_size": 2} | options))
 
 
 def test_rows_of_the_next_step_are_sent_for_when_a_lookup_has_returned():

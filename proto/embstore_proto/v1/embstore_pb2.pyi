@@ -789,7 +789,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class SessionDescription(_message.Message):
-    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms")
+    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -798,6 +798,7 @@ class SessionDescription(_message.Message):
     PLANNER_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    RANK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     last_step: int
     tables: _containers.RepeatedScalarFieldContainer[str]
@@ -806,7 +807,8 @@ class SessionDescription(_message.Message):
     planner: str
     shared: bool
     lease_ms: int
-    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    rank_timeout_ms: int
+    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
     __slots__ = ("context", "session")
@@ -817,26 +819,30 @@ class SessionReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., session: _Optional[_Union[SessionDescription, _Mapping]] = ...) -> None: ...
 
 class JoinSessionRequest(_message.Message):
-    __slots__ = ("name", "rank")
+    __slots__ = ("name", "rank", "member")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     name: str
     rank: int
-    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+    member: str
+    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., member: _Optional[str] = ...) -> None: ...
 
 class MembershipReply(_message.Message):
-    __slots__ = ("context", "member", "name", "rank", "last_step")
+    __slots__ = ("context", "member", "name", "rank", "last_step", "rank_timeout_ms")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     context: Context
     member: str
     name: str
     rank: int
     last_step: int
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., member: _Optional[str] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., last_step: _Optional[int] = ...) -> None: ...
+    rank_timeout_ms: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., member: _Optional[str] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., last_step: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("member",)

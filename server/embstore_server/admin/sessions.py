@@ -80,7 +80,7 @@ class SessionFigures(Reply):
     early_bytes: int = Field(description="Of the early rows")
     late_bytes: int = Field(description="Of the late rows")
     early_share: float = Field(description="early_rows / all rows sent, 0 to 1; 0 before the first")
-    stall_s: float = Field(description="Seconds that ranks waited for rows to arrive")
+    stall_s: float = Field(description="Seconds that lookups waited while it was their step's turn")
     stalls: int = Field(description="How often they did")
     held_back: bool = Field(description="Planning waits now, for room in the cache")
     held_back_s: float = Field(description="Seconds that planning has waited for room")

@@ -44,8 +44,8 @@ def demo(
 ) -> None:
     """Train a DLRM through a server of its own, and compare every bit with a dense check.
 
-    It trains in a session, which announces keys ahead, so every lookup finds its rows in the cache;
-    the bits are the same with --no-session. Ends with 1 if one bit differs.
+    A session announces its keys, so that lookups find their rows in the cache.
+    The bits are the same without one. Ends with 1 if one bit differs.
     """
     if no_session and lookahead is not None:
         raise InvalidArgumentError("--lookahead is of a session: leave it out, or --no-session")

@@ -19,7 +19,10 @@ def sessions(
     tls_ca: TlsCa = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the look-ahead sessions that are live, and how far they are."""
+    """Show the look-ahead sessions that are live, and how far they are.
+
+    Stalled is the time that lookups waited while it was their step's turn.
+    """
     with connection.connected(address, timeout, tls_ca) as store:
         found = store.stats()["sessions"]["open"]
     if as_json:

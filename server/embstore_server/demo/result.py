@@ -58,7 +58,7 @@ class DemoResult:
     samples_held_out: int
     steps: int
     samples_per_second: float
-    """Of training, the dense check not counted."""
+    """Of training, the dense check not counted; a session's store works on during it."""
     loss: float
     auc: float | None
     """Of the held-out samples; None if they have one label only."""

@@ -29,8 +29,8 @@ _COUNTERS = (
     ("lookup_hits", "lookup_hits", "Of these, those whose rows were in the cache by then."),
     ("early_bytes", "early_bytes", "Bytes of rows sent before their step was ready."),
     ("late_bytes", "late_bytes", "Bytes of rows sent when it was."),
-    ("stall_s", "stall_seconds", "Time that ranks waited for rows to arrive."),
-    ("stalls", "stalls", "How often ranks waited for rows to arrive."),
+    ("stall_s", "stall_seconds", "Time that lookups waited while it was their step's turn."),
+    ("stalls", "stalls", "How often lookups waited while it was their step's turn."),
     ("held_back_s", "held_back_seconds", "Time that planning waited for room."),
 )
 _PLANNING_GAUGES = (

@@ -209,7 +209,7 @@ def test_hundred_killed_clients_leave_nothing(forks: Forks, served: Served) -> N
 def announce_and_be_killed(reports: Any, address: str) -> None:
     """The child: does one step of a whole window, with a lease that is soon over."""
     with connect(address, timeout_s=PATIENCE_S) as store:
-        place, member = opened(store, 100)
+        place, member = opened(store, 200)
         announce(store, member, place + 1, place + WINDOW)
         train(store, member, place + 1, place + 1)
         reports.send(place + 1)
