@@ -14,7 +14,6 @@ import errno
 import json
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
@@ -67,14 +66,14 @@ class Engine:
         self.command_number = storage.catalogue.head.command
         self._names: dict[str, int] = {}
         self._lock = threading.RLock()
-        self._waiting: deque[None] = deque()  # an entry for each call that waits for the lock
+        self._waiting: set[object] = set()  # a token for each call that waits for the lock
         self.places: dict[str, int] = dict(storage.catalogue.head.places)
         """Of each look-ahead session that may be resumed, its last finished step."""
         self._closed = False
         self._busy = False  # a call is running
         self._close_asked = False  # and close() was called inside it
         self._process = os.getpid()
-        self.before_change: Callable[[], None] = lambda: None
+        self.before_change: Callable[[], None] = _nothing
         """Has look-ahead take back what ended sessions hold, before tables or slabs go."""
         self._open_tables(storage.catalogue.head.tables)
 
@@ -150,15 +149,14 @@ class Engine:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock; while it is waited for, that can be seen."""
-        self._waiting.append(None)
+        token = object()
+        self._waiting.add(token)
         try:
-            self._lock.acquire()
+            with self._lock:  # whatever interrupts this leaves it free
+                self._waiting.discard(token)
+                yield
         finally:
-            self._waiting.pop()
-        try:
-            yield
-        finally:
-            self._lock.release()
+            self._waiting.discard(token)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -471,6 +469,7 @@ class Engine:
         return self._closed
 
     def _give_back(self) -> None:
+        self.before_change = _nothing  # no circle keeps what is closed
         with ExitStack() as stack:  # each, whatever becomes of the others
             stack.callback(self.device.close)
             stack.callback(self.arena.pools.clear)  # pools know it: no memory waits for a collector
@@ -495,6 +494,10 @@ class Engine:
         for pool in self.pools.values():
             pool.check_integrity()
         self.storage.check_integrity()
+
+
+def _nothing() -> None:
+    """Take nothing back: there are no sessions."""
 
 
 def _layout(config: TableConfig) -> Layout:

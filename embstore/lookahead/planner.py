@@ -63,7 +63,7 @@ class Planner:
         self.work = Work()
         self.watchers: list[Callable[[], None]] = []
         self.ended: list[Session] = []  # have pins and holds to give back
-        self.end_expired: Callable[[], float | None] = lambda: None
+        self.end_expired: Callable[[], float | None] = _never
         """Ends sessions whose lease has run out; returns seconds to the next one's end."""
         self._engine = engine
         self._sessions = sessions
@@ -103,6 +103,7 @@ class Planner:
     def join(self) -> None:
         """Wait for the threads to end. Not on one of them, nor with the engine."""
         _end(self._process, *self._ends)
+        self.end_expired = _never  # no circle keeps what is closed
 
     def notify(self) -> None:
         """Say that something has changed. Under the lock."""
@@ -493,6 +494,11 @@ class Planner:
             "inserting": sum(len(pool.arriving) for pool in pools),
             "pinned_rows": sum(pool.pinned_count for pool in pools),
         }
+
+
+def _never() -> float | None:
+    """End no session, at no time."""
+    return None
 
 
 def _nothing() -> None:

@@ -28,8 +28,21 @@ class Jobs:
         self.count = 0
         self.before: Callable[[], None] = lambda: None
         """Done ahead of each, on the planner's thread, without the engine."""
+        self.passed: list[int] = []
+        """Of each reading call of the thread that made this: jobs begun while it waited."""
+        self._thread = threading.get_ident()
+        self._reading = store._engine.reading
         self._background = store._engine.background
+        store._engine.reading = self._watched
         store._engine.background = self._counted
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        before = self.count
+        with self._reading():
+            if threading.get_ident() == self._thread:
+                self.passed.append(self.count - before)
+            yield
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

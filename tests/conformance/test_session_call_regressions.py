@@ -113,7 +113,7 @@ def test_a_place_that_was_forgotten_stays_so_when_the_store_is_opened_again(twin
 @pytest.mark.parametrize("planner", [f"group:{10**12}", "group:" + "9" * 5000, "group:1025"])
 def test_a_group_beyond_all_windows_is_refused(twin: Any, planner: str) -> None:
     """The planner counted through its steps and held the lock, or the digits were no integer."""
-    with refused_step(twin.store, InvalidArgumentError, "group:N") as _:
+    with refused_step(twin.store, InvalidArgumentError, "group:N"):
         Plan(("a",), planner=planner).open(twin.store)
     assert twin.store.sessions.facts() == []
 

@@ -34,8 +34,7 @@ def sent(wire: Wire, method: Any, message: bytes) -> Refusal | None:
     """Send bytes to a method; return how they were refused, or None if they meant something."""
     try:
         if method.client_streaming:
-            name = method.name.removesuffix("Stream")
-            wire.stream(name, [message])
+            list(wire.begin_method(method.name, [message]))
         else:
             wire.unary(method.name, message)
     except grpc.RpcError as exc:

@@ -64,9 +64,14 @@ class Wire:
     def begin_stream(
         self, name: str, chunks: Iterable[bytes], timeout: float | None = PATIENCE_S
     ) -> Any:
-        """Send a stream and return the call, an iterator over the reply."""
-        method = self._method(f"{name}Stream", self._channel.stream_stream)
-        return method(iter(chunks), timeout=timeout)
+        """Send a verb's stream and return the call, an iterator over the reply."""
+        return self.begin_method(f"{name}Stream", chunks, timeout)
+
+    def begin_method(
+        self, method: str, chunks: Iterable[bytes], timeout: float | None = PATIENCE_S
+    ) -> Any:
+        """The same of a method by its own name."""
+        return self._method(method, self._channel.stream_stream)(iter(chunks), timeout=timeout)
 
     def stream(
         self, name: str, chunks: Iterable[bytes], timeout: float | None = PATIENCE_S
