@@ -369,6 +369,11 @@ class Pool:
                 self._find_anew(keys)
         return self._slots_missing
 
+    @property
+    def moves(self) -> int:
+        """Grows whenever a row comes to a slot or leaves it."""
+        return self._moves
+
     def finish_arriving(self) -> None:
         """Wait for everything that is on its way."""
         while self.arriving:

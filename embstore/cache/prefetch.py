@@ -73,6 +73,16 @@ class Pins:
         return all(collection.is_inserted for collection in self.collections)
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Where keys were when the pool had seen so many moves."""
+
+    keys: Array
+    slots: Array
+    missing: int
+    moves: int
+
+
 class Collection:
     """Rows that were planned together, on their way to their slots."""
 
@@ -159,6 +169,7 @@ class Prefetch:
         self._pins = 0  # steps that have pins now
         self._planned: list[tuple[Keys, Slots]] = []
         self._cleared = 0  # rows that the batches cleared so far will bring
+        self._found: _Found | None = None
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
@@ -168,30 +179,48 @@ class Prefetch:
         return count <= self.pinned_max
 
     def clear(self, batch: Batch) -> int:
-        """Free some of the slots that planning a batch will take; return how many more it needs.
+        """Return how many rows should leave before a batch is planned, for it to find free slots.
 
         Victims that must be logged cost many times what planning itself does; so they leave before,
-        a few at a time, and calls get on in between. Here, and not while steps are planned, a pool
-        gets the slabs that there are: they may come from another pool, whose rows then leave.
-        Batches are cleared one after the other, and `forget_cleared` comes before the first.
+        a few at a time (`evict`), and calls get on in between. Here, and not while steps are
+        planned, a pool gets the slabs that there are: they may come from another pool, whose rows
+        then leave. Batches are cleared one after the other, and `forget_cleared` comes before the
+        first.
+        """
+        pool, found = self.pool, self._find(batch.unique_keys)
+        begun = perf_counter()
+        self._cleared += found.missing
+        while not self._has_room(self._cleared) and pool.grow():
+            pass
+        wanted = min(self._cleared, self.pinned_max - pool.pinned_count) - pool.free_count
+        if wanted > 0:  # the rows that are there shall not be among those that leave
+            pool.policy.tick()
+            pool.policy.touch(found.slots, len(found.slots) - found.missing, pool.slot_count)
+        self.work.seconds["evict"] += perf_counter() - begun
+        return wanted
+
+    def evict(self, rows: int) -> int:
+        """Have some of so many rows leave; return how many are left.
 
         Raises
         ------
         CapacityError : no room in the log.
         """
         begun = perf_counter()
-        pool, keys = self.pool, batch.unique_keys
-        slots = pool.device.allocate(len(keys), np.int64)
-        missing = self._cleared + pool.device.find(pool.index.arrays, keys, slots)
-        while not self._has_room(missing) and pool.grow():
-            pass
-        wanted = min(missing, self.pinned_max - pool.pinned_count) - pool.free_count
-        evicted = pool.evict(min(wanted, EVICTED_ROWS_MAX)) if wanted > 0 else 0
-        left = wanted - evicted if evicted else 0
-        if left <= 0:
-            self._cleared = missing
+        evicted = self.pool.evict(min(rows, EVICTED_ROWS_MAX))
         self.work.seconds["evict"] += perf_counter() - begun
-        return left
+        return rows - evicted if evicted else 0
+
+    def _find(self, keys: Array) -> _Found:
+        """Find keys, unless that was done last and no row has moved since."""
+        found, pool = self._found, self.pool
+        if found is None or found.keys is not keys or found.moves != pool.moves:
+            begun = perf_counter()
+            slots = pool.device.allocate(len(keys), np.int64)
+            missing = pool.device.find(pool.index.arrays, keys, slots)
+            found = self._found = _Found(keys, slots, missing, pool.moves)
+            self.work.seconds["plan"] += perf_counter() - begun
+        return found
 
     def forget_cleared(self) -> None:
         """Begin to clear for other batches."""
@@ -211,10 +240,10 @@ class Prefetch:
         ------
         CapacityError : no room in the log for the rows that must leave. Nothing is pinned.
         """
+        keys = batch.unique_keys
+        found, self._found = self._find(keys), None
+        slots, missing = found.slots, found.missing
         begun = perf_counter()
-        pool, keys = self.pool, batch.unique_keys
-        slots = pool.device.allocate(len(keys), np.int64)
-        missing = pool.device.find(pool.index.arrays, keys, slots)
         self._pin(slots)
         try:
             if not self._may_pin(missing):

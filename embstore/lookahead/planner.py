@@ -25,13 +25,13 @@ the store, and computes afterwards; so for a moment the planner leaves the engin
 Threads: the planner's own and the collectors' are daemons, started with the first session.
 """
 
-import math
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.cache.pool import Pool
-from embstore.cache.prefetch import EVICTED_ROWS_MAX, Collection, Prefetch, Work
+from embstore.cache.prefetch import Collection, Prefetch, Work
 from embstore.engine import Engine
 from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.kernels.select_victims import CLOCK_MASK
@@ -264,20 +264,26 @@ class Planner:
         it shall not run after them.
         """
         for part in step.parts:
-            left = math.inf
-            while left > 0 and not step.in_parts:
-                with self._engine.background():
-                    if session.error is not None or step.number <= session.last_step:
-                        return  # the pool may be gone
-                    left = min(left - EVICTED_ROWS_MAX, self._clear_part(step, part))
+            left = self._ahead(session, step, partial(self._cleared, step, part))
+            while left > 0:
+                left = self._ahead(session, step, partial(self._evicted, part, left))
 
-    def _clear_part(self, step: Step, part: Part) -> int:
+    def _ahead(self, session: Session, step: Step, work: Callable[[], int]) -> int:
+        """Do a piece of that, unless the step is done, or its session, whose pools may be gone."""
+        with self._engine.background():
+            is_over = session.error is not None or step.number <= session.last_step
+            return 0 if is_over or step.in_parts else work()
+
+    def _cleared(self, step: Step, part: Part) -> int:
         prefetch = self.prefetch(part.pool)
         step.in_parts = not prefetch.can_fit(step.keys_in(part.pool))
+        return 0 if step.in_parts else prefetch.clear(part.batch())
+
+    def _evicted(self, part: Part, rows: int) -> int:
         try:
-            return 0 if step.in_parts else prefetch.clear(part.batch())
+            return self.prefetch(part.pool).evict(rows)
         except EmbstoreError:
-            return 0  # its planning will find the same
+            return 0  # the step's planning will find the same
 
     def _plan_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
         planned = []

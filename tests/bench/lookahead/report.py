@@ -14,7 +14,7 @@ NAMES = ("lookahead", "lru", "lfu", "static", "bound")
 _BOUND_SHARE = 1.05
 _BOUND_MS = 0.5
 _LRU_SHARE = 1.03
-_ENGINE_STAGES = ("plan", "exchange", "insert")
+_ENGINE_STAGES = ("evict", "plan", "exchange", "insert")
 
 Cell = dict[str, Any]
 
