@@ -170,6 +170,7 @@ class StepLookup(_Handle):
                 return
             self._share.counted.add(is_early)
             figures.lookup_keys += count
+            figures.prefetched_keys += count if self._step.is_planned else 0
             figures.lookup_hits += max(count - missing, 0)
             if is_early:
                 figures.early_rows += count

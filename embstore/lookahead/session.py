@@ -94,6 +94,7 @@ class Figures:
     steps_in_parts: int = 0
     lookup_keys: int = 0
     lookup_hits: int = 0
+    prefetched_keys: int = 0
     early_rows: int = 0
     late_rows: int = 0
     early_bytes: int = 0
@@ -321,6 +322,7 @@ class Session:
             "lookup_keys": f.lookup_keys,
             "lookup_hits": f.lookup_hits,
             "hit_rate": f.lookup_hits / f.lookup_keys if f.lookup_keys else 1.0,
+            "prefetch_coverage": f.prefetched_keys / f.lookup_keys if f.lookup_keys else 1.0,
             "early_rows": f.early_rows,
             "late_rows": f.late_rows,
             "early_bytes": f.early_bytes,

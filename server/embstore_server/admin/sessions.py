@@ -24,6 +24,7 @@ SESSION_EXAMPLE: dict[str, Any] = {
     "last_step": 1200,
     "planned_step": 1210,
     "announced_step": 1216,
+    "announced_bytes": 4_194_304,
     "ready_steps": 8,
     "steps_finished": 1200,
     "steps_in_parts": 0,
@@ -31,6 +32,7 @@ SESSION_EXAMPLE: dict[str, Any] = {
     "lookup_keys": 39_321_600,
     "lookup_hits": 39_321_600,
     "hit_rate": 1.0,
+    "prefetch_coverage": 1.0,
     "early_rows": 26_738_688,
     "late_rows": 12_582_912,
     "early_bytes": 6_845_104_128,
@@ -44,7 +46,7 @@ SESSION_EXAMPLE: dict[str, Any] = {
 }
 
 PLANNING_EXAMPLE: dict[str, Any] = {
-    "stage_seconds": {"plan": 2.5, "collect": 41.0, "exchange": 1.2, "insert": 3.1},
+    "stage_seconds": {"evict": 4.1, "plan": 2.5, "collect": 41.0, "exchange": 1.2, "insert": 3.1},
     "planned_keys": 39_649_280,
     "collected_rows": 9_830_400,
     "collecting": 2,
@@ -68,6 +70,7 @@ class SessionFigures(Reply):
     last_step: int = Field(description="Last finished step of this name; 0 before the first")
     planned_step: int = Field(description="Steps up to this one are planned")
     announced_step: int = Field(description="Steps up to this one are announced by every rank")
+    announced_bytes: int = Field(description="Of the keys of announced steps")
     ready_steps: int = Field(description="Steps whose rows are in the cache, and stay there")
     steps_finished: int = Field(description="Updated, released or skipped")
     steps_in_parts: int = Field(description="Of these, those whose rows did not fit the cache")
@@ -75,6 +78,9 @@ class SessionFigures(Reply):
     lookup_keys: int = Field(description="Keys that lookups had")
     lookup_hits: int = Field(description="Of these, those whose rows were in the cache by then")
     hit_rate: float = Field(description="lookup_hits / lookup_keys, 0 to 1; 1 before the first")
+    prefetch_coverage: float = Field(
+        description="Share of lookup_keys that were planned ahead, and pinned when they were read"
+    )
     early_rows: int = Field(description="Rows sent before their step was ready")
     late_rows: int = Field(description="Rows sent when it was")
     early_bytes: int = Field(description="Of the early rows")
@@ -92,7 +98,9 @@ class Planning(Reply):
 
     model_config = examples(PLANNING_EXAMPLE)
 
-    stage_seconds: dict[str, float] = Field(description="By stage: plan, collect, exchange, insert")
+    stage_seconds: dict[str, float] = Field(
+        description="By stage: evict, plan, collect, exchange, insert"
+    )
     planned_keys: int = Field(description="Keys of planned steps")
     collected_rows: int = Field(description="Rows that were brought in ahead")
     collecting: int = Field(description="Collections of rows under way")
