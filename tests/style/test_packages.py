@@ -97,20 +97,35 @@ def test_importing_the_client_loads_nothing_heavy() -> None:
 TIMED = """if True:
     import time
     begin = time.process_time()
-    from embstore_client import connect
+    {}
     print(time.process_time() - begin)
 """
+CLIENT = "from embstore_client import connect"
+LIBRARIES = "import numpy, grpc, google.protobuf.message"
+CLIENT_S, LIBRARIES_S, ROUNDS = 0.3, 0.2, 15
+"""Where the client may take the first, the libraries that it needs take the second alone."""
+
+
+def processor_seconds(statement: str) -> float:
+    command = [sys.executable, "-c", TIMED.format(statement)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def test_importing_the_client_takes_a_third_of_a_second_at_most() -> None:
-    """Processor seconds, the best of five: others use this machine too."""
-    best = min(
-        float(
-            subprocess.run(
-                [sys.executable, "-c", TIMED], cwd=ROOT, capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for _ in range(5)
+    """Processor seconds, the best of several rounds: others use this machine too.
+
+    They can slow it to half its speed for minutes. So NumPy and gRPC alone, which the client cannot
+    do without, tell in the same rounds how fast it is; where they take longer than on the machine
+    the bound is for, the client may take longer in the same proportion, and never otherwise.
+    """
+    client, libraries = float("inf"), float("inf")
+    for _ in range(ROUNDS):
+        client = min(client, processor_seconds(CLIENT))
+        libraries = min(libraries, processor_seconds(LIBRARIES))
+        if client <= CLIENT_S * max(1.0, libraries / LIBRARIES_S):
+            return
+    pytest.fail(
+        f"importing embstore_client took {client:.2f} processor seconds, its libraries alone "
+        f"{libraries:.2f}"
     )
-    if best > 0.3:
-        pytest.fail(f"importing embstore_client took {best:.2f} processor seconds")
