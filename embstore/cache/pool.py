@@ -260,7 +260,7 @@ class Pool:
 
     def part_keys(self, count: int) -> int:
         """Return how many of `count` unique keys a part may hold; add the slabs that there are."""
-        while self.free_to_use < count and self._grow():
+        while self.free_to_use < count and self.grow():
             pass
         if count and not self.free_to_use:
             self.unpin_all()
@@ -277,9 +277,6 @@ class Pool:
 
     def grow(self) -> bool:
         """Add a slab, if there is one to be had."""
-        return self._grow()
-
-    def _grow(self) -> bool:
         if self._is_full or self._grown_count > self._sizes.slots_max:
             return False
         if not self.arena.grant(self):
@@ -462,7 +459,7 @@ class Pool:
         ------
         CapacityError : no room in the log for the rows that would have to leave.
         """
-        while self._free_count < count and self._grow():
+        while self._free_count < count and self.grow():
             pass
         needed = count - self._free_count
         if needed > 0:

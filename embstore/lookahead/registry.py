@@ -1,8 +1,9 @@
 """Who is in which session: names, ranks, leases, and the places that outlive them.
 
 A name's **place** is the number of its last finished step. It is part of every commit, so that a
-trainer finds out where to go on, whatever has died meanwhile. It is made with the first step; of
-`PLACES_MAX` names the one that was at work longest ago is forgotten.
+trainer finds out where to go on, whatever has died meanwhile. It is made with the first step. Of
+more than `PLACES_MAX` names those are forgotten that have not been at work since the store was
+opened, and then the one that was longest ago.
 
 What ends a session ends it for all its ranks: they are told why when they next ask. The tables are
 free again as soon as the engine has taken the pins back.
@@ -215,7 +216,7 @@ def checked_facts(facts: SessionFacts) -> SessionFacts:
     ------
     InvalidArgumentError
     """
-    name, tables = facts.name, facts.tables
+    name = facts.name
     if (
         not isinstance(name, str)
         or not 0 < len(name) <= _NAME_CHARACTERS_MAX
@@ -225,22 +226,32 @@ def checked_facts(facts: SessionFacts) -> SessionFacts:
             f"expected a session name of 1 to {_NAME_CHARACTERS_MAX} printable characters, found "
             f"{name!r}"
         )
-    if isinstance(tables, str) or not isinstance(tables, Sequence) or not tables:
-        raise InvalidArgumentError(f"expected tables as a list of names, found {tables!r}")
-    if len(set(tables)) != len(tables):
-        raise InvalidArgumentError(f"expected each table once, found {list(tables)}")
     if not isinstance(facts.shared, bool):
         raise InvalidArgumentError(f"expected shared to be True or False, found {facts.shared!r}")
     Mode.of(facts.planner)
     steps_max = facts.lookahead_steps_max
     return replace(
         facts,
-        tables=tuple(tables),
         lookahead_steps_max=in_range(steps_max, "lookahead_steps_max", 1, LOOKAHEAD_STEPS_MAX),
         world_size=in_range(facts.world_size, "world_size", 1, WORLD_SIZE_MAX),
         lease_ms=in_range(facts.lease_ms, "lease_ms", 1, _MS_MAX),
         rank_timeout_ms=in_range(facts.rank_timeout_ms, "rank_timeout_ms", 1, _MS_MAX),
     )
+
+
+def checked_tables(tables: Any) -> tuple[str, ...]:
+    """Return the names of a session's tables, checked to be some, and each once.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    is_list = isinstance(tables, Sequence) and not isinstance(tables, str)
+    if not is_list or not tables or not all(isinstance(name, str) for name in tables):
+        raise InvalidArgumentError(f"expected tables as a list of names, found {tables!r}")
+    if len(set(tables)) != len(tables):
+        raise InvalidArgumentError(f"expected each table once, found {list(tables)}")
+    return tuple(tables)
 
 
 def in_range(value: Any, what: str, low: int, high: int) -> int:

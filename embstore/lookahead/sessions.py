@@ -23,7 +23,7 @@ from embstore.feed.bags import StepBags
 from embstore.lookahead.announcing import announce, mapping, share_of, step_number
 from embstore.lookahead.finishing import Finishing
 from embstore.lookahead.handles import Readiness, StepLookup, StepOutcome
-from embstore.lookahead.registry import Registry, checked_facts
+from embstore.lookahead.registry import Registry, checked_facts, checked_tables
 from embstore.lookahead.step import Options
 from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
 from embstore.table import check_call_bytes, checked_options
@@ -75,7 +75,7 @@ class Sessions:
         facts = SessionFacts(
             name=name,
             last_step=0,
-            tables=tables,  # type: ignore[arg-type]  # checked below
+            tables=checked_tables(tables),
             lookahead_steps_max=lookahead_steps_max,
             world_size=world_size,
             planner=planner,
