@@ -182,10 +182,12 @@ def embstore_threads():
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
+    before = set(embstore_threads())
     yield
-    for thread in embstore_threads():
+    started = set(embstore_threads()) - before
+    for thread in started:
         thread.join(WAIT_S)
-    assert not embstore_threads()
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_each_step_reads_what_the_one_before_wrote_and_sums_by_rule_2():
