@@ -259,7 +259,7 @@ class Engine:
         if layout not in self.pools:
             try:
                 self.pools[layout] = Pool(
-                    self.device, self.storage, self.arena, layout, self.policy == "lfu", self.stages
+                    self.device, self.storage, self.arena, layout, self.policy, self.stages
                 )
             except CapacityError as exc:
                 raise CapacityError(f"table {config.name!r}: {exc}") from exc

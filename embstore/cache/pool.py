@@ -33,12 +33,13 @@ refuse a call: rows leave instead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
+from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys, Rows
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.policy import Policy
@@ -54,6 +55,7 @@ from embstore.device.base import (
     Slots,
     TableParameters,
 )
+from embstore.frequency.levels import RowLevels
 from embstore.kernels.slots import PIN_SHIFT
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
@@ -85,20 +87,22 @@ class Pool(SlabSlots):
     storage: Storage
     arena: Arena
     layout: Layout
-    lfu: bool
+    policy_name: str
     stages: Stages
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
         self.start()
-        self.policy = Policy(self.device, self.memory, self.lfu)
+        self.policy = Policy(self.device, self.memory, self.policy_name, self.levels)
+        self.row_levels: dict[int, RowLevels] = {}
+        """Of each table that has a profile, what its rows are worth under rank."""
         self.parameters = _no_parameters()
         self.tables: set[int] = set()
         self.recent = RecentBatch(self.device)
         self.arriving: list[Arriving] = []  # the oldest first
         self.pinned_count = 0
-        self.unpin_all: Callable[[], None] = lambda: None
-        """Takes every pin of the pool away, before slots go: whoever pins sets it."""
+        self.unpinners: dict[str, Callable[[], None]] = {}
+        """By who pins rows: what takes all these pins away."""
         self._slots: Array = self.device.allocate(0, np.int64)  # what probing writes to
         self._slots_of: object = None  # whose slots were found last, an array of keys or a batch
         self._slots_found: Array = self._slots
@@ -144,6 +148,11 @@ class Pool(SlabSlots):
     def _fits(self, keys: Array) -> bool:
         """Say whether unique row keys can all be resident at once: they are, or there is room."""
         return not self._find(keys)[1] or self.part_keys(len(keys)) == len(keys)
+
+    def unpin_all(self) -> None:
+        """Take every pin of the pool away, before slots go."""
+        for unpin in list(self.unpinners.values()):
+            unpin()
 
     @property
     def free_to_use(self) -> int:
@@ -276,6 +285,7 @@ class Pool(SlabSlots):
             self.device.place_keys(self.memory, slots, keys)
             self.index.insert(keys, slots, self.memory, self.slot_count)
             self.policy.touch(slots, len(slots), self.slot_count)
+            self._admit(slots, keys)
         self.stages.lap("insert")
         return slots
 
@@ -304,6 +314,28 @@ class Pool(SlabSlots):
             self._moves += 1
             self.device.place_pending(self.memory, slots, keys)
             self.index.insert(keys, slots, self.memory, self.slot_count)
+            self._admit(slots, keys)
+
+    def _admit(self, slots: Slots, keys: Keys) -> None:
+        self.policy.admit(slots, keys, self.slot_count, is_full=not self._free_count)
+
+    def levels(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the levels of row keys, (n,); those of one table are best together."""
+        found = np.zeros(len(keys), np.int64)
+        ids = keys >> KEY_BITS
+        bounds = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
+        for low, high in pairwise(bounds):
+            levels = self.row_levels.get(int(ids[low])) if high > low else None
+            if levels is not None:
+                found[low:high] = levels.of(keys[low:high] & KEY_MASK)
+        return found
+
+    def rank_again(self) -> None:
+        """Give all resident rows their levels, where the policy goes by them."""
+        keys = self.slot_keys
+        slots = np.flatnonzero(keys != EMPTY_KEY)
+        self.policy.rank_again(slots, keys[slots])
+        self.policy.forget()
 
     def forget_rows(self, keys: Keys, slots: Slots) -> None:
         """Give pending slots free: their rows will not come."""
@@ -574,6 +606,7 @@ class Pool(SlabSlots):
     def remove_table(self, table_id: int) -> None:
         """Let a table go, its rows with it."""
         self.purge(table_id)
+        self.row_levels.pop(table_id, None)
         self.tables.discard(table_id)
 
     def close(self) -> None:

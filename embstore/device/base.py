@@ -397,12 +397,23 @@ class Device(Protocol):
     def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
         """Return what is in slots [low, high)."""
 
-    def touch(self, memory: SlotMemory, slots: Array | Slots, clock: int, *, lfu: bool) -> None:
-        """Score the slots of a call, -1 passed over. LRU: the clock. LFU: (count + 1, saturating)
-        << 40 | clock. The clock is below 2**40.
+    def touch(self, memory: SlotMemory, slots: Array | Slots, clock: int, counting: int) -> None:
+        """Score the slots of a call, -1 passed over: count << 40 | clock. The clock is below 2**40.
 
-        Bits 52..63 stay. A FORESEEN slot is so no longer, and its count starts again at 1: what the
-        running call has touched is never its victim.
+        counting : what becomes of the count: COUNT_NONE 0, COUNT_UP one more (saturating),
+            COUNT_KEEP what it was
+
+        Bits 52..63 stay. A FORESEEN slot is so no longer, its count was 0: what the running call
+        has touched is never its victim.
+        """
+
+    def set_counts(
+        self, memory: SlotMemory, slots: Array | Slots, counts: NDArray[np.int64]
+    ) -> None:
+        """Set the counts of slots that are not FORESEEN; all else stays.
+
+        slots : (n,) unique but for -1, which is passed over
+        counts : (n,) of 0 to COUNT_MAX
         """
 
     def age_scores(self, memory: SlotMemory, slot_count: int) -> None:

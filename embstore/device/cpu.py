@@ -431,8 +431,11 @@ class CpuDevice:
         dirty = memory.dirty[low:high].view(np.bool_)
         return SlotContents(memory.keys[low:high], memory.scores[low:high], dirty)
 
-    def touch(self, memory: CpuSlots, slots: Slots, clock: int, *, lfu: bool) -> None:
-        victim_kernels.touch(memory.scores, slots, clock, lfu)
+    def touch(self, memory: CpuSlots, slots: Slots, clock: int, counting: int) -> None:
+        victim_kernels.touch(memory.scores, slots, clock, counting)
+
+    def set_counts(self, memory: CpuSlots, slots: Slots, counts: NDArray[np.int64]) -> None:
+        victim_kernels.set_counts(memory.scores, slots, counts)
 
     def age_scores(self, memory: CpuSlots, slot_count: int) -> None:
         victim_kernels.age_scores(memory.scores[:slot_count])

@@ -127,13 +127,18 @@ class SlotVerbs(Launches):
         self.download_together(d_contents, [keys, scores, dirty])
         return SlotContents(keys, scores, dirty)
 
-    def touch(self, memory: Slabs, slots: DeviceArray | Slots, clock: int, *, lfu: bool) -> None:
+    def touch(self, memory: Slabs, slots: DeviceArray | Slots, clock: int, counting: int) -> None:
         n = len(slots)
         if n:
             self.launch(
                 "touch", n, *memory.rows.arguments, self.resident(slots), np.int64(n),
-                np.int64(clock), np.int32(lfu),
+                np.int64(clock), np.int32(counting),
             )  # fmt: skip
+
+    def set_counts(
+        self, memory: Slabs, slots: DeviceArray | Slots, counts: NDArray[np.int64]
+    ) -> None:
+        self._with_numbers("set_counts", memory, slots, counts)
 
     def age_scores(self, memory: Slabs, slot_count: int) -> None:
         if slot_count:
@@ -146,10 +151,19 @@ class SlotVerbs(Launches):
         return self._count_over_slots("unpin", memory, slots)
 
     def foresee(self, memory: Slabs, slots: DeviceArray | Slots, scores: NDArray[np.int64]) -> None:
+        self._with_numbers("foresee", memory, slots, scores)
+
+    def _with_numbers(
+        self,
+        kernel: str,
+        memory: Slabs,
+        slots: DeviceArray | Slots,
+        numbers: NDArray[np.int64],
+    ) -> None:
         n = len(slots)
         if n:
-            d_slots, d_scores = self.resident(slots), self.upload(scores)
-            self.launch("foresee", n, *memory.rows.arguments, d_slots, d_scores, np.int64(n))
+            d_slots, d_numbers = self.resident(slots), self.upload(numbers)
+            self.launch(kernel, n, *memory.rows.arguments, d_slots, d_numbers, np.int64(n))
 
     def forget_foreseen(self, memory: Slabs, slot_count: int) -> None:
         if slot_count:

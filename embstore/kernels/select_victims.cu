@@ -1,12 +1,14 @@
 // Scores of slots, and the slots of lowest score.
 //
-// The low 51 bits of a score are the clock of the last call that touched the slot (LRU), or
-// count << 40 | clock (LFU), unless it is FORESEEN; the bits above are told of in slots.py. A
+// The low 51 bits of a score are count << 40 | clock, the clock being that of the last call that
+// touched the slot, unless it is FORESEEN; the bits above are told of in slots.py. A
 // **candidate** is a slot with a key, whose low 40 bits are not the present clock, and whose score
 // is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor pinned.
 //
-//     touch            of slots[i], foreseen no longer: low 51 bits = clock, or
-//                      (count + 1, saturating) << 40 | clock, the count of a foreseen one being 0
+//     touch            of slots[i], foreseen no longer: the clock; and the count, that of a foreseen
+//                      one being 0 before, is 0 (COUNT_NONE), one more but saturating (COUNT_UP),
+//                      or as it was (COUNT_KEEP)
+//     set_counts       of slots[i], unless foreseen: count = counts[i]
 //     age_scores       of all slots, unless foreseen: count becomes count / 2, the clock stays
 //     pin              of slots[i]: pins + 1; count += those that had none
 //     unpin            of slots[i]: pins - 1; count += those that have none now
@@ -37,16 +39,19 @@
 // is the sum of what the ranges, the tiles, the warps and the lanes before it have.
 //
 // Preconditions: slots unique but for -1, which is passed over, or unique (arrive); ranks below
-// PIN_ONE; below_before, ties_before are the exclusive sums of count_victims' answers to the same
+// PIN_ONE, counts at most COUNT_MAX; below_before, ties_before are the exclusive sums of count_victims' answers to the same
 // arguments; bins and count zeroed; result = 0, ceiling, floor. Deterministic: sums, minima and
 // maxima of integers, and ranks.
-// CPU twin: select_victims.py. Bytes of n slots: touch, pin, unpin, arrive 72 n, foresee 80 n,
+// CPU twin: select_victims.py. Bytes of n slots: touch, pin, unpin, arrive 72 n, foresee and
+// set_counts 80 n,
 // count_pending 40 n, age_scores and forget_foreseen 16 n, a pass 8 n and up to 8 n more of keys;
 // count_accesses 4 n and sectors of slots, in the L2 cache.
 
 #define CLOCK_BITS KEY_BITS
 #define CLOCK_MASK KEY_MASK
 #define COUNT_MAX ((1ll << 11) - 1)
+#define COUNT_NONE 0
+#define COUNT_UP 1
 #define FORESEEN (1ll << 51)
 #define ABOVE_COUNT (-FORESEEN)  // bits 51..63
 #define PIN_SHIFT 52
@@ -125,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     const int64* __restrict__ slots,  // (n,), -1 passed over
     const int64 n,
     const int64 clock,
-    const int32 lfu) {
+    const int32 counting) {
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 slot = __ldg(slots + i);
         if (slot < 0) {
@@ -134,8 +139,28 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
         int64* score = score_of(slabs, slab_shift, stride, slot);
         const int64 before = *score;
         const int64 touches = before & FORESEEN ? 0 : (before >> CLOCK_BITS) & COUNT_MAX;
-        const int64 count = lfu ? min(touches + 1, COUNT_MAX) : 0;
+        const int64 more = counting == COUNT_UP;
+        const int64 count = counting == COUNT_NONE ? 0 : min(touches + more, COUNT_MAX);
         *score = (before & ABOVE_RANK) | count << CLOCK_BITS | clock;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) set_counts(
+    const uint64* __restrict__ slabs,  // (slab count,) addresses
+    const int32 slab_shift,
+    const int32 stride,                // fp32 of a row
+    const int64* __restrict__ slots,   // (n,), -1 passed over
+    const int64* __restrict__ counts,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot < 0) {
+            continue;
+        }
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        if (!(*score & FORESEEN)) {
+            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | __ldg(counts + i) << CLOCK_BITS;
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 """Scores of slots, and the slots of lowest score.
 
-The low 51 bits of a score are the clock of the last call that touched the slot (LRU), or
-`count << 40 | clock` (LFU); the clock is below 2**40, the count below 2**11. Above them a score may
+The low 51 bits of a score are `count << 40 | clock`, the clock being that of the last call that
+touched the slot, below 2**40; the count is below 2**11, and what it counts is the policy's affair
+(0 under LRU, touches under LFU, the level of a row's profile under rank). Above them a score may
 say that the slot is FORESEEN, when they are a rank until the next touch, that it has pins, or that
 it is PENDING (`embstore.kernels.slots`).
 
-    touch            of slots[i], foreseen no longer: low 51 bits = clock, or
-                     (count + 1, saturating) << 40 | clock, the count of a foreseen one being 0
+    touch            of slots[i], foreseen no longer: the clock; and the count, that of a foreseen
+                     one being 0 before, is 0 (COUNT_NONE), one more but saturating (COUNT_UP), or
+                     as it was (COUNT_KEEP)
+    set_counts       of slots[i], unless foreseen: count = counts[i]
     age_scores       of all slots, unless foreseen: count becomes count // 2, the clock stays
     pin              of slots[i]: pins + 1; how many had none
     unpin            of slots[i]: pins - 1; how many have none now
@@ -33,7 +36,6 @@ running call needs the row: a rank left in its place would let the call take its
 import numpy as np
 
 from embstore.arithmetic.jit import (
-    Bool,
     Int,
     Int32sIn,
     Int64s,
@@ -44,11 +46,19 @@ from embstore.arithmetic.jit import (
     prefetch_to_write,
 )
 from embstore.arrays import EMPTY_KEY
-from embstore.kernels.slots import FORESEEN, PENDING, PIN_ONE, PIN_SHIFT, PINS_MAX
+from embstore.kernels.slots import (
+    CLOCK_BITS,
+    CLOCK_MASK,
+    COUNT_MAX,
+    COUNT_NONE,
+    COUNT_UP,
+    FORESEEN,
+    PENDING,
+    PIN_ONE,
+    PIN_SHIFT,
+    PINS_MAX,
+)
 
-CLOCK_BITS = 40
-CLOCK_MASK = (1 << CLOCK_BITS) - 1
-COUNT_MAX = (1 << 11) - 1
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
 _AHEAD = 16
@@ -61,7 +71,7 @@ def touch(
     scores: Int64s,  # (slot count,)
     slots: Int64sIn,  # (u,), unique but for -1
     clock: Int,
-    lfu: Bool,
+    counting: Int,
 ) -> None:
     """Score the slots of a call."""
     start = scores.ctypes.data
@@ -73,8 +83,24 @@ def touch(
             continue
         score = scores[slot]
         before = 0 if score & FORESEEN else (score >> CLOCK_BITS) & COUNT_MAX
-        count = min(before + 1, COUNT_MAX) if lfu else 0
+        count = 0 if counting == COUNT_NONE else min(before + (counting == COUNT_UP), COUNT_MAX)
         scores[slot] = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
+
+
+@kernel
+def set_counts(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+    counts: Int64sIn,  # (n,), at most COUNT_MAX
+) -> None:
+    """Give the slots their counts."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0 and not scores[slots[i]] & FORESEEN:
+            kept = scores[slots[i]] & (_ABOVE_COUNT | CLOCK_MASK)
+            scores[slots[i]] = kept | counts[i] << CLOCK_BITS
 
 
 @kernel

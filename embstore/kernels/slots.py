@@ -9,7 +9,8 @@ A **score** is an int64 that says when a slot may be given to another row, in fi
     bit 63        PENDING: the slot has its key, its row is still on its way; the score is negative
     bits 52..62   pins: how many hold the row where it is, at most PINS_MAX
     bit 51        FORESEEN: the bits below rank the row by its next announced use
-    bits 40..50   where it is not foreseen: calls that touched the row since (LFU), 0 under LRU
+    bits 40..50   where it is not foreseen: calls that touched the row (LFU), the level of its
+                  profile (rank), 0 under LRU
     bits 0..39    where it is not foreseen: the clock of the last of them
 
 So the scores of the slots that may be given away are [0, PIN_ONE), and among them a row that will
@@ -34,6 +35,11 @@ PIN_SHIFT = 52
 PIN_ONE = 1 << PIN_SHIFT
 PINS_MAX = (1 << 11) - 1
 FORESEEN = 1 << 51
+CLOCK_BITS = 40
+CLOCK_MASK = (1 << CLOCK_BITS) - 1
+COUNT_MAX = (1 << 11) - 1
+COUNT_NONE, COUNT_UP, COUNT_KEEP = range(3)
+"""What a touch does to the count: makes it 0, one more, or leaves it."""
 
 
 def place_keys(

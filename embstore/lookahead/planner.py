@@ -42,8 +42,7 @@ from embstore.cache.pool import Pool
 from embstore.cache.prefetch import Collection, Prefetch, Work
 from embstore.engine import Engine
 from embstore.errors import EmbstoreError, StoreClosedError
-from embstore.kernels.select_victims import CLOCK_MASK
-from embstore.kernels.slots import FORESEEN
+from embstore.kernels.slots import CLOCK_MASK, FORESEEN
 from embstore.lookahead.session import Session
 from embstore.lookahead.step import Part, Step
 
@@ -346,7 +345,7 @@ class Planner:
         prefetch = self._prefetches.get(id(pool))
         if prefetch is None or prefetch.pool is not pool:
             prefetch = self._prefetches[id(pool)] = Prefetch(pool, self.work)
-            pool.unpin_all = lambda: self.unplan(pool)
+            pool.unpinners["lookahead"] = lambda: self.unplan(pool)
         return prefetch
 
     def _forget_pools(self) -> None:
@@ -354,7 +353,7 @@ class Planner:
         used = {id(t.pool) for s in self._sessions.values() for t in s.tables.values()}
         for key, prefetch in list(self._prefetches.items()):
             if key not in used and not prefetch.pool.arriving:
-                prefetch.pool.unpin_all = _nothing
+                prefetch.pool.unpinners.pop("lookahead", None)
                 del self._prefetches[key]
 
     # No room
@@ -438,8 +437,16 @@ class Planner:
             if part.pins is not None:
                 pool = part.pool
                 pool.policy.touch(part.pins.slots, len(uses), pool.slot_count)
+                self._rank_again(part)
                 scores = self._scores(session, uses)
                 pool.device.foresee(pool.memory, part.pins.slots, scores)
+
+    def _rank_again(self, part: Part) -> None:
+        """Give rows their levels again: a rank by next use has taken their place."""
+        pool = part.pool
+        if part.pins is not None and pool.policy_name == "rank":
+            keys = pool.device.download(part.batch().unique_keys)
+            pool.policy.rank_again(part.pins.slots, keys)
 
     def _scores(self, session: Session, next_uses: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return scores by which the farthest next use leaves first; -1: none is known.
@@ -486,6 +493,7 @@ class Planner:
         for pool in {id(t.pool): t.pool for t in session.tables.values()}.values():
             pool.device.forget_foreseen(pool.memory, pool.slot_count)
             pool.policy.forget()
+            pool.rank_again()
 
     # Looking
 
@@ -505,10 +513,6 @@ class Planner:
 def _never() -> float | None:
     """End no session, at no time."""
     return None
-
-
-def _nothing() -> None:
-    """Take no pin away: there is none."""
 
 
 def _has_pool(step: Step, pool: Pool) -> bool:

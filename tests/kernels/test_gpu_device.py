@@ -17,7 +17,7 @@ from embstore.device import staging
 from embstore.device.base import Gradients
 from embstore.device.gpu import RESERVE_BYTES, GpuDevice
 from embstore.errors import CapacityError, DeviceError
-from embstore.kernels.slots import FORESEEN, PENDING, PIN_ONE
+from embstore.kernels.slots import COUNT_NONE, COUNT_UP, FORESEEN, PENDING, PIN_ONE
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import (
     awkward,
@@ -204,7 +204,7 @@ def everything(device):
     results.append(device.count_accesses(batch, found, 0, count, None))
     out = device.upload(np.zeros((500, DIM), np.float32))
     device.gather(memory.rows, found, batch, DIM, [out])
-    device.touch(memory, found, 3, lfu=True)
+    device.touch(memory, found, 3, COUNT_UP)
     results.append(bits(device.download(out)))
     places, absent = device.absent(batch.unique_keys, found, batch.found.missing)
     results += [places.tolist(), absent.tolist()]
@@ -423,7 +423,7 @@ def test_an_update_waits_once():
         device.sum_by_key(batch, [Gradients(d_gradients)], np.float32(1), here.sums)
         assert runtime.waits == 0, f"turn {turn}"
         slots = here.settle(batch)
-        device.touch(here.memory, slots, turn, lfu=True)
+        device.touch(here.memory, slots, turn, COUNT_UP)
         sums = here.sums[: len(slots)]
         device.apply("sgd", here.memory, slots, batch.unique_keys, sums, parameters(1))
         assert runtime.waits == 1, f"turn {turn}"
@@ -439,7 +439,7 @@ def test_a_lookup_waits_once_and_for_each_piece_of_its_output(monkeypatch, piece
         runtime.waits = 0
         batch = here.look()
         slots = here.settle(batch)
-        device.touch(here.memory, slots, 1, lfu=False)
+        device.touch(here.memory, slots, 1, COUNT_NONE)
         assert runtime.waits == 1
         device.gather(here.memory.rows, slots, batch, 64, [out])
         assert runtime.waits == 1 + -(-out.nbytes // piece_bytes)
@@ -538,7 +538,8 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: device.mark(memory, slots, dirty=True),
         lambda: device.read_slots(memory, slots),
         lambda: device.read_range(memory, 0, 4),
-        lambda: device.touch(memory, d_slots, 1, lfu=True),
+        lambda: device.touch(memory, d_slots, 1, COUNT_UP),
+        lambda: device.set_counts(memory, slots, slots),
         lambda: device.age_scores(memory, 4),
         lambda: device.select_victims(memory, 4, 1, 2),
         lambda: device.warm_up(),
@@ -634,7 +635,7 @@ def test_rows_at_far_slots_are_updated(far, far_rows, kind):
 def test_far_slots_are_placed_and_chosen(far):
     device, memory = far
     device.place_keys(memory, np.array(FAR), np.arange(len(FAR)) << 40)
-    device.touch(memory, np.array(FAR), 7, lfu=False)
+    device.touch(memory, np.array(FAR), 7, COUNT_NONE)
     victims, scores = device.select_victims(memory, MANY, 8, 3)
     assert victims.tolist() == sorted(FAR)[:3] and scores.tolist() == [7] * 3
     assert device.pin(memory, victims) == 3

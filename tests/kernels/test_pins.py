@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
 from embstore.kernels import slots as layout
+from embstore.kernels.slots import COUNT_KEEP, COUNT_NONE, COUNT_UP
 from tests.kernels.samples import contents_of, devices, each_device, slots_with
 
 SEED = 17
@@ -39,6 +40,7 @@ scores_of_slots = st.builds(
     count=st.sampled_from([0, 1, 5, COUNT_MAX - 1, COUNT_MAX]),
     clock=st.sampled_from([0, 1, 7, CLOCK_MAX]),
 )
+countings = st.sampled_from([COUNT_NONE, COUNT_UP, COUNT_KEEP])
 some_slots = st.lists(scores_of_slots, min_size=1, max_size=40)
 
 
@@ -155,16 +157,31 @@ def test_forget_foreseen_ranks_them_below_all_others(scores, slot_count):
 
 
 @settings(deadline=None)
-@given(some_slots, st.booleans(), st.data())
-def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, lfu, data):
+@given(some_slots, countings, st.data())
+def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, data):
     slots, after = taken(data, scores), list(scores)
     for slot in slots:
         before = 0 if scores[slot].foreseen else scores[slot].count
-        count = min(before + 1, COUNT_MAX) if lfu else 0
+        count = {COUNT_NONE: 0, COUNT_UP: min(before + 1, COUNT_MAX), COUNT_KEEP: before}[counting]
         after[slot] = replace(scores[slot], foreseen=0, count=count, clock=9)
     for device in devices():
         memory = scored(device, scores)
-        device.touch(memory, np.array([*slots, -1], np.int64), 9, lfu=lfu)
+        device.touch(memory, np.array([*slots, -1], np.int64), 9, counting)
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.booleans(), st.data())
+def test_set_counts_leaves_all_else_alone_and_what_is_foreseen_altogether(scores, on_device, data):
+    slots, after, counts = taken(data, scores), list(scores), []
+    for slot in slots:
+        counts.append(data.draw(st.integers(0, COUNT_MAX)))
+        if not scores[slot].foreseen:
+            after[slot] = replace(scores[slot], count=counts[-1])
+    slots, counts = [*slots, -1], np.array([*counts, 3], np.int64)
+    for device in devices():
+        memory = scored(device, scores)
+        device.set_counts(memory, given_to(device, slots, on_device), counts)
         check(device, memory, after)
 
 
@@ -207,7 +224,7 @@ def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
     assert here.keys.tolist() == keys.tolist() and not here.dirty.any()
     assert (here.scores == layout.PENDING).all()
     assert device.read_slots(memory, np.array([19])).dirty.all()
-    device.touch(memory, slots, 4, lfu=False)
+    device.touch(memory, slots, 4, COUNT_NONE)
     assert device.pin(memory, slots) == 3
     assert device.pin(memory, slots[:2]) == 0
     assert device.unpin(memory, slots) == 1
@@ -235,13 +252,13 @@ def test_the_next_use_decides_among_what_is_foreseen(device):
     assert device.read_range(memory, 0, 8).scores.tolist() == [0] * 6 + [6, 7]
 
 
-@pytest.mark.parametrize("lfu", [False, True])
+@pytest.mark.parametrize("counting", [COUNT_NONE, COUNT_UP, COUNT_KEEP])
 @each_device
-def test_no_row_of_the_running_call_is_its_victim(device, lfu):
+def test_no_row_of_the_running_call_is_its_victim(device, counting):
     """Not even one that is foreseen, whose turn it would be before that of the others."""
     memory = scored(device, [Score(foreseen=1, clock=slot) for slot in range(6)])
-    device.touch(memory, np.array([0, -1, 2]), 9, lfu=lfu)
-    count = 1 if lfu else 0
+    device.touch(memory, np.array([0, -1, 2]), 9, counting)
+    count = 1 if counting == COUNT_UP else 0
     assert device.read_slots(memory, np.array([0, 2])).scores.tolist() == [count << 40 | 9] * 2
     assert device.select_victims(memory, 6, 9, 6)[0].tolist() == [1, 3, 4, 5]
     assert device.select_victims(memory, 6, 10, 3)[0].tolist() == [0, 1, 2]
@@ -293,6 +310,7 @@ def test_nothing_to_pin(device):
     for slots in (NONE, none, absent, device.upload(absent)):
         assert device.pin(memory, slots) == device.unpin(memory, slots) == 0
         device.foresee(memory, slots, np.full(len(slots), 5))
+        device.set_counts(memory, slots, np.full(len(slots), 5))
     assert device.count_pending(memory, none) == 0
     device.arrive(memory, NONE)
     device.place_pending(memory, NONE, NONE)

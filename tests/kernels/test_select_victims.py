@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
-from embstore.kernels.slots import FORESEEN, PENDING, PIN_ONE
+from embstore.kernels.slots import COUNT_NONE, COUNT_UP, FORESEEN, PENDING, PIN_ONE
 from tests.kernels.samples import batch_of, contents_of, devices, slots_with
 
 SEED = 13
@@ -111,17 +111,17 @@ def test_what_this_clock_has_touched_is_no_victim():
         assert select(device, scores, np.arange(4), 9, 4) == [0, 3]
 
 
-def touched(device, scores, slots, clock, *, lfu, on_device):
+def touched(device, scores, slots, clock, counting, *, on_device):
     memory = scored(device, np.array(scores))
     slots = np.array(slots, np.int64)
-    device.touch(memory, device.upload(slots) if on_device else slots, clock, lfu=lfu)
+    device.touch(memory, device.upload(slots) if on_device else slots, clock, counting)
     return device.read_range(memory, 0, len(scores)).scores.tolist()
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_touch_lru_is_the_clock(on_device):
     for device in devices():
-        found = touched(device, [1, 2, 3], [2, -1, 0], 8, lfu=False, on_device=on_device)
+        found = touched(device, [1, 2, 3], [2, -1, 0], 8, COUNT_NONE, on_device=on_device)
         assert found == [8, 2, 8]
 
 
@@ -129,9 +129,9 @@ def test_touch_lru_is_the_clock(on_device):
 def test_touch_lfu_counts_and_saturates(on_device):
     scores = [0, 5 << 40 | 3, COUNT_MAX << 40 | 7, 4]
     for device in devices():
-        found = touched(device, scores, [0, 1, -1, 2], 9, lfu=True, on_device=on_device)
+        found = touched(device, scores, [0, 1, -1, 2], 9, COUNT_UP, on_device=on_device)
         assert found == [1 << 40 | 9, 6 << 40 | 9, COUNT_MAX << 40 | 9, 4]
-        assert touched(device, scores, [], 9, lfu=True, on_device=on_device) == scores
+        assert touched(device, scores, [], 9, COUNT_UP, on_device=on_device) == scores
 
 
 def test_age_scores_halves_counts_and_keeps_clocks():

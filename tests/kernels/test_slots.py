@@ -5,6 +5,7 @@ import pytest
 
 from embstore.arrays import EMPTY_KEY
 from embstore.device import gpu_slots
+from embstore.kernels.slots import COUNT_NONE, COUNT_UP
 from tests.kernels.samples import (
     SLAB_SLOTS,
     awkward,
@@ -106,7 +107,7 @@ def test_nothing_to_do_to_slots():
         device.clear_slots(here.memory, none)
         device.mark(here.memory, none, dirty=True)
         device.mark(here.memory, device.upload(none), dirty=False)
-        device.touch(here.memory, none, 5, lfu=True)
+        device.touch(here.memory, none, 5, COUNT_UP)
         assert len(device.read_slots(here.memory, none).keys) == 0
         device.add_slots(here.memory, 64, 64)
         device.drop_slots(here.memory, 64, 64)
@@ -129,7 +130,7 @@ def test_slots_come_free_and_go_without_a_trace(device):
     check_free(device, here.memory, 48, 128)
     slots = np.arange(48, 128)
     device.place_keys(here.memory, slots, slots)
-    device.touch(here.memory, slots, 9, lfu=False)
+    device.touch(here.memory, slots, 9, COUNT_NONE)
     device.mark(here.memory, slots, dirty=True)
     device.scatter_rows(np.ones((80, 8), np.float32), here.memory.rows, slots)
     device.drop_slots(here.memory, 64, 128)

@@ -4,7 +4,8 @@ The simulation is the definition of embstore/cache/policy.py over arrays by key.
 its unique keys at one time; then the rows of lowest score make room for those that were absent.
 
     lru   score = clock of the last touch
-    lfu   score = (count since insertion, clock); counts are halved after 10 touches for every slot
+    lfu   score = (count, clock), the count that of touches since the row came; one that comes to a
+          full cache starts with the next victim's, at least 1; halved after 10 touches a slot
 """
 
 import numpy as np
@@ -49,6 +50,10 @@ class ExactCache:
         self._touch(unique[hit])
         self._make_room(int((~hit).sum()))
         self._touch(unique[~hit])
+        if self.lfu and self.resident == self.slots and not hit.all():
+            others = (self.clocks != ABSENT) & (self.clocks != self.clock)
+            if others.any():
+                self.counts[unique[~hit]] = max(1, self.counts[others].min())
 
     def rates(self):
         return {kind: self.hits[kind] / self.keys[kind] for kind in self.hits}

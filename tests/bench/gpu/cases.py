@@ -20,7 +20,7 @@ from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
 from embstore.device.base import Batch, Gradients, TableParameters
 from embstore.device.gpu import GpuDevice
 from embstore.device.slabs import Slabs
-from embstore.kernels.slots import FORESEEN
+from embstore.kernels.slots import COUNT_NONE, FORESEEN
 from tests.bench.gpu.law import Keys, Zipf
 from tests.bench.gpu.scale import Scale
 
@@ -87,7 +87,7 @@ class Layout:
         step = -(-slots // self.scale.clocks)
         for clock, low in enumerate(range(0, slots, step)):
             touched = np.arange(low, min(low + step, slots))
-            device.touch(self.memory, touched, clock + 1, lfu=False)
+            device.touch(self.memory, touched, clock + 1, COUNT_NONE)
         self.index = device.allocate_index(slots)
         assert device.insert_slots(self.index, self.memory, slots), "the stash is full"
         moved = self._rng.choice(slots, self.scale.moved_rows, replace=False)
@@ -252,7 +252,7 @@ def _slots(layout: Layout) -> list[Case]:
     clocks = counter(layout.scale.clocks + 1)
 
     def touch(number: int) -> None:
-        device.touch(layout.memory, layout.taken(number).slots, next(clocks), lfu=False)
+        device.touch(layout.memory, layout.taken(number).slots, next(clocks), COUNT_NONE)
 
     def erase_and_insert(number: int) -> None:
         device.erase(layout.index, layout.moved_keys)
