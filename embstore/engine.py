@@ -14,8 +14,8 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
@@ -31,6 +31,7 @@ from embstore.errors import (
     CapacityError,
     CheckpointExistsError,
     DeviceError,
+    EmbstoreError,
     InvalidArgumentError,
     StorageError,
     StoreClosedError,
@@ -38,10 +39,13 @@ from embstore.errors import (
     TableHeldError,
     TableNotFoundError,
 )
+from embstore.frequency.accesses import Accesses, TableAccess
+from embstore.frequency.kept import KeptProfiles
+from embstore.frequency.levels import RowLevels
 from embstore.results import Checkpoint, TableEntry
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
-from embstore.tablestate import TableState
+from embstore.tablestate import Share, TableState
 
 _LABEL_CHARACTERS_MAX = 255
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
@@ -53,7 +57,14 @@ class Engine:
     """Tables, pools, storage and device of one store. All methods take the lock themselves."""
 
     def __init__(
-        self, storage: Storage, device: Device, *, cache_bytes: int, policy: str, limits: Limits
+        self,
+        storage: Storage,
+        device: Device,
+        *,
+        cache_bytes: int,
+        policy: str,
+        limits: Limits,
+        count_rate: float = 0.0,
     ) -> None:
         self.storage = storage
         self.device = device
@@ -63,6 +74,10 @@ class Engine:
         self.stages = Stages()
         self.tables: dict[int, TableState] = {}
         self.pools: dict[Layout, Pool] = {}
+        self.accesses = Accesses(count_rate)
+        self.kept = KeptProfiles(storage.files, read_only=storage.read_only)
+        self.profiled_rows: dict[int, int] = {}
+        """By table id: how many rows of it the imported profile ranks."""
         self.command_number = storage.catalogue.head.command
         self._names: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -75,7 +90,10 @@ class Engine:
         self._process = os.getpid()
         self.before_change: Callable[[], None] = _nothing
         """Has look-ahead take back what ended sessions hold, before tables or slabs go."""
+        self.before_going: Callable[[Iterable[TableState]], None] = _nothing_of
+        """Takes the pins of a hot set back, before its tables go."""
         self._open_tables(storage.catalogue.head.tables)
+        self.kept.forget_others(storage.catalogue.table_ids())
 
     # The frame of every call
 
@@ -268,9 +286,42 @@ class Engine:
     def _add_table(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
         table = TableState(entry.table_id, config, pool, entry.rows, entry.learning_rate, entry.t)
         pool.add_table(entry.table_id, _parameters(config))
+        self._take_profiles(table)
         self.tables[entry.table_id] = table
         self._names[config.name] = entry.table_id
         return table
+
+    def _take_profiles(self, table: TableState) -> None:
+        """Go by what the directory knows of how often the table's rows are used."""
+        imported = self.kept.profile("imported", table.table_id)
+        if imported is not None:
+            self.profiled_rows[table.table_id] = len(imported[0].keys)
+            if self.policy == "rank":
+                table.pool.row_levels[table.table_id] = RowLevels(*imported)
+        if self.accesses.rate:
+            counted = self.kept.profile("counted", table.table_id)
+            if counted is not None:
+                self.accesses.resume(table.table_id, counted[0])
+
+    def note_accesses(self, shares: Sequence[Share]) -> None:
+        """Count a lookup, if it is one of those that are counted."""
+        if self.accesses.begin_call():
+            self.accesses.note(
+                TableAccess(
+                    share.table.table_id,
+                    share.table.name,
+                    self.device.download(share.keys),
+                    share.counts,
+                )
+                for share in shares
+            )
+
+    def _keep_counts(self) -> None:
+        """Write what was counted. A disk that is full keeps the counts of before."""
+        with suppress(EmbstoreError):
+            for table in self.tables.values() if self.accesses.counted_calls else ():
+                counted = self.accesses.table_profile(table.table_id, table.name, table.rows)
+                self.kept.keep("counted", table.table_id, counted, self.accesses.rate)
 
     def _leave_if_empty(self, pool: Pool) -> None:
         if not pool.tables:
@@ -288,10 +339,13 @@ class Engine:
         with self.writing():
             table = self.find(name)
             self._check_unheld("drop it", [table])
+            self.before_going([table])
             self.storage.drop_table(table.table_id)
             table.pool.remove_table(table.table_id)
             self._leave_if_empty(table.pool)
             del self.tables[table.table_id], self._names[name]
+            self.accesses.forget(table.table_id)
+            self.profiled_rows.pop(table.table_id, None)
         return self.command_number
 
     def _check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
@@ -404,6 +458,7 @@ class Engine:
         with self.writing():
             self._check_unheld("restore", self.tables.values())
             self._check_room_for(label)
+            self.before_going(list(self.tables.values()))
             for pool in self.pools.values():
                 pool.finish_arriving()
             head = self.storage.restore(label, self.command_number + 1)
@@ -460,6 +515,8 @@ class Engine:
                 if not self.storage.read_only and self.storage.failure is None and self._changed():
                     self.flush()
                     self._commit()
+                if self.storage.failure is None:
+                    self._keep_counts()
             finally:
                 self._give_back()
 
@@ -469,7 +526,7 @@ class Engine:
         return self._closed
 
     def _give_back(self) -> None:
-        self.before_change = _nothing  # no circle keeps what is closed
+        self.before_change, self.before_going = _nothing, _nothing_of  # no circle keeps it
         with ExitStack() as stack:  # each, whatever becomes of the others
             stack.callback(self.device.close)
             stack.callback(self.arena.pools.clear)  # pools know it: no memory waits for a collector
@@ -498,6 +555,10 @@ class Engine:
 
 def _nothing() -> None:
     """Take nothing back: there are no sessions."""
+
+
+def _nothing_of(tables: Iterable[TableState]) -> None:
+    """Take no pins of a table back: there is no hot set."""
 
 
 def _layout(config: TableConfig) -> Layout:

@@ -65,6 +65,18 @@ class Announced:
 
 
 @dataclass(frozen=True)
+class HotSetFacts:
+    """Which hot set is to be pinned in the cache, and how much of it is."""
+
+    version: int
+    """0: none."""
+    rows: int
+    bytes: int
+    """Of the rows, as the set says; 0: unknown."""
+    pinned_rows: int
+
+
+@dataclass(frozen=True)
 class TableEntry:
     """One table as of a state."""
 

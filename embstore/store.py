@@ -1,8 +1,9 @@
 """The store: a directory of tables, opened by one writer or by any number of readers."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +20,12 @@ from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
 from embstore.feed.run import Run
 from embstore.figures import store_figures
+from embstore.frequency.hotset import HotSet
+from embstore.frequency.profile import Profile
+from embstore.hotpins import HotPins
 from embstore.lookahead.sessions import Sessions
-from embstore.results import AcknowledgedUpdate, Checkpoint
+from embstore.popularity import export_profile, frequency_figures, import_profile
+from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
 from embstore.table import (
@@ -32,6 +37,7 @@ from embstore.table import (
     output,
 )
 from embstore.tablestate import Share
+from embstore.warming import Warming
 from embstore.writes import OnNonfinite
 
 DEFAULT_CACHE_BYTES = 1 << 30
@@ -44,6 +50,8 @@ def open(
     device: str | Device = "auto",
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     policy: str = "lru",
+    warm_up: float = 0.0,
+    count_rate: float = 0.0,
     checkpoints_keep: int = 3,
     read_only: bool = False,
     threads: int | None = None,
@@ -57,7 +65,11 @@ def open(
     device : "cpu"; "cuda:N", GPU number N ("cuda": the first); "auto": the first GPU if there is
         one and CuPy is installed, else the CPU; or a device, which the store closes
     cache_bytes : memory of the device for resident rows, their index and staging
-    policy : which rows leave first: "lru" or "lfu"
+    policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that
+        `Store.import_profile` was given
+    warm_up : share of the cache, 0 to 1, that is filled by the profile once the store is open, in
+        the background
+    count_rate : share of lookups, 0 to 1, whose accesses are counted, for `Store.export_profile`
     checkpoints_keep : labels that can be restored; older ones are folded into the base
     read_only : share the directory with other readers; nothing can be written
     threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
@@ -80,6 +92,8 @@ def open(
         )
     _check_positive(cache_bytes, "cache_bytes")
     _check_positive(checkpoints_keep, "checkpoints_keep")
+    _check_share(warm_up, "warm_up")
+    _check_share(count_rate, "count_rate")
     if threads is not None:
         _check_positive(threads, "threads")
     limits = Limits() if limits is None else limits
@@ -101,12 +115,26 @@ def open(
         made.close()
         raise
     try:
-        engine = Engine(storage, made, cache_bytes=cache_bytes, policy=policy, limits=limits)
-        return Store(engine)
+        engine = Engine(
+            storage,
+            made,
+            cache_bytes=cache_bytes,
+            policy=policy,
+            limits=limits,
+            count_rate=count_rate,
+        )
+        store = Store(engine)
     except BaseException:
         storage.close()
         made.close()
         raise
+    store._warming.start(warm_up)
+    return store
+
+
+def _check_share(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidArgumentError(f"expected {name} to be a number of 0 to 1, found {value!r}")
 
 
 def _check_positive(value: Any, name: str) -> None:
@@ -137,6 +165,8 @@ class Store:
         self._engine = engine
         self.sessions = Sessions(engine)
         """Look-ahead sessions by their verbs; `session` is the way for a trainer."""
+        self._hot_pins = HotPins(engine)
+        self._warming = Warming(engine, self._hot_pins)
         self._device_facts = engine.device.facts()
 
     def __enter__(self) -> "Store":
@@ -220,6 +250,8 @@ class Store:
             check_call_bytes(self._engine, shares)
             outs = {s.table.name: output(s, given.get(s.table.name)) for s in shares}
             reads.lookup(shares, list(outs.values()), admit=admit, stages=self._engine.stages)
+            if admit:
+                self._engine.note_accesses(shares)
             return outs | dict(given)
 
     def update(
@@ -356,6 +388,77 @@ class Store:
         """
         _check_positive(cache_bytes, "cache_bytes")
         self._engine.resize_cache(cache_bytes)
+        self._hot_pins.pin_wanted()
+
+    # How often rows are used
+
+    def export_profile(self, *, source: str = "counted") -> Profile:
+        """Return how often the rows of each table are accessed.
+
+        Parameters
+        ----------
+        source : "counted" by this store, of the share `count_rate` of its lookups (exact up to a
+            million rows of a table, see `TableProfile.error`), with a recording of the order of
+            calls; or "imported"
+        """
+        return export_profile(self._engine, source)
+
+    def import_profile(self, profile: Profile, *, rename: Mapping[str, str] | None = None) -> None:
+        """Have the store go by a profile, from now on and when it is opened again.
+
+        Under the rank policy it decides which rows leave the cache; warming goes by it under every
+        policy; under LFU, rows that are in the cache start with counts in its proportion. No row,
+        t or digest changes.
+
+        Parameters
+        ----------
+        rename : the names of tables here by their names in the profile, where they differ
+
+        Raises
+        ------
+        TableNotFoundError : the profile has a table that is not here.
+        InvalidArgumentError : it has rows beyond a table's. Nothing has changed.
+        PermissionDeniedError : the store was opened read-only.
+        """
+        import_profile(self._engine, profile, rename)
+
+    def clear_counts(self) -> None:
+        """Count accesses anew."""
+        with self._engine.reading():
+            self._engine.accesses.clear()
+
+    def warm_cache(
+        self, share: float = 0.7, *, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Bring the rows of highest profiled frequency into the cache; return how many.
+
+        Other calls go on in between.
+
+        Parameters
+        ----------
+        share : of the slots to fill, above 0 and at most 1
+        progress : is told how many rows have been done, and of how many
+        """
+        return self._warming.warm(share, progress)
+
+    def pin_hot_set(self, hot_set: HotSet | None) -> HotSetFacts:
+        """Bring a hot set into the cache and keep it there, in place of the one before; None: none.
+
+        A row that both sets have stays in the cache throughout; other calls go on in between. The
+        set is pinned again when the store is opened.
+
+        Raises
+        ------
+        InvalidArgumentError : its version is not above that of the pinned one, or a key is beyond
+            its table.
+        TableNotFoundError, CapacityError : a table is not there; more rows than three quarters of
+            the slots. Nothing has changed.
+        """
+        return self._hot_pins.pin(hot_set)
+
+    def hot_set(self) -> HotSet | None:
+        """Return the hot set that is pinned, or is to be."""
+        return self._hot_pins.wanted
 
     # Durability
 
@@ -404,9 +507,11 @@ class Store:
     def close(self) -> None:
         """Commit without a label, and give memory and directory back. Closing twice is harmless."""
         self.sessions.stop()
+        self._warming.stop()
         self._engine.close()
         if self._engine.is_closed:  # else a call of this thread is still running, and ends it
             self.sessions.join_threads()
+            self._warming.join()
 
     # Looking
 
@@ -474,12 +579,15 @@ class Store:
         origin, evictions, calls in parts); "storage" (log, base, merges, bytes); "stages" (seconds
         and laps since opening); "sessions" with those that are "open" (a list: what each is, how
         far it is, its hits, early rows and stalls) and the "planning" of all together (seconds by
-        stage, rows pinned and under way).
+        stage, rows pinned and under way); "frequency" (accesses counted, by table too; how far
+        warming is; which hot set is pinned).
         """
         with self._engine.reading():
             self._device_facts = self._engine.device.facts()
             return store_figures(self._engine) | {
-                "sessions": {"open": self.sessions.facts(), "planning": self.sessions.planning()}
+                "sessions": {"open": self.sessions.facts(), "planning": self.sessions.planning()},
+                "frequency": frequency_figures(self._engine)
+                | {"warming": self._warming.facts(), "hot_set": asdict(self._hot_pins.facts())},
             }
 
     def check_integrity(self) -> None:

@@ -136,6 +136,8 @@ class Table:
             check_call_bytes(self._engine, [share])
             rows = output(share, out)
             reads.lookup([share], [rows], admit=admit, stages=self._engine.stages)
+            if admit:
+                self._engine.note_accesses([share])
             return rows if out is None else out
 
     def lookup_pooled(
@@ -176,6 +178,8 @@ class Table:
                 admit=admit,
                 stages=self._engine.stages,
             )
+            if admit:
+                self._engine.note_accesses([share])
             return out
 
     def read_rows(
@@ -313,21 +317,9 @@ class Table:
         """
         with self._engine.writing():
             table = self._table
-            share = Share(table, as_keys(keys, self.name))
-            shape = (len(share.keys), table.dim)
-            new_weights = as_rows(weights, shape, self.name, "weights")
-            shape = (len(share.keys), table.config.state_dim)
-            new_state = as_rows(state, shape, self.name, "state")
-            check_call_bytes(self._engine, [share], new_state.nbytes)
-            if (
-                isinstance(add_t, bool)
-                or not isinstance(add_t, int | np.integer)
-                or not 0 <= add_t <= writes.T_MAX - table.t
-            ):
-                raise InvalidArgumentError(
-                    f"table {self.name!r}: expected add_t to be an integer >= 0, found {add_t!r}"
-                )
-            writes.put_rows(share, new_weights, new_state, int(add_t))
+            put = put_of(table, keys, weights, state, add_t)
+            check_call_bytes(self._engine, [put.share], put.state.nbytes)
+            writes.put_rows([put])
             return self._acknowledged(table)
 
     def grow(self, rows: int) -> Acknowledged:
@@ -378,6 +370,33 @@ class Table:
         if not np.isfinite(checked).all():
             raise InvalidArgumentError(f"table {self.name!r}: expected finite weights")
         return checked
+
+
+def put_of(
+    table: TableState, keys: ArrayLike, weights: ArrayLike, state: ArrayLike, add_t: Any
+) -> writes.Put:
+    """Return what a hot replica sends back of one table, its arguments checked.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    share = Share(table, as_keys(keys, table.name))
+    count = len(share.keys)
+    if (
+        isinstance(add_t, bool)
+        or not isinstance(add_t, int | np.integer)
+        or not 0 <= add_t <= writes.T_MAX - table.t
+    ):
+        raise InvalidArgumentError(
+            f"table {table.name!r}: expected add_t to be an integer >= 0, found {add_t!r}"
+        )
+    return writes.Put(
+        share,
+        as_rows(weights, (count, table.dim), table.name, "weights"),
+        as_rows(state, (count, table.config.state_dim), table.name, "state"),
+        int(add_t),
+    )
 
 
 def check_call_bytes(engine: Engine, shares: Iterable[Share], more: int = 0) -> None:

@@ -51,6 +51,16 @@ Change = Callable[[Array, int, int], None]
 
 
 @dataclass(frozen=True)
+class Put:
+    """Rows of one table that were trained elsewhere, by `add_t` updates."""
+
+    share: Share
+    weights: Rows  # (n, dim)
+    state: Rows  # (n, state_dim)
+    add_t: int
+
+
+@dataclass(frozen=True)
 class KeySums:
     """What an update does to one pool: one gradient for each unique row key."""
 
@@ -161,12 +171,28 @@ def assign(share: Share, weights: Rows) -> None:
     table = share.table
     initial = table.pool.parameters.initial_state[table.table_id]
     state = np.full((len(weights), table.config.state_dim), initial, np.float32)
-    _overwrite(share, weights, state, 0)
+    put_rows([Put(share, weights, state, 0)])
 
 
-def put_rows(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
-    """Set weights and state of each key, the last of repeats winning, and add to t (rule 7)."""
-    _overwrite(share, weights, state, add_t)
+def put_rows(puts: Sequence[Put], session: str = "") -> None:
+    """Set weights and state of each key, the last of repeats winning, and add to t (rule 7).
+
+    All tables or none; `session` is the writer's, if any.
+
+    Raises
+    ------
+    TableHeldError, InvalidArgumentError, CapacityError, CorruptTableError : nothing has changed.
+    """
+    tables = [put.share.table for put in puts]
+    check_writer(tables, session)
+    parts = batches([put.share for put in puts])
+    settle(parts)
+    by_table = {put.share.table.table_id: put for put in puts}
+    named = [
+        _overwriting(part, [by_table[share.table.table_id] for share in part.shares])
+        for part in parts
+    ]
+    _write(named, tables, [put.add_t for put in puts], Stages())
 
 
 def _summed(part: PoolBatch, scale: np.float32) -> Array:
@@ -209,7 +235,8 @@ def _apply(
         table.pool.parameters.scalars[table.table_id] = update_scalars(
             table.config.optimizer, table.t + 1, rate, table.dim
         )
-    _write([(part.pool, part.keys, _optimizer(part)) for part in parts], tables, 1, stages)
+    named = [(part.pool, part.keys, _optimizer(part)) for part in parts]
+    _write(named, tables, [1] * len(tables), stages)
 
 
 def _optimizer(part: KeySums) -> Change:
@@ -228,30 +255,28 @@ def _optimizer(part: KeySums) -> Change:
     return apply
 
 
-def _overwrite(share: Share, weights: Rows, state: Rows, add_t: int) -> None:
-    check_writer([share.table], "")
-    (part,) = parts = batches([share])
-    settle(parts)
+def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:
+    """Return how the rows of one pool are set; `puts` are in the order of its batch."""
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
-    last[pool.device.download(part.batch.inverse)] = np.arange(len(share.keys))
+    last[pool.device.download(part.batch.inverse)] = np.arange(part.batch.position_count)
     rows = np.zeros((len(keys), pool.layout.stride), np.float32)
     dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
-    rows[:, :dim] = weights[last]
-    rows[:, dim:end] = state[last]
+    rows[:, :dim] = np.concatenate([put.weights for put in puts])[last]
+    rows[:, dim:end] = np.concatenate([put.state for put in puts])[last]
     canonicalize_nans(rows)
 
     def scatter(slots: Array, low: int, high: int) -> None:
         pool.device.scatter_rows(rows[low:high], pool.memory.rows, pool.device.download(slots))
         pool.device.mark(pool.memory, slots, dirty=True)
 
-    _write([(pool, keys, scatter)], [share.table], add_t, Stages())
+    return pool, keys, scatter
 
 
 def _write(
     writes: Sequence[tuple[Pool, Array, Change]],
     tables: Sequence[TableState],
-    add_t: int,
+    add_t: Sequence[int],
     stages: Stages,
 ) -> None:
     held = [pool.prepare_write(keys) for pool, keys, _ in writes]
@@ -268,8 +293,8 @@ def _write(
         for (pool, keys, change), slots in zip(writes, held, strict=True):
             pool.write(keys, slots, change)
             _note_written([table for table in tables if table.pool is pool], keys)
-        for table in tables:
-            table.t += add_t
+        for table, more in zip(tables, add_t, strict=True):
+            table.t += more
     stages.lap("apply")
 
 

@@ -89,6 +89,12 @@ class Policy:
         elif self.name == "lfu" and is_full and (count := self._least_count(slot_count)) > 1:
             self.device.set_counts(self.memory, slots, np.full(len(keys), count))
 
+    def seed(self, slots: Array | Slots, counts: NDArray[np.int64]) -> None:
+        """Give rows the touches that LFU would have counted; other policies take no notice."""
+        if self.name == "lfu":
+            self.device.set_counts(self.memory, slots, counts)
+            self.forget()
+
     def rank_again(self, slots: Array | Slots, keys: Keys) -> None:
         """Give rows their levels where something else has taken their place, or they changed."""
         if self.name == "rank":

@@ -61,6 +61,8 @@ from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
+_UNPINNED_SHARE = 16
+"""One slot in so many is never pinned, so that calls get on beside whoever pins."""
 
 
 class Arriving(Protocol):
@@ -148,6 +150,19 @@ class Pool(SlabSlots):
     def _fits(self, keys: Array) -> bool:
         """Say whether unique row keys can all be resident at once: they are, or there is room."""
         return not self._find(keys)[1] or self.part_keys(len(keys)) == len(keys)
+
+    @property
+    def pinned_max(self) -> int:
+        """Slots that may be pinned, of those there are."""
+        return self.slot_count - max(1, self.slot_count // _UNPINNED_SHARE)
+
+    def pin(self, slots: Array | Slots) -> None:
+        """Hold the rows of slots where they are, -1 passed over; pins add up."""
+        self.pinned_count += self.device.pin(self.memory, slots)
+
+    def unpin(self, slots: Array | Slots) -> None:
+        """Take a pin from each of the slots, -1 passed over."""
+        self.pinned_count -= self.device.unpin(self.memory, slots)
 
     def unpin_all(self) -> None:
         """Take every pin of the pool away, before slots go."""

@@ -15,7 +15,7 @@ so no read can be older than it. Whoever else needs a pending row waits for it (
 the order of calls decides what they see, as ever.
 
 A pinned row is no victim; pins are counts, as many as steps in flight have the row. One slot in
-`_PINNED_SHARE` stays without, so that other calls get on beside the steps, in parts if they must.
+sixteen stays without (`Pool.pinned_max`), so that other calls get on, in parts if they must.
 What does not fit is not pinned: the planner tries again later, or does the step in parts. Pins
 decide where rows are and never what they are. So a step whose pins were taken (`Pool.unpin_all`) is
 right all the same, only slower.
@@ -34,7 +34,8 @@ from embstore.errors import EmbstoreError
 from embstore.kernels.slots import PINS_MAX
 from embstore.storage.storage import Located
 
-_PINNED_SHARE = 16
+_OTHER_PINS = 2
+"""That a slot may have beside those of steps: a collection's, and a hot set's."""
 EVICTED_ROWS_MAX = 1024
 """At once, ahead of a plan: less than a millisecond of the engine's."""
 _BUFFERS_MAX = 4
@@ -133,7 +134,7 @@ class Collection:
         with pool.storage.no_way_back():  # what stays pending would be read all the same
             if self._error is None:
                 pool.device.arrive(pool.memory, self._slots)
-                self._prefetch.unpin(self._slots)
+                pool.unpin(self._slots)
             else:
                 self._give_up()
         self.is_inserted = True
@@ -156,7 +157,7 @@ class Collection:
     def _give_up(self) -> None:
         pool = self._prefetch.pool
         pool.unpin_all()
-        self._prefetch.unpin(self._slots)
+        pool.unpin(self._slots)
         pool.forget_rows(self._keys, self._slots)
 
 
@@ -174,9 +175,9 @@ class Prefetch:
 
     def can_fit(self, count: int) -> bool:
         """Say whether so many rows could be pinned if no others were; add the slabs it needs."""
-        while count > self.pinned_max and self.pool.grow():
+        while count > self.pool.pinned_max and self.pool.grow():
             pass
-        return count <= self.pinned_max
+        return count <= self.pool.pinned_max
 
     def clear(self, batch: Batch) -> int:
         """Return how many rows should leave before a batch is planned, for it to find free slots.
@@ -192,7 +193,7 @@ class Prefetch:
         self._cleared += found.missing
         while not self._has_room(self._cleared) and pool.grow():
             pass
-        wanted = min(self._cleared, self.pinned_max - pool.pinned_count) - pool.free_count
+        wanted = min(self._cleared, self.pool.pinned_max - pool.pinned_count) - pool.free_count
         if wanted > 0:  # the rows that are there shall not be among those that leave
             pool.policy.tick()
             pool.policy.touch(found.slots, len(found.slots) - found.missing, pool.slot_count)
@@ -228,7 +229,7 @@ class Prefetch:
 
     def _has_room(self, missing: int) -> bool:
         """Say whether so many rows may come without another leaving."""
-        return missing <= min(self.pool.free_count, self.pinned_max - self.pool.pinned_count)
+        return missing <= min(self.pool.free_count, self.pool.pinned_max - self.pool.pinned_count)
 
     def plan(self, batch: Batch) -> Pins | None:
         """Pin the rows of a batch of distinct keys; None if there is no room. Nothing waits.
@@ -244,15 +245,15 @@ class Prefetch:
         found, self._found = self._find(keys), None
         slots, missing = found.slots, found.missing
         begun = perf_counter()
-        self._pin(slots)
+        self.pool.pin(slots)
         try:
             if not self._may_pin(missing):
-                self.unpin(slots)
+                self.pool.unpin(slots)
                 return None
             if missing:
                 self._take(keys, slots, missing)
         except BaseException:
-            self.unpin(slots)
+            self.pool.unpin(slots)
             raise
         pins = Pins(slots)
         self._pins += 1
@@ -260,21 +261,9 @@ class Prefetch:
         self.work.seconds["plan"] += perf_counter() - begun
         return pins
 
-    def _pin(self, slots: Array | Slots) -> None:
-        self.pool.pinned_count += self.pool.device.pin(self.pool.memory, slots)
-
-    def unpin(self, slots: Array | Slots) -> None:
-        """Take a pin from each of the slots, -1 passed over."""
-        self.pool.pinned_count -= self.pool.device.unpin(self.pool.memory, slots)
-
-    @property
-    def pinned_max(self) -> int:
-        """Slots that may be pinned, of those there are."""
-        return self.pool.slot_count - max(1, self.pool.slot_count // _PINNED_SHARE)
-
     def _may_pin(self, missing: int) -> bool:
         needed = self.pool.pinned_count + missing
-        return needed <= self.pinned_max and self._pins < PINS_MAX - 1  # one is a collection's
+        return needed <= self.pool.pinned_max and self._pins < PINS_MAX - _OTHER_PINS
 
     def _take(self, keys: Array, slots: Array, missing: int) -> None:
         pool = self.pool
@@ -282,8 +271,8 @@ class Prefetch:
         places, absent = pool.device.absent(keys, slots, missing)
         taken = pool.take_slots(missing)
         pool.await_rows(absent, taken)
-        self._pin(taken)  # until they have arrived, whatever becomes of the step
-        self._pin(taken)
+        self.pool.pin(taken)  # until they have arrived, whatever becomes of the step
+        self.pool.pin(taken)
         pool.device.set_slots(slots, places, taken)
         self._planned.append((absent, taken))
 
@@ -306,7 +295,7 @@ class Prefetch:
 
     def release(self, pins: Pins) -> None:
         """Take a step's pins back; its rows stay as long as the policy lets them."""
-        self.unpin(pins.slots)
+        self.pool.unpin(pins.slots)
         self._pins -= 1
 
     def buffer(self, rows: int) -> Rows:

@@ -28,7 +28,8 @@ def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int
     numbers = np.asarray(counts, np.float64)
     octaves = np.log2(np.maximum(numbers, _EXACT) / _EXACT)
     levels = np.minimum(np.ceil(numbers), _EXACT) + np.floor(_PER_OCTAVE * octaves)
-    return np.minimum(levels, LEVEL_MAX).astype(np.int64)
+    found: NDArray[np.int64] = np.minimum(levels, LEVEL_MAX).astype(np.int64)
+    return found
 
 
 class RowLevels:

@@ -61,8 +61,12 @@ _MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def table_seed(name: str) -> int:
-    """Return what a table's keys are mixed with before they are hashed: 64 bits of its name."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    """Return what a table's keys are mixed with before they are hashed: 63 bits of its name.
+
+    The highest bit is set, so that no key >= 0 has the hash 0.
+    """
+    name_hash = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(name_hash, "little") | 1 << 63
 
 
 def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
@@ -321,7 +325,7 @@ class Archive:
         whole = {"format": self.what, "version": self._version, **header}
         text = json.dumps(whole, allow_nan=False).encode()
         file = io.BytesIO()
-        narrow = {name: _narrowest(values) for name, values in arrays.items()}
+        narrow: dict[str, Any] = {name: _narrowest(values) for name, values in arrays.items()}
         np.savez(file, header=np.frombuffer(text, np.uint8), **narrow)
         return file.getvalue()
 
@@ -485,7 +489,7 @@ def _unpack_samples(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]])
 
 
 def _unpack_trace(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Trace:
-    events = {}
+    events: dict[str, Any] = {}
     for name, dtype in _TRACE_EVENTS.items():
         values = arrays.pop(f"trace_{name}")
         _check_below(values, np.iinfo(dtype).max, f"trace: {name}")
@@ -514,9 +518,9 @@ def _check_int(value: object, what: str, *, low: int = 0, high: int = _INT64_MAX
     _check(is_so, f"{what} to be an integer from {low} to {high}", repr(value))
 
 
-def _check_rate(rate: object, what: str) -> None:
+def _check_rate(rate: Any, what: str) -> None:
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    _check(is_number and 0 < float(rate) <= 1, f"{what} above 0 and at most 1", repr(rate))
+    _check(is_number and 0 < rate <= 1, f"{what} above 0 and at most 1", repr(rate))
 
 
 def _check_array(values: object, dtype: type[np.integer[Any]], dimensions: int, what: str) -> None:

@@ -26,7 +26,7 @@ def share_of(session: Session, number: int, keys: Any) -> RankShare:
     """
     where = f"session {session.name!r}: step {number}"
     given = mapping(keys, f"{where}: keys")
-    tables = {name: _table(session, name, where) for name in given}
+    tables = {name: session_table(session, name, where) for name in given}
     named = {name: as_keys(given[name], name).copy() for name in given}
     for name, table in tables.items():
         _check_keys(table, named[name], where)
@@ -93,7 +93,8 @@ def step_number(value: Any) -> int:
     return int(value)
 
 
-def _table(session: Session, name: Any, where: str) -> TableState:
+def session_table(session: Session, name: Any, where: str) -> TableState:
+    """Return a table of a session, or raise InvalidArgumentError."""
     table = session.tables.get(name) if isinstance(name, str) else None
     if table is None:
         raise InvalidArgumentError(

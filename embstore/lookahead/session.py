@@ -249,6 +249,23 @@ class Session:
         if self.error is not None:
             raise told_again(self.error)
 
+    def check_may_put(self) -> None:
+        """Raise unless a member may set rows: it is the only writer, and nothing was sent early.
+
+        Raises
+        ------
+        InvalidArgumentError
+        """
+        if self.facts.shared:
+            raise InvalidArgumentError(
+                f"session {self.name!r} is shared: write with Table.put_rows, as anybody may"
+            )
+        if self.steps:
+            raise InvalidArgumentError(
+                f"session {self.name!r}: {len(self.steps)} announced steps are not finished; "
+                "update, release or skip them, then set rows"
+            )
+
     @property
     def deadlines(self) -> list[float]:
         """When leases run out, in monotonic seconds: those of the ranks, or the opener's."""

@@ -18,15 +18,21 @@ from numpy.typing import ArrayLike
 from embstore import writes
 from embstore.arrays import Rows, as_out
 from embstore.engine import Engine
-from embstore.errors import DeadlineError, StoreClosedError
+from embstore.errors import DeadlineError, InvalidArgumentError, StoreClosedError
 from embstore.feed.bags import StepBags
-from embstore.lookahead.announcing import announce, mapping, share_of, step_number
+from embstore.lookahead.announcing import (
+    announce,
+    mapping,
+    session_table,
+    share_of,
+    step_number,
+)
 from embstore.lookahead.finishing import Finishing
 from embstore.lookahead.handles import Readiness, StepLookup, StepOutcome
 from embstore.lookahead.registry import Registry, checked_facts, checked_tables
 from embstore.lookahead.step import Options
 from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
-from embstore.table import check_call_bytes, checked_options
+from embstore.table import check_call_bytes, checked_options, put_of
 from embstore.tablestate import Share
 
 
@@ -272,6 +278,38 @@ class Sessions:
         """As `send_skip`, and wait until the step is finished."""
         return self._finished(self.send_skip(member, step), step, timeout_s)
 
+    # Rows that were trained elsewhere
+
+    def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
+        """Set rows of the session's tables, as its only writer: what a hot replica sends back.
+
+        One command for all tables, as `Table.put_rows` is for one. Steps that are announced may
+        have been sent early; so all must be finished before.
+
+        Parameters
+        ----------
+        puts : {table: (keys (n,), weights (n, dim), state (n, state_dim), updates to add to t)}
+
+        Raises
+        ------
+        InvalidArgumentError : steps are announced and not finished, the session is shared, or has
+            no such table; or an argument is wrong. Nothing has changed.
+        """
+        engine = self._engine
+        with engine.writing():
+            with self._planner.lock:
+                session, _ = self._registry.member(member)
+                session.check_may_put()
+            where = f"session {session.name!r}"
+            found = [
+                put_of(session_table(session, name, where), *_four(name, put))
+                for name, put in mapping(puts, "puts").items()
+            ]
+            check_call_bytes(engine, [p.share for p in found], sum(p.state.nbytes for p in found))
+            writes.put_rows(found, session.name)
+            t = {put.share.table.name: put.share.table.t for put in found}
+            return AcknowledgedUpdate(engine.command_number + 1, t)
+
     # Waiting
 
     def _finished(
@@ -343,3 +381,12 @@ class Sessions:
     def join_threads(self) -> None:
         """Wait for the planner's threads. Not with the engine."""
         self._planner.join()
+
+
+def _four(name: str, put: Any) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(put, tuple | list) or len(put) != 4:
+        raise InvalidArgumentError(
+            f"table {name!r}: expected (keys, weights, state, add_t), found {type(put).__name__}"
+        )
+    keys, weights, state, add_t = put
+    return keys, weights, state, add_t

@@ -172,6 +172,10 @@ class RankShare:
             result.append(PoolBatch(part.pool, shares, part.look()))
         return result
 
+    def accessed(self) -> list[Share]:
+        """Return which rows the share is about: each key once."""
+        return [Share(self.table(name), self.keys_of(name)) for name in self.places]
+
     def gradient_shares(self, gradients: Mapping[str, Rows]) -> list[Share]:
         """Return the tables' shares in announced order, with one gradient a key."""
         return [

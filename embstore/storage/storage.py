@@ -91,6 +91,11 @@ class Storage:
         return self._contents.catalogue
 
     @property
+    def files(self) -> Files:
+        """The directory."""
+        return self._files
+
+    @property
     def log(self) -> Log:
         """The log; another one after a restore."""
         return self._contents.log

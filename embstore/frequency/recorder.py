@@ -1,0 +1,221 @@
+"""Recording what calls access, for a sample of the keys, in bounded memory.
+
+A recorder keeps an **event** for each sampled key of each call, with the key's accesses in it.
+Which keys are sampled is decided by their hash alone (`profile.py`), so that a sampled key has all
+of its events, and the distances between them are true. When the events become more than
+`events_max` the rate is halved, and the events of keys that are out now go, of all calls since the
+first (SHARDS with a fixed size: Waldspurger et al., FAST 2015); what stays is what a recorder would
+have kept that had begun with that rate.
+
+Unique keys and accesses are totalled over all keys, sampled or not: a sample may have a hot key too
+many or too few, and SHARDS_adj corrects by what it should have had. So every key of a call is
+looked up once, in a hash table that is only as large as the call.
+
+A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or at a
+table more than 16 bits number: then calls are not recorded any more, and what there is stays true.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.device.memory import reserve
+from embstore.errors import InvalidArgumentError
+from embstore.frequency.profile import Counts, Trace, spatial_limit, table_seed
+from embstore.kernels.count_keys import keep_events, record_keys
+
+Call = Sequence[tuple[str, Keys, Counts | None]]
+
+_RATE_MIN = 2.0**-32
+_CALLS_MAX = (1 << 31) - 1
+_TABLES_MAX = 1 << 15
+_EVENT_BYTES = 24
+_NO_BYTES = np.empty(0, np.uint8)
+_EACH_ONCE = np.empty(0, np.int64)
+
+
+class _Events:
+    """Events in the order of their calls: the first `count` of arrays with room for more."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.room = room = len(memory) // _EVENT_BYTES
+        keys, counts, places = np.split(memory, [8 * room, 16 * room])
+        self.keys, self.counts = keys.view(np.int64), counts.view(np.int64)
+        self.calls, self.tables = places.view(np.int32).reshape(2, room)
+        self.count = 0
+
+    def keep(self, samples: NDArray[np.uint64]) -> None:
+        """Drop those whose keys are out by now."""
+        self.count = keep_events(
+            self.calls, self.tables, self.keys, self.counts, self.count, samples
+        )
+
+    def append(self, other: "_Events") -> None:
+        """Copy another's events behind these."""
+        low, self.count = self.count, self.count + other.count
+        for name in ("calls", "tables", "keys", "counts"):
+            getattr(self, name)[low : self.count] = getattr(other, name)[: other.count]
+
+
+class Recorder:
+    """The recorded calls of a store. One thread at a time.
+
+    Parameters
+    ----------
+    events_max : events that are kept at most, of 24 bytes each
+    rate : the share of keys to begin with
+
+    Raises
+    ------
+    InvalidArgumentError : on construction, if the rate is not above 0 and at most 1.
+    """
+
+    def __init__(self, events_max: int = 1 << 20, rate: float = 1.0) -> None:
+        assert events_max >= 1
+        if not _RATE_MIN <= rate <= 1:
+            raise InvalidArgumentError(f"expected rate from {_RATE_MIN} to 1, found {rate!r}")
+        self._events_max = events_max
+        self._first_rate = rate
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, and begin again with the first rate."""
+        self._rate = self._first_rate
+        self._is_full = False
+        self._calls = self._unique_total = self._access_total = 0
+        self._tables: dict[str, int] = {}  # name -> its place in _samples and in the trace
+        self._samples = np.empty((0, 2), np.uint64)  # seed and limit of each table
+        self._events = _Events(reserve(_EVENT_BYTES * self._events_max))
+        self._new = _Events(_NO_BYTES)  # of the call at hand
+        self._scratch = np.empty(0, np.uint64)
+
+    @property
+    def rate(self) -> float:
+        """The share of keys whose events are kept by now."""
+        return self._rate
+
+    @property
+    def events(self) -> int:
+        """Events kept."""
+        return self._events.count
+
+    @property
+    def calls(self) -> int:
+        """Calls recorded since the last `clear`."""
+        return self._calls
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further calls are not recorded any more."""
+        return self._is_full
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the events, kept or to come, and of what the largest call so far needed."""
+        return _EVENT_BYTES * (self._events_max + self._new.room) + self._scratch.nbytes
+
+    def record(self, call: Call) -> None:
+        """Record one call.
+
+        Parameters
+        ----------
+        call : for each table its name, its keys (n,) int64, any order, repeats allowed, and the
+            accesses that each stands for, (n,) int64, >= 1; None: one each. A table that is there
+            twice has the keys of both.
+        """
+        self._is_full |= self._calls == _CALLS_MAX or not self._enter_tables(call)
+        if self._is_full:
+            return
+        tables, keys, counts, bounds = self._joined(call)
+        unique = self._collect(tables, keys, counts, bounds)
+        self._is_full = not self._make_room()
+        if not self._is_full:
+            self._events.append(self._new)
+            self._calls += 1
+            self._unique_total += unique
+            self._access_total += int(counts.sum()) if len(counts) else len(keys)
+
+    def trace(self) -> Trace:
+        """Return a copy of what was recorded."""
+        events, kept = self._events, slice(self._events.count)
+        return Trace(
+            rate=self._rate,
+            tables=tuple(self._tables),
+            calls=self._calls,
+            call=events.calls[kept].copy(),
+            table=events.tables[kept].astype(np.int16),
+            keys=events.keys[kept].copy(),
+            counts=events.counts[kept].copy(),
+            unique_total=self._unique_total,
+            access_total=self._access_total,
+        )
+
+    def _enter_tables(self, call: Call) -> bool:
+        """Number the tables that are new; return False, and enter none, if they are too many."""
+        new = dict.fromkeys(name for name, _, _ in call if name not in self._tables)
+        if len(self._tables) + len(new) > _TABLES_MAX:
+            return False
+        for name in new:
+            self._tables[name] = len(self._tables)
+            sample = np.array([[table_seed(name), spatial_limit(self._rate)]], np.uint64)
+            self._samples = np.concatenate([self._samples, sample])
+        return True
+
+    def _joined(self, call: Call) -> tuple[NDArray[np.int32], Keys, Counts, NDArray[np.int64]]:
+        """Return a call as `record_keys` takes it: tables, keys, counts and bounds."""
+        parts: dict[int, list[tuple[Keys, Counts | None]]] = {}
+        for name, keys, counts in call:
+            assert counts is None or len(counts) == len(keys), "a count a key"
+            parts.setdefault(self._tables[name], []).append((keys, counts))
+        all_parts = [part for of_table in parts.values() for part in of_table]
+        lengths = [sum(len(keys) for keys, _ in of_table) for of_table in parts.values()]
+        return (
+            np.array(list(parts), np.int32),
+            np.concatenate([_EACH_ONCE, *(keys for keys, _ in all_parts)]),
+            np.concatenate([_EACH_ONCE, *_counts_of(all_parts)]),
+            np.cumsum([0, *lengths]),
+        )
+
+    def _collect(
+        self, tables: NDArray[np.int32], keys: Keys, counts: Counts, bounds: NDArray[np.int64]
+    ) -> int:
+        """Make a call's events the new ones; return how many keys differ."""
+        places = 1 << max(1, (2 * int(np.diff(bounds).max(initial=0)) - 1).bit_length())
+        if places > len(self._scratch):
+            self._scratch = np.empty(places, np.uint64)
+        if len(keys) > self._new.room:
+            self._new = _Events(np.empty(_EVENT_BYTES * len(keys), np.uint8))
+        new = self._new
+        unique, new.count = record_keys(
+            keys,
+            counts,
+            bounds,
+            tables,
+            self._samples,
+            self._scratch,
+            new.tables,
+            new.keys,
+            new.counts,
+        )
+        new.calls[: new.count] = self._calls
+        return unique
+
+    def _make_room(self) -> bool:
+        """Halve the rate until all events fit; return False if it would be too low for that."""
+        while self._events.count + self._new.count > self._events_max:
+            if self._rate / 2 < _RATE_MIN:
+                return False
+            self._rate /= 2
+            self._samples[:, 1] = spatial_limit(self._rate)
+            self._events.keep(self._samples)
+            self._new.keep(self._samples)
+        return True
+
+
+def _counts_of(parts: list[tuple[Keys, Counts | None]]) -> list[Counts]:
+    """Return the counts of each part, ones for its own where it has none; or none at all."""
+    if all(counts is None for _, counts in parts):
+        return []
+    return [np.ones(len(keys), np.int64) if counts is None else counts for keys, counts in parts]

@@ -1,0 +1,315 @@
+"""How much cache: the hit rate at each size, from what was recorded or from counts alone.
+
+**Hits by access** count every occurrence of a key in a call, **hits by unique key** each key of a
+call once: the store's two counters (cache/counters.py). What a cache must fetch are the unique keys
+that miss; what a user sees as a rule are accesses. A row's first use is a miss, in a prediction as
+in the store, unless a warm-up has brought the row.
+
+**Recorded**: a profile with a trace has its calls simulated (simulate.py), which knows of drift,
+scans, and what the size of a call does. Of the true numbers of accesses and of unique keys the
+sample has a part that chance makes too large or too small, mostly by a few very hot keys, which hit
+at any size: the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). With a part
+of the tables there is no true number to compare with, and no such correction.
+
+**Counted**: without a trace, a key's n accesses are taken to fall anywhere among the N counted, as
+though nothing followed from anything (the independent reference model). A row stays in an LRU cache
+of C slots for a characteristic time T (Che, Tung and Wang, 2002): until C keys were used, that is
+
+    C = sum over keys of 1 - (1 - T/N)^n        hits = sum of (n - 1) * (1 - (1 - T/N)^n)
+
+for of n points drawn on a stretch, each of the n - 1 gaps is below T with that probability. The
+form for a finite stretch has two advantages over the usual one with e^(-nT/N): first uses are
+misses by themselves, and a key that was seen once is not thought to come again. LFU and rank are
+taken to hold the C most accessed keys, from their first use on: the best that a cache can do
+without a view of the future, so what they reach is below.
+
+Hits by unique key depend on how many accesses make a call, which counts do not tell: the caller may
+(`accesses_per_call`); otherwise they are NaN.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.errors import InvalidArgumentError
+from embstore.frequency.profile import Profile, Trace
+from embstore.frequency.simulate import (
+    Floats,
+    Hits,
+    lru_hits,
+    recording,
+    scored_hits,
+    working_sets,
+)
+
+POLICIES = ("lru", "lfu", "rank")
+_BISECTIONS = 60
+_LONGEST = 60.0  # -log(1 - T/N): all but 1e-26 of the stretch
+
+
+@dataclass(frozen=True, eq=False)
+class HitRates:
+    """The hit rates of a cache by its size."""
+
+    slots: NDArray[np.int64]
+    """(s,) rows that the cache has room for."""
+    by_access: Floats
+    """(s,) the share of accesses that hit."""
+    by_unique: Floats
+    """(s,) the share of the unique keys of calls that hit; NaN where calls are not known."""
+    method: str
+    """"recorded": calls were simulated; "counted": estimated from counts alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadTraffic:
+    """What announced steps of training need, a step being a call of the recording."""
+
+    slots: NDArray[np.int64]
+    """(s,)"""
+    unique_rows: float
+    """Unique rows of a step, on average."""
+    fetched_rows: Floats
+    """(s,) of these not in the cache when the step comes to be planned, by size of the cache."""
+    working_sets: Floats
+    """(calls,) rows that 1, 2, ... consecutive steps use together, on average."""
+
+    def working_set(self, steps: int) -> float:
+        """Return the rows that so many consecutive steps use together: a cache that is to hold
+        them needs as many slots.
+
+        Raises
+        ------
+        InvalidArgumentError : fewer than 1, or more than were recorded.
+        """
+        if not 1 <= steps <= len(self.working_sets):
+            raise InvalidArgumentError(
+                f"expected steps from 1 to the {len(self.working_sets)} recorded, found {steps}"
+            )
+        return float(self.working_sets[steps - 1])
+
+
+def hit_rates(
+    profile: Profile,
+    slots: ArrayLike,
+    policy: str,
+    warm_up: float = 0.0,
+    tables: Sequence[str] | None = None,
+    *,
+    accesses_per_call: float | None = None,
+) -> HitRates:
+    """Predict the hit rates of caches of several sizes.
+
+    Parameters
+    ----------
+    slots : (s,) integers >= 1, in any order
+    policy : "lru", "lfu", or "rank", by this profile's counts
+    warm_up : the share of slots that the most accessed rows fill before the first call
+    tables : those that share the cache; None: all of the profile
+    accesses_per_call : where there is no trace, for hits by unique key
+
+    Raises
+    ------
+    InvalidArgumentError : one of these is something else; or nothing was recorded or counted.
+    """
+    sizes = _checked_slots(slots)
+    _check(policy in POLICIES, f"policy to be one of {', '.join(POLICIES)}", repr(policy))
+    _check_number(warm_up, 0.0, 1.0, "warm_up to be a share from 0 to 1")
+    names = _checked_tables(profile, tables)
+    trace = profile.trace
+    if trace is not None and len(trace.keys):
+        hits, totals = _recorded(profile, trace, names, sizes, policy, warm_up)
+        return HitRates(sizes, _shares(hits[0], totals[0]), _shares(hits[1], totals[1]), "recorded")
+    per_call = np.nan
+    if accesses_per_call is not None:
+        _check_number(accesses_per_call, 1.0, np.inf, "accesses_per_call of at least 1")
+        per_call = float(accesses_per_call)
+    counts = _Counts.of(profile, names)
+    predict = _che if policy == "lru" else _top
+    hits, totals = predict(counts, sizes, warm_up, per_call)
+    return HitRates(sizes, _shares(hits[0], totals[0]), _shares(hits[1], totals[1]), "counted")
+
+
+def lookahead_traffic(
+    profile: Profile, slots: ArrayLike, policy: str, tables: Sequence[str] | None = None
+) -> LookaheadTraffic:
+    """Return what each step of training with look-ahead has to fetch, and has to have room for.
+
+    Every row of a step is there when the step is trained, whatever its size; what a larger cache
+    saves is fetching. `policy` decides about rows that no announced step names.
+
+    Raises
+    ------
+    InvalidArgumentError : as `hit_rates`; or the profile has no trace.
+    """
+    trace = profile.trace
+    if trace is None or not len(trace.keys):
+        raise InvalidArgumentError("expected a profile with a trace of calls, found none in it")
+    rates = hit_rates(profile, slots, policy, tables=tables)
+    names = _checked_tables(profile, tables)
+    recorded = recording(profile, trace, names, with_warm_order=False)
+    expected = _unique_expected(trace, names, len(recorded.ids))
+    unique_rows = expected / trace.rate / trace.calls
+    # The keys that chance took from the sample, or gave it, are taken to be in every step, as in
+    # the hit rates: so one step has the unique rows that were counted.
+    missing = (expected - len(recorded.ids)) / trace.calls
+    sets = np.maximum(working_sets(recorded) + missing, 0.0) / trace.rate
+    return LookaheadTraffic(rates.slots, unique_rows, (1 - rates.by_unique) * unique_rows, sets)
+
+
+def _recorded(
+    profile: Profile,
+    trace: Trace,
+    tables: Sequence[str],
+    slots: NDArray[np.int64],
+    policy: str,
+    warm_up: float,
+) -> tuple[Hits, tuple[float, float]]:
+    """Return hits of the sample, corrected, and what they are hits of."""
+    recorded = recording(profile, trace, tables, with_warm_order=warm_up > 0)
+    if policy == "lru":
+        accesses, uniques = lru_hits(recorded, slots, warm_up)
+    else:
+        accesses, uniques = scored_hits(recorded, slots, warm_up, is_rank=policy == "rank")
+    access_sum, unique_sum = float(recorded.accesses.sum()), len(recorded.ids)
+    unique_expected = _unique_expected(trace, tables, unique_sum)
+    whole = set(trace.tables) <= set(tables)
+    access_expected = trace.rate * trace.access_total if whole else access_sum
+    accesses += access_expected - access_sum
+    uniques += unique_expected - unique_sum
+    return (accesses, uniques), (access_expected, unique_expected)
+
+
+def _unique_expected(trace: Trace, tables: Sequence[str], found: int) -> float:
+    """Return how many events a sample free of chance would have of these tables."""
+    return trace.rate * trace.unique_total if set(trace.tables) <= set(tables) else float(found)
+
+
+def _shares(hits: Floats, total: float) -> Floats:
+    """Return hits as shares; those that a correction has made too many or too few are bounded."""
+    shares: Floats = np.clip(hits / total, 0.0, 1.0) if total else np.zeros(len(hits))
+    return shares
+
+
+# From counts alone
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Keys by their count: `keys` of them have `accesses` each, in descending order."""
+
+    accesses: Floats
+    keys: Floats
+
+    @classmethod
+    def of(cls, profile: Profile, tables: Sequence[str]) -> "_Counts":
+        named = [profile.tables[name].counts for name in tables if name in profile.tables]
+        counts = np.concatenate([np.empty(0, np.int64), *named])
+        if not len(counts):
+            raise InvalidArgumentError("expected a profile with accesses, found none in it")
+        values, keys = np.unique(counts, return_counts=True)
+        return cls(values[::-1].astype(np.float64), keys[::-1].astype(np.float64))
+
+    @property
+    def total(self) -> float:
+        return float(self.accesses @ self.keys)
+
+    def of_top(self, values: Floats, sizes: Floats) -> Floats:
+        """Return sums of a value of each key over the `sizes` most accessed keys."""
+        ends = np.cumsum(self.keys)
+        sums = np.cumsum(values * self.keys)
+        found: Floats = np.interp(sizes, np.append(0.0, ends), np.append(0.0, sums))
+        return found
+
+    def unique(self, per_call: float) -> Floats:
+        """Return in how many calls each key is, if each has `per_call` accesses anywhere."""
+        share = min(per_call / self.total, 1.0)
+        return (1 - (1 - share) ** self.accesses) / share
+
+
+def _top(
+    counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
+) -> tuple[Hits, tuple[float, float]]:
+    """Return the hits of a cache of the top keys, and what they are hits of."""
+    unique, sizes = counts.unique(per_call), slots.astype(np.float64)
+    warmed = counts.of_top(np.ones(len(unique)), warm_up * sizes)
+    by_access = counts.of_top(counts.accesses - 1, sizes) + warmed
+    by_unique = counts.of_top(unique - 1, sizes) + warmed
+    return (by_access, by_unique), (counts.total, float(unique @ counts.keys))
+
+
+def _che(
+    counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
+) -> tuple[Hits, tuple[float, float]]:
+    """Return the hits of LRU caches, and what they are hits of."""
+    n, unique = counts.accesses, counts.unique(per_call)
+    by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
+    for i, size in enumerate(slots):
+        length = _characteristic(counts, float(size))
+        kept = -np.expm1(-n * length)
+        warmed = counts.of_top(kept, np.array([warm_up * float(size)]))[0]
+        by_access[i] = ((n - 1) * kept) @ counts.keys + warmed
+        in_calls = _unique_hits(n, -np.expm1(-length), min(per_call / counts.total, 1.0))
+        by_unique[i] = in_calls @ counts.keys + warmed
+    return (by_access, by_unique), (counts.total, float(unique @ counts.keys))
+
+
+def _characteristic(counts: _Counts, size: float) -> float:
+    """Return -log(1 - T/N), by bisection: the keys used in a time T grow with it."""
+    low, high = 0.0, _LONGEST
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        used = -np.expm1(-counts.accesses * middle) @ counts.keys
+        low, high = (middle, high) if used < size else (low, middle)
+    return high
+
+
+def _unique_hits(n: Floats, window: float, call: float) -> Floats:
+    """Return how many calls find each key of n accesses in a window before them.
+
+    All lengths are shares of the stretch; of its calls, `window` / `call` begin too early for a
+    whole window. A key is in the call and in the window with the probability 1 - (1 - call)^n -
+    (1 - window)^n + (1 - call - window)^n; here it is summed over the calls.
+    """
+
+    def without(length: float, power: Floats = n) -> Floats:
+        missing: Floats = max(1 - length, 0.0) ** power
+        return missing
+
+    window = min(window, 1 - call)
+    whole = 1 - without(call) - without(window) + without(call + window)
+    early = window * (1 - without(call)) - (1 - without(window, n + 1)) / (n + 1)
+    early += (without(call, n + 1) - without(call + window, n + 1)) / (n + 1)
+    return (early + (1 - call - window) * whole) / call + whole / 2
+
+
+# Checks
+
+
+def _check(is_so: bool, expected: str, found: object) -> None:
+    if not is_so:
+        raise InvalidArgumentError(f"expected {expected}, found {found}")
+
+
+def _check_number(value: object, low: float, high: float, expected: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _check(is_number and low <= float(value) <= high, expected, repr(value))  # type: ignore
+
+
+def _checked_slots(slots: ArrayLike) -> NDArray[np.int64]:
+    found = np.asarray(slots)
+    expected = "slots of shape (s,), integers from 1 on"
+    _check(found.ndim == 1 and found.dtype.kind in "iu", expected, f"{found.dtype} {found.shape}")
+    _check(bool((found >= 1).all()), expected, found.min(initial=1))
+    return found.astype(np.int64)
+
+
+def _checked_tables(profile: Profile, tables: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of tables; all of the profile, and of its trace, if None is given."""
+    traced = profile.trace.tables if profile.trace is not None else ()
+    known = dict.fromkeys([*profile.tables, *traced])
+    unknown = sorted(set(tables or ()) - set(known))
+    _check(not unknown, f"tables among {list(known)}", unknown)
+    return tuple(known) if tables is None else tuple(dict.fromkeys(tables))

@@ -1,0 +1,159 @@
+"""Warming: the rows that will be asked for most come to the cache before they are asked for.
+
+Rows are chosen by their profiled counts over all tables of a pool, for a share of its slots, and
+brought in piece by piece, so that calls get on in between. The most frequent come last: under LRU
+they leave last then. Under LFU they start with the counts that they would have by now.
+
+At opening this goes on in a thread of its own, as does what is missing of the hot set; where
+somebody asks for it, it is done in their thread. Which rows are warm changes no bit of any.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.cache.pool import Pool
+from embstore.engine import Engine
+from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.frequency.profile import Counts
+from embstore.hotpins import PIECE_ROWS, HotPins
+from embstore.popularity import lfu_counts
+
+Progress = Callable[[int, int], None]
+"""Is told how many rows have been done, and of how many."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The rows of one pool that are to be warm, the least frequent first."""
+
+    pool: Pool
+    keys: Keys  # (n,) row keys
+    counts: Counts  # (n,) in the profile
+    accesses: int
+
+
+class Warming:
+    """Brings rows in. Any thread."""
+
+    def __init__(self, engine: Engine, hot_pins: HotPins) -> None:
+        self._engine = engine
+        self._hot_pins = hot_pins
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._warming = threading.Lock()
+        self._done = self._wanted = 0
+        self._is_running = False
+
+    def start(self, share: float) -> None:
+        """Warm in the background, and pin what is wanted; nothing to do, no thread."""
+        if self._stopping.is_set() or (not share and self._hot_pins.is_complete):
+            return
+        self._thread = threading.Thread(
+            target=self._run, args=(share,), name="warming", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, share: float) -> None:
+        with suppress(EmbstoreError):  # whoever asks for these rows is told
+            self._hot_pins.pin_wanted()
+            if share:
+                self.warm(share, None)
+
+    def warm(self, share: float, progress: Progress | None) -> int:
+        """Bring the most frequent rows in, for a share of the slots; return how many they are.
+
+        Raises
+        ------
+        InvalidArgumentError : the share is not in (0, 1].
+        CapacityError, CorruptTableError : some rows are warm.
+        """
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise InvalidArgumentError(
+                f"expected share to be above 0 and at most 1, found {share!r}"
+            )
+        with self._warming:
+            self._is_running = True
+            try:
+                return self._warm(float(share), progress)
+            finally:
+                self._is_running = False
+
+    def _warm(self, share: float, progress: Progress | None) -> int:
+        chosen = list(self._chosen(share))
+        self._done, self._wanted = 0, sum(len(one.keys) for one in chosen)
+        for one in chosen:
+            for low in range(0, len(one.keys), PIECE_ROWS):
+                piece = slice(low, low + PIECE_ROWS)
+                self._done += self._bring(one, piece)
+                if progress is not None:
+                    progress(self._done, self._wanted)
+        return self._done
+
+    def _chosen(self, share: float) -> Iterator[_Chosen]:
+        with self._engine.reading():
+            pools = {
+                id(pool): (
+                    pool,
+                    [t.table_id for t in self._engine.tables.values() if t.pool is pool],
+                )
+                for pool in self._engine.pools.values()
+            }
+        for pool, ids in pools.values():
+            found = {table_id: self._engine.kept.profile("imported", table_id) for table_id in ids}
+            parts = [
+                (table_id << KEY_BITS | kept[0].keys, kept[0].counts / kept[1])
+                for table_id, kept in found.items()
+                if kept is not None and len(kept[0].keys)
+            ]
+            if parts:
+                yield self._most_frequent(pool, share, parts)
+
+    def _most_frequent(
+        self, pool: Pool, share: float, parts: list[tuple[Keys, NDArray[np.float64]]]
+    ) -> _Chosen:
+        keys = np.concatenate([part[0] for part in parts])
+        counts = np.concatenate([part[1] for part in parts])
+        with self._engine.reading():
+            while share * pool.slot_count < len(keys) and pool.grow():
+                pass
+            room = int(share * min(pool.slot_count, pool.pinned_max))
+        accesses = int(counts.sum())
+        if room < len(keys):
+            top = np.argpartition(counts, len(counts) - room)[len(counts) - room :]
+            keys, counts = keys[top], counts[top]
+        order = np.argsort(counts, kind="stable")
+        return _Chosen(pool, keys[order], counts[order].astype(np.int64), accesses)
+
+    def _bring(self, one: _Chosen, piece: slice) -> int:
+        pool, keys = one.pool, one.keys[piece]
+        with self._engine.background():
+            if self._stopping.is_set():
+                raise StoreClosedError("the store was closed while the cache was warmed")
+            ids = [table_id for table_id in pool.tables if table_id in self._engine.tables]
+            keys = keys[np.isin(keys >> KEY_BITS, ids)]  # a table may have been dropped meanwhile
+            keys = keys[: pool.part_keys(len(keys))]
+            if len(keys):
+                slots = pool.hold(pool.device.upload(keys))
+                seeds = lfu_counts(one.counts[piece][: len(keys)], one.accesses, pool)
+                pool.policy.seed(slots, seeds)
+        return len(keys)
+
+    def facts(self) -> dict[str, Any]:
+        """Return how far the last warm-up is."""
+        return {"rows": self._done, "of": self._wanted, "running": self._is_running}
+
+    def stop(self) -> None:
+        """Have what runs end soon."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for its end. Not with the engine."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
