@@ -14,8 +14,8 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -31,7 +31,6 @@ from embstore.errors import (
     CapacityError,
     CheckpointExistsError,
     DeviceError,
-    EmbstoreError,
     InvalidArgumentError,
     StorageError,
     StoreClosedError,
@@ -39,13 +38,11 @@ from embstore.errors import (
     TableHeldError,
     TableNotFoundError,
 )
-from embstore.frequency.accesses import Accesses, TableAccess
-from embstore.frequency.kept import KeptProfiles
-from embstore.frequency.levels import RowLevels
+from embstore.frequencies import Frequencies
 from embstore.results import Checkpoint, TableEntry
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
-from embstore.tablestate import Share, TableState
+from embstore.tablestate import TableState
 
 _LABEL_CHARACTERS_MAX = 255
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
@@ -74,10 +71,9 @@ class Engine:
         self.stages = Stages()
         self.tables: dict[int, TableState] = {}
         self.pools: dict[Layout, Pool] = {}
-        self.accesses = Accesses(count_rate)
-        self.kept = KeptProfiles(storage.files, read_only=storage.read_only)
-        self.profiled_rows: dict[int, int] = {}
-        """By table id: how many rows of it the imported profile ranks."""
+        self.frequencies = Frequencies(
+            storage.files, device, count_rate=count_rate, read_only=storage.read_only
+        )
         self.command_number = storage.catalogue.head.command
         self._names: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -93,7 +89,7 @@ class Engine:
         self.before_going: Callable[[Iterable[TableState]], None] = _nothing_of
         """Takes the pins of a hot set back, before its tables go."""
         self._open_tables(storage.catalogue.head.tables)
-        self.kept.forget_others(storage.catalogue.table_ids())
+        self.frequencies.kept.forget_others(storage.catalogue.table_ids())
 
     # The frame of every call
 
@@ -286,42 +282,10 @@ class Engine:
     def _add_table(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
         table = TableState(entry.table_id, config, pool, entry.rows, entry.learning_rate, entry.t)
         pool.add_table(entry.table_id, _parameters(config))
-        self._take_profiles(table)
+        self.frequencies.take_up(table)
         self.tables[entry.table_id] = table
         self._names[config.name] = entry.table_id
         return table
-
-    def _take_profiles(self, table: TableState) -> None:
-        """Go by what the directory knows of how often the table's rows are used."""
-        imported = self.kept.profile("imported", table.table_id)
-        if imported is not None:
-            self.profiled_rows[table.table_id] = len(imported[0].keys)
-            if self.policy == "rank":
-                table.pool.row_levels[table.table_id] = RowLevels(*imported)
-        if self.accesses.rate:
-            counted = self.kept.profile("counted", table.table_id)
-            if counted is not None:
-                self.accesses.resume(table.table_id, counted[0])
-
-    def note_accesses(self, shares: Sequence[Share]) -> None:
-        """Count a lookup, if it is one of those that are counted."""
-        if self.accesses.begin_call():
-            self.accesses.note(
-                TableAccess(
-                    share.table.table_id,
-                    share.table.name,
-                    self.device.download(share.keys),
-                    share.counts,
-                )
-                for share in shares
-            )
-
-    def _keep_counts(self) -> None:
-        """Write what was counted. A disk that is full keeps the counts of before."""
-        with suppress(EmbstoreError):
-            for table in self.tables.values() if self.accesses.counted_calls else ():
-                counted = self.accesses.table_profile(table.table_id, table.name, table.rows)
-                self.kept.keep("counted", table.table_id, counted, self.accesses.rate)
 
     def _leave_if_empty(self, pool: Pool) -> None:
         if not pool.tables:
@@ -344,8 +308,7 @@ class Engine:
             table.pool.remove_table(table.table_id)
             self._leave_if_empty(table.pool)
             del self.tables[table.table_id], self._names[name]
-            self.accesses.forget(table.table_id)
-            self.profiled_rows.pop(table.table_id, None)
+            self.frequencies.forget(table)
         return self.command_number
 
     def _check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
@@ -516,7 +479,7 @@ class Engine:
                     self.flush()
                     self._commit()
                 if self.storage.failure is None:
-                    self._keep_counts()
+                    self.frequencies.keep_counts(self.tables.values())
             finally:
                 self._give_back()
 

@@ -67,7 +67,7 @@ class HotPins:
     """The pinned hot set of one store. Any thread; sets are swapped one after the other."""
 
     def __init__(self, engine: Engine) -> None:
-        self.wanted: HotSet | None = engine.kept.hot_set()
+        self.wanted: HotSet | None = engine.frequencies.kept.hot_set()
         self._engine = engine
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
@@ -91,7 +91,7 @@ class HotPins:
                 hot_set = HotSet({})
             self._swap(hot_set)
             self.wanted = hot_set if hot_set.tables else None
-            self._engine.kept.keep_hot_set(self.wanted)
+            self._engine.frequencies.kept.keep_hot_set(self.wanted)
             return self.facts()
 
     def pin_wanted(self) -> None:

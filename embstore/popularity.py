@@ -41,12 +41,12 @@ def export_profile(engine: Engine, source: str) -> Profile:
     store_id = engine.storage.catalogue.store_id
     if source == "counted":
         with engine.reading():
-            accesses = engine.accesses
+            accesses = engine.frequencies.accesses
             tables = [accesses.table_profile(t.table_id, t.name, t.rows) for t in _all(engine)]
             return accesses.profile(tables, store_id)
     with engine.reading():
         names = {t.table_id: (t.name, t.rows) for t in _all(engine)}
-    kept = {table_id: engine.kept.profile("imported", table_id) for table_id in names}
+    kept = {table_id: engine.frequencies.kept.profile("imported", table_id) for table_id in names}
     rates = {found[1] for found in kept.values() if found}
     rate = rates.pop() if len(rates) == 1 else 1.0
     tables = [
@@ -88,7 +88,7 @@ def import_profile(engine: Engine, profile: Profile, rename: Mapping[str, str] |
         engine.storage.check_usable(write=True)
         found = _checked(engine, profile, dict(rename or {}))
     for table, given in found:
-        engine.kept.keep("imported", table.table_id, given, profile.rate)
+        engine.frequencies.kept.keep("imported", table.table_id, given, profile.rate)
     levels = {t.table_id: RowLevels(given, profile.rate) for t, given in found}
     with engine.reading():
         for table, given in found:
@@ -134,11 +134,9 @@ def _found(engine: Engine, target: str, name: str) -> TableState:
 
 
 def _rank(engine: Engine, table: TableState, given: TableProfile, levels: RowLevels) -> None:
-    engine.profiled_rows[table.table_id] = len(given.keys)
+    engine.frequencies.rank(table, len(given.keys), levels)
     pool = table.pool
-    if pool.policy_name == "rank":
-        pool.row_levels[table.table_id] = levels
-    elif pool.policy_name == "lfu":
+    if pool.policy_name == "lfu":
         keys = pool.slot_keys
         slots = np.flatnonzero((keys != EMPTY_KEY) & (keys >> KEY_BITS == table.table_id))
         counts = _counts_of(given, keys[slots] & KEY_MASK)
@@ -167,13 +165,13 @@ def lfu_counts(counts: Counts, accesses: int, pool: Pool) -> NDArray[np.int64]:
 def frequency_figures(engine: Engine) -> dict[str, Any]:
     """Return what is known of frequencies, as plain numbers. Engine thread."""
     tables = {
-        t.name: engine.accesses.table_facts(t.table_id)
-        | {"profile_rows": engine.profiled_rows.get(t.table_id, 0)}
+        t.name: engine.frequencies.accesses.table_facts(t.table_id)
+        | {"profile_rows": engine.frequencies.profiled_rows.get(t.table_id, 0)}
         for t in engine.tables.values()
     }
     levels = [levels for pool in engine.pools.values() for levels in pool.row_levels.values()]
-    return engine.accesses.facts() | {
+    return engine.frequencies.accesses.facts() | {
         "tables": tables,
         "levels_bytes": sum(one.memory_bytes for one in levels),
-        "unreadable": list(engine.kept.unreadable),
+        "unreadable": list(engine.frequencies.kept.unreadable),
     }

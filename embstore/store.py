@@ -251,7 +251,7 @@ class Store:
             outs = {s.table.name: output(s, given.get(s.table.name)) for s in shares}
             reads.lookup(shares, list(outs.values()), admit=admit, stages=self._engine.stages)
             if admit:
-                self._engine.note_accesses(shares)
+                self._engine.frequencies.note(shares)
             return outs | dict(given)
 
     def update(
@@ -425,7 +425,7 @@ class Store:
     def clear_counts(self) -> None:
         """Count accesses anew."""
         with self._engine.reading():
-            self._engine.accesses.clear()
+            self._engine.frequencies.accesses.clear()
 
     def warm_cache(
         self, share: float = 0.7, *, progress: Callable[[int, int], None] | None = None

@@ -137,7 +137,7 @@ class Table:
             rows = output(share, out)
             reads.lookup([share], [rows], admit=admit, stages=self._engine.stages)
             if admit:
-                self._engine.note_accesses([share])
+                self._engine.frequencies.note([share])
             return rows if out is None else out
 
     def lookup_pooled(
@@ -179,7 +179,7 @@ class Table:
                 stages=self._engine.stages,
             )
             if admit:
-                self._engine.note_accesses([share])
+                self._engine.frequencies.note([share])
             return out
 
     def read_rows(

@@ -106,14 +106,17 @@ class Warming:
                 for pool in self._engine.pools.values()
             }
         for pool, ids in pools.values():
-            found = {table_id: self._engine.kept.profile("imported", table_id) for table_id in ids}
-            parts = [
-                (table_id << KEY_BITS | kept[0].keys, kept[0].counts / kept[1])
-                for table_id, kept in found.items()
-                if kept is not None and len(kept[0].keys)
-            ]
+            parts = [part for table_id in ids if (part := self._profiled(table_id)) is not None]
             if parts:
                 yield self._most_frequent(pool, share, parts)
+
+    def _profiled(self, table_id: int) -> tuple[Keys, NDArray[np.float64]] | None:
+        """Return the row keys of a table that have a profile, and about how many accesses each."""
+        kept = self._engine.frequencies.kept.profile("imported", table_id)
+        if kept is None or not len(kept[0].keys):
+            return None
+        table, rate = kept
+        return table_id << KEY_BITS | table.keys, table.counts / rate
 
     def _most_frequent(
         self, pool: Pool, share: float, parts: list[tuple[Keys, NDArray[np.float64]]]

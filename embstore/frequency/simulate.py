@@ -2,8 +2,7 @@
 
 A trace has the accesses to a random part of the keys, the share `rate` of them. A cache of
 `slots * rate` slots that sees these alone does as the whole cache does with all keys, but for
-chance (SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017): where a key
-finds itself in the order of victims, the other keys above it are there at that rate.
+chance (SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017).
 
 **LRU** is simulated for all sizes at once, by stack distances (Mattson et al., 1970): a cache of
 any size holds the rows that were used last, so a key hits where fewer rows than there are slots
@@ -13,12 +12,17 @@ so a size that ends among them holds such a row with the probability of a fair d
 **LFU** and **rank** are played call by call, at each size, with the scores of cache/policy.py:
 counts that age, and that a new row takes over from the next victim; levels of profiled counts.
 
-A row counts as missed at its first use, except where a warm-up has brought it. A recording of a
-cache that has long been warm therefore understates its hits by the rows that were resident.
+**Weights.** Chance gives the sample some hot keys too many or too few, and the part of each table
+that is in it is never quite the rate. The profile's counts, of all keys, say how far off it is: of
+keys with about the same count in the same table, a **stratum**, the sample has so many and there
+are so many in all, and each stands for all / sampled keys, in the room that it takes and in what it
+hits, and its accesses for those of the stratum. (Post-stratification; at a rate of a fifth it makes
+the errors of a hundred thousand keys a third of what they are, `tests/conformance/
+test_miss_ratio.py`.) A stratum has at least `_STRATUM_KEYS` keys of the sample. A key that no
+profile names stands for 1 / rate.
 
-What chance does most is to take or leave a few very hot keys, which hit at any size. SHARDS-adj
-knows how many accesses there were to all keys and counts those that are missing from the sample, or
-are too many, as hits (`sizing.py`).
+A row counts as missed at its first use, except where a warm-up has brought it. A recording of a
+cache that has long been warm therefore understates its hits, by the rows that were resident.
 """
 
 from collections.abc import Sequence
@@ -27,193 +31,268 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.frequency.levels import levels_of
-from embstore.frequency.profile import Profile, Trace, spatial_hash, spatial_limit
+from embstore.frequency.profile import Profile, TableProfile, Trace, spatial_hash, spatial_limit
 from embstore.kernels.simulate import simulate_scores, stack_depths
 from embstore.kernels.slots import COUNT_KEEP, COUNT_UP
 
 AGEING_TOUCHES = 10
 """As in cache/policy.py, which is above this."""
+_STRATUM_KEYS = 8
+_ONE = 1 << 12
+"""The weight of one key, and of one access: weights are integers."""
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
 
 Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
 Hits = tuple[Floats, Floats]
-"""For each size, hits by access and by unique key, of the keys of the sample."""
+"""For each size, hits by access and by unique key: estimates for all keys."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recording:
     """The events of a trace, by call; their keys, and those a warm-up might bring, are ids."""
 
-    rate: float
-    bounds: NDArray[np.int64]
+    bounds: Int64s
     """(calls + 1,) of each call's events."""
-    ids: NDArray[np.int64]
-    """(e,), each in [0, key_count), ascending in a call."""
-    accesses: NDArray[np.int64]
-    """(e,)"""
-    levels: NDArray[np.int64]
-    """(key_count,) of the profiled counts of the keys."""
-    warm_order: NDArray[np.int64]
+    ids: Int64s
+    """(e,), each in [0, k), ascending in a call."""
+    accesses: Int64s
+    """(e,) that each event stands for, in units of 1 / _ONE."""
+    weights: Int64s
+    """(k,) of each id: the keys that it stands for, in units of 1 / _ONE."""
+    levels: Int64s
+    """(k,) of the profiled counts."""
+    warm_order: Int64s
     """Ids of the profiled keys of the sample, by descending count; empty if none is asked for."""
-
-    @property
-    def key_count(self) -> int:
-        """Distinct keys, also those that no call has."""
-        return len(self.levels)
 
     @property
     def calls(self) -> int:
         """Calls of the stretch, also those without an event."""
         return len(self.bounds) - 1
 
+    @property
+    def access_sum(self) -> float:
+        """Accesses of the stretch, by estimate."""
+        return float(self.accesses.sum()) / _ONE
+
+    @property
+    def unique_sum(self) -> float:
+        """Unique keys of all calls together, by estimate."""
+        return float(self.weights[self.ids].sum()) / _ONE
+
+    def warmed(self, slots: float) -> Int64s:
+        """Return the ids that so many slots are filled with before the first call."""
+        return self.warm_order[: np.searchsorted(self._warm_ends, slots * _ONE, side="right")]
+
+    @property
+    def _warm_ends(self) -> Int64s:
+        return np.cumsum(self.weights[self.warm_order])
+
+
+@dataclass(frozen=True, eq=False)
+class _Sampled:
+    """The profiled keys of one table that a trace of some rate has, with what they stand for."""
+
+    keys: Keys
+    counts: Int64s
+    key_weights: Floats
+    access_weights: Floats
+
+    @classmethod
+    def of(cls, table: TableProfile, rate: float) -> "_Sampled":
+        limit = spatial_limit(rate)
+        is_in = np.zeros(len(table.keys), np.bool_)
+        if limit >= 0:
+            is_in = spatial_hash(table.name, table.keys) <= np.uint64(limit)
+        values, places = np.unique(table.counts, return_inverse=True)
+        strata = _strata(np.bincount(places[is_in], minlength=len(values)))[places]
+        keys, counts = table.keys[is_in], table.counts[is_in]
+        weights = [
+            np.bincount(strata, of_all) / np.maximum(np.bincount(strata[is_in], of_sample), 1)
+            for of_all, of_sample in ((None, None), (table.counts, counts))
+        ]
+        return cls(keys, counts, weights[0][strata[is_in]], weights[1][strata[is_in]])
+
+
+def _strata(sampled: Int64s) -> Int64s:
+    """Return the stratum of each value, (v,), neighbours together, so that each stratum has enough
+    of the sample: `sampled` keys have each value."""
+    strata = np.zeros(len(sampled), np.int64)
+    stratum, found = 0, 0
+    for value in range(len(sampled) - 1, -1, -1):
+        if found >= _STRATUM_KEYS:
+            stratum, found = stratum + 1, 0
+        strata[value] = stratum
+        found += int(sampled[value])
+    if found < _STRATUM_KEYS:  # The rarest go with those before them.
+        strata[strata == stratum] = max(stratum - 1, 0)
+    return strata
+
 
 def recording(
     profile: Profile, trace: Trace, tables: Sequence[str], *, with_warm_order: bool
 ) -> Recording:
     """Return the events of `tables`. Ids are in the order of a hash: where scores are equal, the
-    lower ids leave first, and the lower keys are as a rule the hotter ones."""
-    of_table = np.isin(trace.table, [i for i, name in enumerate(trace.tables) if name in tables])
-    places = np.array([list(tables).index(n) if n in tables else -1 for n in trace.tables])
-    row_keys = places[trace.table[of_table]] << KEY_BITS | trace.keys[of_table]
-    events = len(row_keys)
-    warm = _sampled_keys(profile, trace.rate, tables) if with_warm_order else row_keys[:0]
-    scattered = np.concatenate([row_keys, warm]).astype(np.uint64) * _SCATTER
-    _, first, ids = np.unique(scattered, return_index=True, return_inverse=True)
-    distinct = np.concatenate([row_keys, warm])[first]
-    call = trace.call[of_table].astype(np.int64)
+    lower ids leave first, and lower keys are often hotter ones."""
+    wanted = [tables.index(name) if name in tables else -1 for name in trace.tables]
+    place = np.array(wanted, np.int64)[trace.table]
+    is_in = place >= 0
+    row_keys = place[is_in] << KEY_BITS | trace.keys[is_in]
+    sampled = {
+        i: _Sampled.of(profile.tables[name], trace.rate)
+        for i, name in enumerate(tables)
+        if name in profile.tables
+    }
+    warm = _by_count(sampled) if with_warm_order else row_keys[:0]
+    all_keys = np.concatenate([row_keys, warm])
+    _, first, ids = np.unique(
+        all_keys.astype(np.uint64) * _SCATTER, return_index=True, return_inverse=True
+    )
+    weights, access_weights, levels = _facts(all_keys[first], sampled, trace.rate, profile.rate)
+    call, events = trace.call[is_in].astype(np.int64), len(row_keys)
     order = np.argsort(call << 32 | ids[:events])
+    in_order = ids[:events][order]
+    accesses = trace.counts[is_in][order] * access_weights[in_order]
     return Recording(
-        rate=trace.rate,
         bounds=np.searchsorted(call, np.arange(trace.calls + 1)),
-        ids=ids[:events][order],
-        accesses=trace.counts[of_table][order],
-        levels=levels_of(_profiled_counts(profile, tables, distinct) / profile.rate),
+        ids=in_order,
+        accesses=np.rint(accesses * _ONE).astype(np.int64),
+        weights=np.rint(weights * _ONE).astype(np.int64),
+        levels=levels,
         warm_order=ids[events:],
     )
 
 
-def _sampled_keys(profile: Profile, rate: float, tables: Sequence[str]) -> Keys:
-    """Return the profiled row keys that a trace of this rate would have, most accessed first."""
-    limit = spatial_limit(rate)
-    row_keys, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for place, name in enumerate(tables):
-        if limit < 0 or name not in profile.tables:
-            continue
-        table = profile.tables[name]
-        is_in = spatial_hash(name, table.keys) <= np.uint64(limit)
-        row_keys.append(place << KEY_BITS | table.keys[is_in])
-        counts.append(table.counts[is_in])
-    return np.concatenate(row_keys)[np.argsort(-np.concatenate(counts), kind="stable")]
+def _by_count(sampled: dict[int, _Sampled]) -> Keys:
+    """Return the row keys of all tables' profiled keys in the sample, most accessed first."""
+    row_keys = [np.empty(0, np.int64), *(i << KEY_BITS | s.keys for i, s in sampled.items())]
+    counts = np.concatenate([row_keys[0], *(s.counts for s in sampled.values())])
+    return np.concatenate(row_keys)[np.argsort(-counts, kind="stable")]
 
 
-def _profiled_counts(profile: Profile, tables: Sequence[str], row_keys: Keys) -> NDArray[np.int64]:
-    """Return the counts of row keys, (n,), 0 of those that the profile does not name."""
-    counts = np.zeros(len(row_keys), np.int64)
-    of_tables = row_keys >> KEY_BITS
-    for place, name in enumerate(tables):
-        table = profile.tables.get(name)
-        if table is None or not len(table.keys):
+def _facts(
+    row_keys: Keys, sampled: dict[int, _Sampled], rate: float, counted_rate: float
+) -> tuple[Floats, Floats, Int64s]:
+    """Return key weight, access weight and level of each row key."""
+    weights, access_weights = (np.full(len(row_keys), 1 / rate) for _ in range(2))
+    counts = np.zeros(len(row_keys))
+    of_table = row_keys >> KEY_BITS
+    for place, table in sampled.items():
+        here = np.flatnonzero(of_table == place)
+        if not len(table.keys) or not len(here):
             continue
-        here = np.flatnonzero(of_tables == place)
-        keys = row_keys[here] - (place << KEY_BITS)
+        keys = row_keys[here] & KEY_MASK
         found = np.minimum(np.searchsorted(table.keys, keys), len(table.keys) - 1)
-        counts[here] = np.where(table.keys[found] == keys, table.counts[found], 0)
-    return counts
+        is_there = table.keys[found] == keys
+        here, found = here[is_there], found[is_there]
+        counts[here] = table.counts[found]
+        weights[here], access_weights[here] = table.key_weights[found], table.access_weights[found]
+    return weights, access_weights, levels_of(counts / counted_rate)
 
 
-def lru_hits(recorded: Recording, slots: NDArray[np.int64], warm_up: float) -> Hits:
+def lru_hits(recorded: Recording, slots: Int64s, warm_up: float) -> Hits:
     """Return what LRU caches of `slots`, (s,), would have hit."""
     above, beside = np.empty_like(recorded.ids), np.empty_like(recorded.ids)
-    last = np.full(recorded.key_count, -1, np.int64)
-    stack_depths(recorded.bounds, recorded.ids, last, above, beside)
-    per_call = np.diff(recorded.bounds)
-    call_keys = np.repeat(per_call, per_call)
+    last = np.full(len(recorded.weights), -1, np.int64)
+    stack_depths(recorded.bounds, recorded.ids, recorded.weights, last, above, beside)
+    weights = recorded.weights[recorded.ids]
     again = np.flatnonzero(above >= 0)
     ahead = above[again]
-    width = beside[again] - 1 + recorded.rate  # the key itself is one, in a sample or not
-    by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
+    width = beside[again] - weights[again] + _ONE  # the others, and the key itself
     first = _FirstUses.of(recorded, beside, np.flatnonzero(above < 0))
-    for i, size in enumerate(slots * recorded.rate):
+    call_keys = _sums_of_calls(recorded, weights)
+    by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
+    for i, size in enumerate(slots.tolist()):
         chances = np.zeros(len(above))
-        chances[again] = np.clip((size - ahead) / width, 0, 1)
-        chances[first.events] = first.chances(size, int(warm_up * size))
-        if size < per_call.max(initial=0):  # Done in parts: only the first finds what was there.
-            chances *= np.minimum(1, size / call_keys)
-        by_access[i], by_unique[i] = chances @ recorded.accesses, chances.sum()
-    return by_access, by_unique
+        chances[again] = np.clip((size * _ONE - ahead) / width, 0, 1)
+        if warm_up:
+            warmed = recorded.warmed(warm_up * size)
+            chances[first.events] = first.chances(size, warmed, recorded.weights)
+        if size * _ONE < call_keys.max(initial=0):  # In parts: only the first finds what was there.
+            chances *= np.minimum(1, size * _ONE / call_keys)
+        by_access[i], by_unique[i] = chances @ recorded.accesses, chances @ weights
+    return by_access / _ONE, by_unique / _ONE
 
 
-@dataclass(frozen=True)
+def _sums_of_calls(recorded: Recording, weights: Int64s) -> Int64s:
+    """Return the weight of each event's whole call, (e,)."""
+    ends = np.concatenate([[0], np.cumsum(weights)])[recorded.bounds]
+    return np.repeat(np.diff(ends), np.diff(recorded.bounds))
+
+
+@dataclass(frozen=True, eq=False)
 class _FirstUses:
     """The events that are the first of their key, which hit only what a warm-up has brought."""
 
-    events: NDArray[np.int64]
-    warm_ranks: NDArray[np.int64]
-    """Of each one's key in the order of warming up; 2**62: not in it."""
-    used: NDArray[np.int64]
-    """How many keys the calls before had used; as many of these events come before its call."""
+    events: Int64s
+    ids: Int64s
+    used: Int64s
+    """The weight of the keys that the calls before had used."""
+    before: Int64s
+    """How many of these events the calls before have."""
 
     @classmethod
-    def of(
-        cls, recorded: Recording, used: NDArray[np.int64], events: NDArray[np.int64]
-    ) -> "_FirstUses":
-        ranks = np.full(recorded.key_count, 1 << 62)
-        ranks[recorded.warm_order] = np.arange(len(recorded.warm_order))
-        return cls(events, ranks[recorded.ids[events]], used[events])
+    def of(cls, recorded: Recording, used: Int64s, events: Int64s) -> "_FirstUses":
+        ids = recorded.ids[events]
+        begins = recorded.bounds[np.searchsorted(recorded.bounds, events, side="right") - 1]
+        before = np.searchsorted(events, begins)
+        return cls(events, ids, used[events], before)
 
-    def chances(self, size: float, warmed: int) -> Floats:
-        """Return the chance of each to hit in a cache of `size` that begins with `warmed` keys."""
-        is_warm = self.warm_ranks < warmed
-        touched = np.concatenate([[0], np.cumsum(is_warm)])[self.used]
-        untouched = np.maximum(warmed - touched, 1)
-        kept: Floats = np.clip((size - self.used) / untouched, 0, 1)
+    def chances(self, size: int, warmed: Int64s, weights: Int64s) -> Floats:
+        """Return the chance of each to hit in a cache of `size` that began with ids `warmed`."""
+        is_warm = np.zeros(len(weights), np.bool_)
+        is_warm[warmed] = True
+        is_warm = is_warm[self.ids]
+        touched = np.concatenate([[0], np.cumsum(np.where(is_warm, weights[self.ids], 0))])
+        untouched = np.maximum(weights[warmed].sum() - touched[self.before], _ONE)
+        kept = np.clip((size * _ONE - self.used) / untouched, 0, 1)
         return np.where(is_warm, kept, 0.0)
 
 
-def scored_hits(
-    recorded: Recording, slots: NDArray[np.int64], warm_up: float, *, is_rank: bool
-) -> Hits:
+def scored_hits(recorded: Recording, slots: Int64s, warm_up: float, *, is_rank: bool) -> Hits:
     """Return what LFU or rank caches of `slots`, (s,), would have hit."""
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
-    keys = np.empty((recorded.key_count, 4), np.int64)
+    keys = np.empty((len(recorded.weights), 4), np.int64)
     result = np.empty(2, np.int64)
-    first_counts = recorded.levels if is_rank else np.ones(recorded.key_count, np.int64)
-    for i, whole in enumerate(slots):
-        size = max(1, round(float(whole) * recorded.rate))
+    ones = np.ones_like(recorded.levels)
+    for i, size in enumerate(slots.tolist()):
         simulate_scores(
             recorded.bounds,
             recorded.ids,
             recorded.accesses,
-            first_counts,
-            recorded.warm_order[: int(warm_up * size)],
-            size,
+            recorded.weights,
+            recorded.levels if is_rank else ones,
+            recorded.warmed(warm_up * size),
+            size * _ONE,
             COUNT_KEEP if is_rank else COUNT_UP,
-            0 if is_rank else AGEING_TOUCHES * size,
+            0 if is_rank else AGEING_TOUCHES * size * _ONE,
             keys,
             result,
         )
         by_access[i], by_unique[i] = result
-    return by_access, by_unique
+    return by_access / _ONE, by_unique / _ONE
 
 
 def working_sets(recorded: Recording) -> Floats:
-    """Return how many keys of the sample a window of 1, 2, ... consecutive calls uses, on average.
+    """Return how many keys a window of 1, 2, ... consecutive calls uses, (calls,), on average.
 
     Exact over all windows: in r calls on end without a key there are r - n + 1 windows of n calls
     that lack it (Xiang et al., "Linear-time modeling of program working set", PACT 2011).
     """
-    calls, per_call = recorded.calls, np.diff(recorded.bounds)
-    call = np.repeat(np.arange(calls), per_call)
+    calls = recorded.calls
     order = np.argsort(recorded.ids, kind="stable")
-    ids, call = recorded.ids[order], call[order]
-    is_first = np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]
-    before = np.where(is_first, -1, np.concatenate([[-1], call[:-1]])[: len(ids)])
-    is_last = np.concatenate([ids[1:] != ids[:-1], [True]])[: len(ids)]
+    ids = recorded.ids[order]
+    call = np.repeat(np.arange(calls), np.diff(recorded.bounds))[order]
+    is_first = np.diff(ids, prepend=-1) > 0
+    is_last = np.diff(ids, append=len(recorded.weights)) > 0
+    before = np.where(is_first, -1, np.roll(call, 1))
+    weights = recorded.weights[ids]
     without = np.concatenate([call - before - 1, calls - 1 - call[is_last]])
-    runs = np.bincount(without, minlength=calls + 1)[::-1]
-    lacking = np.cumsum(np.cumsum(runs))[::-1][1 : calls + 1]  # for windows of 1, 2, ... calls
+    of_runs = np.concatenate([weights, weights[is_last]])
+    runs = np.bincount(without, of_runs, minlength=calls + 1)[::-1]
+    lacking = np.cumsum(np.cumsum(runs))[::-1][1 : calls + 1]
     windows = calls - np.arange(calls)
-    keys: Floats = np.count_nonzero(is_first) - lacking / windows
+    keys: Floats = (weights[is_first].sum() - lacking / windows) / _ONE
     return keys

@@ -38,6 +38,7 @@ from embstore.frequency.profile import Profile, Trace
 from embstore.frequency.simulate import (
     Floats,
     Hits,
+    Recording,
     lru_hits,
     recording,
     scored_hits,
@@ -150,12 +151,10 @@ def lookahead_traffic(
     rates = hit_rates(profile, slots, policy, tables=tables)
     names = _checked_tables(profile, tables)
     recorded = recording(profile, trace, names, with_warm_order=False)
-    expected = _unique_expected(trace, names, len(recorded.ids))
-    unique_rows = expected / trace.rate / trace.calls
-    # The keys that chance took from the sample, or gave it, are taken to be in every step, as in
-    # the hit rates: so one step has the unique rows that were counted.
-    missing = (expected - len(recorded.ids)) / trace.calls
-    sets = np.maximum(working_sets(recorded) + missing, 0.0) / trace.rate
+    _, unique_sum = _totals(trace, names, recorded)
+    unique_rows = unique_sum / trace.calls
+    # What the sample lacks is taken to be in every step, as in the hit rates.
+    sets = np.maximum(working_sets(recorded) + unique_rows - recorded.unique_sum / trace.calls, 0.0)
     return LookaheadTraffic(rates.slots, unique_rows, (1 - rates.by_unique) * unique_rows, sets)
 
 
@@ -167,24 +166,23 @@ def _recorded(
     policy: str,
     warm_up: float,
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return hits of the sample, corrected, and what they are hits of."""
+    """Return hits, and what they are hits of."""
     recorded = recording(profile, trace, tables, with_warm_order=warm_up > 0)
     if policy == "lru":
-        accesses, uniques = lru_hits(recorded, slots, warm_up)
+        by_access, by_unique = lru_hits(recorded, slots, warm_up)
     else:
-        accesses, uniques = scored_hits(recorded, slots, warm_up, is_rank=policy == "rank")
-    access_sum, unique_sum = float(recorded.accesses.sum()), len(recorded.ids)
-    unique_expected = _unique_expected(trace, tables, unique_sum)
-    whole = set(trace.tables) <= set(tables)
-    access_expected = trace.rate * trace.access_total if whole else access_sum
-    accesses += access_expected - access_sum
-    uniques += unique_expected - unique_sum
-    return (accesses, uniques), (access_expected, unique_expected)
+        by_access, by_unique = scored_hits(recorded, slots, warm_up, is_rank=policy == "rank")
+    access_total, unique_total = _totals(trace, tables, recorded)
+    by_access += access_total - recorded.access_sum
+    by_unique += unique_total - recorded.unique_sum
+    return (by_access, by_unique), (access_total, unique_total)
 
 
-def _unique_expected(trace: Trace, tables: Sequence[str], found: int) -> float:
-    """Return how many events a sample free of chance would have of these tables."""
-    return trace.rate * trace.unique_total if set(trace.tables) <= set(tables) else float(found)
+def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[float, float]:
+    """Return accesses and unique keys of the stretch; of a part of the tables, by estimate."""
+    if set(trace.tables) <= set(tables):
+        return float(trace.access_total), float(trace.unique_total)
+    return recorded.access_sum, recorded.unique_sum
 
 
 def _shares(hits: Floats, total: float) -> Floats:

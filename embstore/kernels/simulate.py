@@ -2,20 +2,23 @@
 keys and no rows.
 
 An **event** is one key in one call. Those of call c are [bounds[c], bounds[c + 1]); ids[i], in
-[0, k), is the key of event i, and is in a call once at most.
+[0, k), is the key of event i, and is in a call once at most. A key of a sample stands for several:
+weights[id] of them, in any unit.
 
 stack_depths, for every event i, of call c, where the key was used before, last by call b:
 
-    above[i]  = how many keys the calls b + 1 to c - 1 used
-    beside[i] = how many keys call b is the last to have used, before call c; this key is one
+    above[i]  = the weight of the keys that calls b + 1 to c - 1 used
+    beside[i] = the weight of the keys that call b is the last to have used, before call c; this key
+                is one of them
 
-    or, where it was not used before: above[i] = -1, beside[i] = how many keys calls before c used
+    or, where there is no b: above[i] = -1, beside[i] = the weight of all keys used before call c
 
-simulate_scores: hits of a cache of `slots` rows with the scores `count << 40 | clock` of policy.py;
-a call of more keys is done in parts. For each count a list links the resident keys in order of
-clock, which is the order in which they are touched: so a touch, and a victim, is a few steps in any
-size of cache. Ageing makes one list of two, merged by clock. Among equal scores the key touched
-first leaves first, where the store takes the lower slot: either is as good as drawn.
+simulate_scores: hits of a cache that has room for a weight of `room`, with the scores
+`count << 40 | clock` of cache/policy.py; a call of more is done in parts. For each count a list
+links the resident keys in order of clock, which is the order in which they are touched: so a touch,
+and a victim, is a few steps in any size of cache. Ageing makes one list of two, merged by clock.
+Among equal scores the key touched first leaves first, where the store takes the lower slot: either
+is as good as drawn.
 
 Host memory only: no device has a twin of this.
 """
@@ -60,33 +63,36 @@ def _sum_to(tree: Int64s, call: int) -> int:
 def stack_depths(
     bounds: Int64sIn,  # (calls + 1,)
     ids: Int64sIn,  # (e,)
+    weights: Int64sIn,  # (k,), >= 1
     last: Int64s,  # (k,), -1 each; of each key the last call that used it, when done
     above: Int64s,  # (e,)
     beside: Int64s,  # (e,)
 ) -> None:
     """Write `above` and `beside`."""
     calls = bounds.shape[0] - 1
-    uses = np.zeros(calls, np.int64)  # how many keys each call is the last to have used
+    uses = np.zeros(calls, np.int64)  # the weight of what each call is the last to have used
     tree = np.zeros(calls + 1, np.int64)  # sums over these (Fenwick 1994)
-    distinct = 0
+    used = 0
     for call in range(calls):
         low, high = bounds[call], bounds[call + 1]
         for i in range(low, high):
             before = last[ids[i]]
             if before >= 0:
-                above[i], beside[i] = distinct - _sum_to(tree, before), uses[before]
+                above[i], beside[i] = used - _sum_to(tree, before), uses[before]
             else:
-                above[i], beside[i] = -1, distinct
+                above[i], beside[i] = -1, used
+        total = 0
         for i in range(low, high):
-            before = last[ids[i]]
+            before, weight = last[ids[i]], weights[ids[i]]
             if before >= 0:
-                uses[before] -= 1
-                _add(tree, before, -1)
+                uses[before] -= weight
+                _add(tree, before, -weight)
             else:
-                distinct += 1
+                used += weight
             last[ids[i]] = call
-        uses[call] = high - low
-        _add(tree, call, high - low)
+            total += weight
+        uses[call] = total
+        _add(tree, call, total)
 
 
 @building_block
@@ -153,67 +159,74 @@ def simulate_scores(
     bounds: Int64sIn,  # (calls + 1,)
     ids: Int64sIn,  # (e,)
     accesses: Int64sIn,  # (e,)
+    weights: Int64sIn,  # (k,), >= 1
     first_counts: Int64sIn,  # (k,), of each key when it comes, at most COUNT_MAX
-    warm: Int64sIn,  # (<= slots,), unique: what the cache begins with, touched in this order
-    slots: Int,  # >= 1
+    warm: Int64sIn,  # unique ids: what the cache begins with, touched in this order; there is room
+    room: Int,
     counting: Int,  # COUNT_UP, COUNT_KEEP or COUNT_NONE
-    ageing: Int,  # touches until all counts are halved; 0: they never are
+    ageing: Int,  # the weight of touches until all counts are halved; 0: they never are
     keys: Int64Rows,  # (k, 4), overwritten: next, previous, count or -1 if not resident, clock
     result: Int64s,  # (2,)
 ) -> None:
-    """Write how many accesses, and how many events, were to keys that were resident."""
+    """Write the accesses, and the weight of the events, that were to resident keys."""
     lists = np.full((LISTS, 2), -1, np.int64)
     keys[:, _COUNT] = -1
+    resident, clock, touches = 0, 0, 0
     for i in range(warm.shape[0]):
         _append(keys, lists, warm[i], first_counts[warm[i]], 0)
+        resident += weights[warm[i]]
     start, last = keys.ctypes.data, ids.shape[0] - 1
-    resident, clock, touches = warm.shape[0], 0, 0
+    is_full = False  # once rows have left, the next to come always has a victim
     least = 0  # no resident key has a lower count
     access_hits, event_hits = 0, 0
+    low = 0
     for call in range(bounds.shape[0] - 1):
-        for low in range(bounds[call], bounds[call + 1], slots):
-            high = min(low + slots, bounds[call + 1])
+        while low < bounds[call + 1]:
             clock += 1
-            hits = 0
-            for i in range(low, high):
-                prefetch_to_write(start + ids[min(i + _AHEAD, last)] * 32)
-                id = ids[i]
+            high, used, missing = low, 0, 0
+            while high < bounds[call + 1] and (high == low or used + weights[ids[high]] <= room):
+                prefetch_to_write(start + ids[min(high + _AHEAD, last)] * 32)
+                id = ids[high]
+                used += weights[id]
                 count = keys[id, _COUNT]
                 if count >= 0:
-                    hits += 1
-                    access_hits += accesses[i]
+                    event_hits += weights[id]
+                    access_hits += accesses[high]
                     _remove(keys, lists, id)
                     _append(keys, lists, id, min(count + (counting == COUNT_UP), COUNT_MAX), clock)
-            event_hits += hits
-            touches += hits
+                else:
+                    missing += weights[id]
+                high += 1
+            touches += used - missing
             if ageing and touches >= ageing:
                 _age(keys, lists)
                 touches, least = 0, 0
-            missing = high - low - hits
-            if not missing:
-                continue
-            for _ in range(resident + missing - slots):
+            while missing and resident + missing > room:
                 least = _least_from(lists, least)
                 id = _next_victim(keys, lists, least, clock)
+                if id < 0:  # A key of more weight than there is room.
+                    break
                 _remove(keys, lists, id)
                 keys[id, _COUNT] = -1
-                resident -= 1
+                resident -= weights[id]
+                is_full = True
             touches += missing
             if ageing and touches >= ageing:
                 _age(keys, lists)
                 touches, least = 0, 0
             resident += missing
-            least = _least_from(lists, least)
             count = int(counting == COUNT_UP)
-            if counting == COUNT_UP and resident == slots:
+            if is_full and counting == COUNT_UP and missing:
+                least = _least_from(lists, least)
                 id = _next_victim(keys, lists, least, clock)
                 if id >= 0:
                     count = max(count, keys[id, _COUNT])
-            for i in range(low, high):
+            for i in range(low, high if missing else low):
                 id = ids[i]
                 if keys[id, _COUNT] < 0:
                     if counting == COUNT_KEEP:
                         count = first_counts[id]
                     _append(keys, lists, id, count, clock)
                     least = min(least, count)
+            low = high
     result[0], result[1] = access_hits, event_hits

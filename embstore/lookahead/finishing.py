@@ -107,7 +107,7 @@ class Finishing:
             session.check_live()
             applied = options.verb == "update" and self._update(session, step, options)
             for rank in session.world:
-                engine.note_accesses(step.shares[rank].accessed())
+                engine.frequencies.note(step.shares[rank].accessed())
             told = AcknowledgedUpdate(
                 engine.command_number + (not read_only),
                 {name: table.t for name, table in session.tables.items()},

@@ -1,7 +1,7 @@
 """Which package knows which, and what importing the light client costs.
 
 server -> proto, engine, client (in cli and demo, which are its users)
-client -> proto, and of the engine errors, config, arrays, results, arithmetic, feed
+client -> proto, and of the engine errors, config, arrays, results, arithmetic, feed, frequency
 proto  -> of the engine errors and config
 engine -> nothing of them
 """
@@ -16,7 +16,7 @@ import pytest
 
 from tests.style.sources import ROOT, parse, place, project_files
 
-LIGHT = {"errors", "config", "arrays", "results", "arithmetic", "feed"}
+LIGHT = {"errors", "config", "arrays", "results", "arithmetic", "feed", "frequency"}
 """What of the engine draws in neither Numba nor a device."""
 
 USERS = ("server/embstore_server/cli", "server/embstore_server/demo")

@@ -11,7 +11,7 @@ from grpc import StatusCode
 from embstore import errors
 from embstore_proto.status import ANSWERS, ERROR_METADATA, answer_of, error_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import bulk, control, sessions
+from embstore_server import bulk, control, frequency, sessions
 from tests.style.sources import ROOT
 
 CLASSES = [
@@ -48,14 +48,17 @@ def test_a_long_message_fits_a_status() -> None:
 
 def test_every_method_has_a_handler_and_every_handler_a_method() -> None:
     methods = set(pb.DESCRIPTOR.services_by_name["Embstore"].methods_by_name)
-    arrays = bulk.VERBS | sessions.BULK
-    streams = {f"{name}Stream" for name in arrays} | set(sessions.READS)
-    assert methods == {"GetServerInfo", *control.VERBS, *sessions.CONTROL, *arrays, *streams}
+    arrays = bulk.VERBS | sessions.BULK | frequency.BULK
+    streams = {f"{name}Stream" for name in arrays} | {
+        *(*sessions.READS, *frequency.DOCUMENTS, *frequency.FOLLOWED)
+    }
+    single = control.VERBS | sessions.CONTROL | frequency.CONTROL
+    assert methods == {"GetServerInfo", *single, *arrays, *streams}
 
 
 def test_control_verbs_have_the_messages_of_the_proto_file() -> None:
     methods = pb.DESCRIPTOR.services_by_name["Embstore"].methods_by_name
-    for name, verb in (control.VERBS | sessions.CONTROL).items():
+    for name, verb in (control.VERBS | sessions.CONTROL | frequency.CONTROL).items():
         found = (methods[name].input_type, methods[name].output_type)
         assert found == (verb.request.DESCRIPTOR, verb.reply.DESCRIPTOR)
         assert verb.mutates == ("origin" in verb.request.DESCRIPTOR.fields_by_name)
