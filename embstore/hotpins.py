@@ -15,7 +15,7 @@ more is wanted than is pinned, and `pin_wanted` makes up for it.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,8 @@ class HotPins:
 
     def __init__(self, engine: Engine) -> None:
         self.wanted: HotSet | None = engine.frequencies.kept.hot_set()
+        self.lost: Callable[[], None] = _nothing
+        """Is called when pins were taken away, with the engine; must not wait."""
         self._engine = engine
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
@@ -218,6 +220,7 @@ class HotPins:
 
     def _let_pool_go(self, pool: Pool) -> None:
         self._let_go([rows for rows in (*self._rows, *self._old) if rows.table.pool is pool])
+        self.lost()
 
     def _let_tables_go(self, tables: Iterable[TableState]) -> None:
         ids = {table.table_id for table in tables}
@@ -268,4 +271,4 @@ def _same(one: HotSet, other: HotSet) -> bool:
 
 
 def _nothing() -> None:
-    """Take no pins: no session has any."""
+    """Take no pins, tell nobody: there is none."""

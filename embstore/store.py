@@ -488,7 +488,10 @@ class Store:
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
         """
-        return self._engine.restore(label)
+        try:
+            return self._engine.restore(label)
+        finally:
+            self._hot_pins.pin_wanted()
 
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many; durable is only a checkpoint."""

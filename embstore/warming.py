@@ -50,17 +50,34 @@ class Warming:
         self._warming = threading.Lock()
         self._done = self._wanted = 0
         self._is_running = False
+        self._starting = threading.Lock()
+        self._is_asked = False  # to pin what is wanted, once more
+        hot_pins.lost = self._pin_again
 
     def start(self, share: float) -> None:
         """Warm in the background, and pin what is wanted; nothing to do, no thread."""
-        if self._stopping.is_set() or (not share and self._hot_pins.is_complete):
-            return
+        if share or not self._hot_pins.is_complete:
+            with self._starting:
+                self._start(share)
+
+    def _pin_again(self) -> None:
+        with self._starting:
+            if self._is_asked or self._stopping.is_set():
+                return
+            self._start(0.0)
+
+    def _start(self, share: float) -> None:
+        before, self._is_asked = self._thread, True
         self._thread = threading.Thread(
-            target=self._run, args=(share,), name="warming", daemon=True
+            target=self._run, args=(share, before), name="warming", daemon=True
         )
         self._thread.start()
 
-    def _run(self, share: float) -> None:
+    def _run(self, share: float, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        with self._starting:
+            self._is_asked = False
         with suppress(EmbstoreError):  # whoever asks for these rows is told
             self._hot_pins.pin_wanted()
             if share:
