@@ -16,6 +16,7 @@ more is wanted than is pinned, and `pin_wanted` makes up for it.
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from embstore.cache.pool import Pool
 from embstore.engine import Engine
 from embstore.errors import (
     CapacityError,
+    EmbstoreError,
     InvalidArgumentError,
     TableNotFoundError,
 )
@@ -97,8 +99,11 @@ class HotPins:
             return self.facts()
 
     def pin_wanted(self) -> None:
-        """Pin what is wanted and not pinned, as far as it can be: tables may be gone, or slots."""
-        with self._swapping:
+        """Pin what is wanted and not pinned, as far as it can be.
+
+        Tables may be gone, or slots; a row that cannot be read is told to whoever asks for it.
+        """
+        with self._swapping, suppress(EmbstoreError):
             if self.wanted is not None:
                 self._swap(self._possible(self.wanted))
 

@@ -78,9 +78,9 @@ class Warming:
             before.join()
         with self._starting:
             self._is_asked = False
-        with suppress(EmbstoreError):  # whoever asks for these rows is told
-            self._hot_pins.pin_wanted()
-            if share:
+        self._hot_pins.pin_wanted()
+        if share:
+            with suppress(EmbstoreError):  # whoever asks for the rows is told
                 self.warm(share, None)
 
     def warm(self, share: float, progress: Progress | None) -> int:

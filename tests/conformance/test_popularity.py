@@ -18,6 +18,7 @@ from embstore.errors import (
 from embstore.frequency.hotset import HotSet
 from embstore.frequency.profile import Profile, TableProfile
 from tests.conformance.cases import config, generator, normal, refused
+from tests.conformance.sessions import until
 from tests.conformance.twin import Twin
 
 Open = Callable[..., Twin]
@@ -120,8 +121,10 @@ def test_profile_and_hot_set_outlive_a_restart(open_twin: Open) -> None:
     again = twin.store.hot_set()
     assert (again.version, again.threshold, again.bytes) == (3, 2, 3200)
     assert again.tables["a"].tolist() == hot.tables["a"].tolist()
-    twin.store.warm_cache(0.5)  # waits for the one of opening
-    assert twin.store.stats()["frequency"]["hot_set"]["pinned_rows"] == 100
+    until(lambda: twin.store.stats()["frequency"]["hot_set"]["pinned_rows"] == 100)
+    warming = until(lambda: (w := twin.store.stats()["frequency"]["warming"])["of"] and w)
+    until(lambda: not twin.store.stats()["frequency"]["warming"]["running"])
+    assert warming["of"] > slots(twin.store) // 3
     train(twin, "a", rng)
 
 
