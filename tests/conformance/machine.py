@@ -6,6 +6,7 @@ the store waits for it. So a failure is found again, and shrinks.
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from hypothesis.stateful import (
 )
 
 from embstore.config import Limits
-from embstore.errors import CheckpointExistsError, TableExistsError
+from embstore.errors import CapacityError, CheckpointExistsError, TableExistsError
+from embstore.frequency.hotset import HotSet
+from embstore.frequency.profile import Profile, TableProfile
 from tests.conformance.backends import TINY
 from tests.conformance.gate import Gated
 from tests.conformance.traces import (
@@ -290,9 +293,38 @@ class StoreMachine(RuleBasedStateMachine):
         self.twin.store.resize_cache(cache_bytes)
         assert self.twin.store.stats()["cache"]["memory_bytes"] <= cache_bytes
 
+    @with_tables
+    @rule(place=PLACES, seed=st.integers(0, 1 << 32))
+    def rank_rows(self, place: int, seed: int) -> None:
+        name, rng = self._name(place), np.random.default_rng(seed)
+        rows = self.twin.reference.table(name).rows
+        keys = np.unique(rng.integers(0, rows, 60))
+        counts = rng.integers(1, 9, len(keys))
+        table = TableProfile(name, rows, keys, counts, int(counts.sum()))
+        self.twin.store.import_profile(Profile({name: table}))
+
+    @rule(share=st.sampled_from((0.1, 0.7, 1.0)))
+    def warm(self, share: float) -> None:
+        self.twin.store.warm_cache(share)
+
+    @with_tables
+    @rule(draws=st.lists(DRAWS, min_size=1, max_size=3))
+    def pin_hot_rows(self, draws: list[Draw]) -> None:
+        store, tables = self.twin.store, {}
+        for place, draw in enumerate(draws):
+            name = self._name(place)
+            tables[name] = np.unique(draw.keys(self.twin.reference.table(name).rows)[0])
+        version = 1 + (store.hot_set().version if store.hot_set() else 0)
+        with suppress(CapacityError):  # of the smallest caches
+            assert store.pin_hot_set(HotSet(tables, version)).version == version
+
+    @rule()
+    def unpin_hot_rows(self) -> None:
+        assert self.twin.store.pin_hot_set(None).pinned_rows == 0
+
     @rule(
         cache=PLACES,
-        policy=st.sampled_from(("lru", "lfu")),
+        policy=st.sampled_from(("lru", "lfu", "rank")),
         threads=st.integers(1, 2),
         limits=st.sampled_from(LIMITS),
     )

@@ -63,7 +63,7 @@ class Life:
         return self.backend.open_store(
             self.name,
             cache_bytes=int(self.smallest * self.rng.choice([1.0, 1.2, 2.0, 100.0])),
-            policy=str(self.rng.choice(["lru", "lfu"])),
+            policy=str(self.rng.choice(["lru", "lfu", "rank"])),
             threads=int(self.rng.integers(1, 3)),
             limits=LIMITS[self.rng.integers(len(LIMITS))],
             checkpoints_keep=int(self.rng.integers(1, 4)),

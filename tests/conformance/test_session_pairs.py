@@ -10,9 +10,12 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embstore.config import Uniform
+from embstore.frequency.hotset import HotSet
+from embstore.frequency.profile import Profile, TableProfile
 from tests.conformance.cases import OPTIMIZERS, generator
 from tests.conformance.sessions import (
     Answer,
@@ -37,7 +40,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "cache": ("smallest", "5 %", "30 %", "whole", "below a step"),
     "ranks": (1, 2, 4),
     "optimizer": tuple(OPTIMIZERS),
-    "policy": ("lru", "lfu"),
+    "policy": ("lru", "lfu", "rank"),
     "device": ("cpu", "emulated"),
     "trace": tuple(range(8)),
 }
@@ -113,6 +116,16 @@ def expected(
     return steps, expect(reference, steps), digests(reference)
 
 
+def random_profile(rng: np.random.Generator) -> Profile:
+    """Return a profile by which half of the rows have a rank."""
+    tables = {}
+    for name in "abc":
+        keys = np.flatnonzero(rng.random(ROWS) < 0.5)
+        counts = rng.integers(1, 100, len(keys))
+        tables[name] = TableProfile(name, ROWS, keys, counts, int(counts.sum()))
+    return Profile(tables)
+
+
 def cache_bytes(backend: Delayed, tables: dict[str, Config], run: Run) -> int:
     """Return a budget that has room for a run's share of the rows."""
     rows = sum(config["rows"] for config in tables.values())
@@ -139,6 +152,9 @@ def test_trains_as_the_dense_reference(tmp_path: Path, run: Run) -> None:
         ranks=run["ranks"],
         seed=backend.seed,
     )
+    if run["policy"] == "rank":
+        store.import_profile(random_profile(generator(backend.seed)))
+        store.pin_hot_set(HotSet({name: np.arange(0, 30, 3) for name in ("a", "c")}))
     facts = train(store, plan, steps, answers)
     assert digests(store) == wanted
     store.check_integrity()
