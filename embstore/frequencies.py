@@ -42,7 +42,7 @@ class Frequencies:
         """Rank a table's rows, `rows` of which have a profile."""
         self.profiled_rows[table.table_id] = rows
         if table.pool.policy_name == "rank":
-            table.pool.row_levels[table.table_id] = levels
+            table.pool.ranks.tables[table.table_id] = levels
 
     def forget(self, table: TableState) -> None:
         """Let a table go."""

@@ -169,7 +169,7 @@ def frequency_figures(engine: Engine) -> dict[str, Any]:
         | {"profile_rows": engine.frequencies.profiled_rows.get(t.table_id, 0)}
         for t in engine.tables.values()
     }
-    levels = [levels for pool in engine.pools.values() for levels in pool.row_levels.values()]
+    levels = [levels for pool in engine.pools.values() for levels in pool.ranks.tables.values()]
     return engine.frequencies.accesses.facts() | {
         "tables": tables,
         "levels_bytes": sum(one.memory_bytes for one in levels),

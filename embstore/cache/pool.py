@@ -33,16 +33,16 @@ refuse a call: rows leave instead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.policy import Policy
+from embstore.cache.ranks import Ranks
 from embstore.cache.recent import RecentBatch
 from embstore.cache.sizes import Layout
 from embstore.cache.slabs import SlabSlots
@@ -55,7 +55,6 @@ from embstore.device.base import (
     Slots,
     TableParameters,
 )
-from embstore.frequency.levels import RowLevels
 from embstore.kernels.slots import PIN_SHIFT
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
@@ -95,9 +94,8 @@ class Pool(SlabSlots):
 
     def __post_init__(self) -> None:
         self.start()
-        self.policy = Policy(self.device, self.memory, self.policy_name, self.levels)
-        self.row_levels: dict[int, RowLevels] = {}
-        """Of each table that has a profile, what its rows are worth under rank."""
+        self.ranks = Ranks()
+        self.policy = Policy(self.device, self.memory, self.policy_name, self.ranks.of)
         self.parameters = _no_parameters()
         self.tables: set[int] = set()
         self.recent = RecentBatch(self.device)
@@ -333,17 +331,6 @@ class Pool(SlabSlots):
 
     def _admit(self, slots: Slots, keys: Keys) -> None:
         self.policy.admit(slots, keys, self.slot_count, is_full=not self._free_count)
-
-    def levels(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the levels of row keys, (n,); those of one table are best together."""
-        found = np.zeros(len(keys), np.int64)
-        ids = keys >> KEY_BITS
-        bounds = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
-        for low, high in pairwise(bounds):
-            levels = self.row_levels.get(int(ids[low])) if high > low else None
-            if levels is not None:
-                found[low:high] = levels.of(keys[low:high] & KEY_MASK)
-        return found
 
     def rank_again(self) -> None:
         """Give all resident rows their levels, where the policy goes by them."""
@@ -621,7 +608,7 @@ class Pool(SlabSlots):
     def remove_table(self, table_id: int) -> None:
         """Let a table go, its rows with it."""
         self.purge(table_id)
-        self.row_levels.pop(table_id, None)
+        self.ranks.tables.pop(table_id, None)
         self.tables.discard(table_id)
 
     def close(self) -> None:
