@@ -334,8 +334,10 @@ class Pool(SlabSlots):
 
     def rank_again(self) -> None:
         """Give all resident rows their levels, where the policy goes by them."""
+        if self.policy_name != "rank":
+            return
         keys = self.slot_keys
-        slots = np.flatnonzero(keys != EMPTY_KEY)
+        slots = np.argsort(keys)[np.count_nonzero(keys == EMPTY_KEY) :]  # those of a table together
         self.policy.rank_again(slots, keys[slots])
         self.policy.forget()
 
