@@ -9,7 +9,7 @@ the store is. The rest is the server's to check.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,11 @@ from embstore.errors import (
     InvalidArgumentError,
     TableNotFoundError,
 )
-from embstore.results import Acknowledged, Checkpoint, State, TableEntry
+from embstore.results import Acknowledged, Checkpoint, HotSetFacts, State, TableEntry
 from embstore_client import messages
 from embstore_client.shares import UniqueKeys
 from embstore_client.transport import Transport
-from embstore_proto.codec import Message, array_of
+from embstore_proto.codec import Message, Received, array_of
 from embstore_proto.configs import Described, described_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
 
@@ -176,6 +176,87 @@ class Calls:
     def _acknowledged(self, name: str, request: Any) -> pb.AcknowledgedReply:
         return self.transport.call(name, request, pb.AcknowledgedReply.FromString, mutates=True)
 
+    # Frequencies
+
+    def document(self, content: bytes, what: str) -> tuple[Message, pb.Array]:
+        """Return a message that holds a file's bytes, and their place in it.
+
+        Raises
+        ------
+        InvalidArgumentError : there are more than a call may have.
+        """
+        if len(content) > self.limits.call_bytes_max:
+            raise InvalidArgumentError(
+                f"expected {what} of at most {self.limits.call_bytes_max} bytes "
+                f"(limits.call_bytes_max), found {len(content)}"
+            )
+        message = Message()
+        return message, messages.document(message, content)
+
+    def export_profile(self, source: str) -> bytes:
+        """Return a profile as the bytes of its file."""
+        if source not in messages.SOURCES:
+            raise InvalidArgumentError(
+                f'expected source to be "counted" or "imported", found {source!r}'
+            )
+        request = pb.ExportProfileRequest(source=messages.SOURCES[source])
+        received = self._document("ExportProfile", request)
+        reply = pb.ProfileReply.Header.FromString(received.header)
+        self.transport.knows(reply.context)
+        return _document_of(received, reply.profile)
+
+    def import_profile(self, content: bytes, rename: Mapping[str, str]) -> None:
+        """Have the server take a profile, whole or not at all."""
+        message, place = self.document(content, "a profile")
+        header = pb.ImportProfileRequest.Header(profile=place, rename=rename)
+        received = self.transport.bulk("ImportProfile", header, message, reply_bytes=0)
+        reply = pb.ProfileImportedReply.Header.FromString(received.header)
+        self.transport.knows(reply.context)
+
+    def pin_hot_set(self, content: bytes, timeout_s: float | None) -> HotSetFacts:
+        """Have the server pin a hot set."""
+        message, place = self.document(content, "a hot set")
+        header = pb.PinHotSetRequest.Header(hot_set=place)
+        received = self.transport.bulk(
+            "PinHotSet", header, message, reply_bytes=0, timeout_s=timeout_s
+        )
+        reply = pb.HotSetPinnedReply.Header.FromString(received.header)
+        self.transport.knows(reply.context)
+        return _hot_set_facts(reply.hot_set)
+
+    def unpin_hot_set(self) -> HotSetFacts:
+        """Have the server pin no hot set any more."""
+        reply = self.transport.call(
+            "UnpinHotSet", pb.UnpinHotSetRequest(), pb.UnpinHotSetReply.FromString
+        )
+        return _hot_set_facts(reply.hot_set)
+
+    def hot_set(self) -> bytes | None:
+        """Return the pinned hot set as the bytes of its file; None: none is pinned."""
+        received = self._document("GetHotSet", pb.GetHotSetRequest())
+        reply = pb.HotSetReply.Header.FromString(received.header)
+        self.transport.knows(reply.context)
+        return _document_of(received, reply.hot_set) if reply.HasField("hot_set") else None
+
+    def _document(self, name: str, request: Any) -> Received:
+        return self.transport.messages(name, request, _only)
+
+    def clear_counts(self) -> None:
+        """Have the server count from nothing again."""
+        self.transport.call("ClearCounts", pb.ClearCountsRequest(), pb.ClearCountsReply.FromString)
+
+    def warm_cache(
+        self,
+        share: float,
+        told: Callable[[pb.WarmCacheReply], None],
+        timeout_s: float | None,
+    ) -> None:
+        """Have the server warm its cache, and be told how far it is."""
+        request = pb.WarmCacheRequest(share=share)
+        self.transport.follow(
+            "WarmCache", request, pb.WarmCacheReply.FromString, told, timeout_s=timeout_s
+        )
+
     # Durability
 
     def flush(self, table: str = "", table_id: int | None = None) -> int:
@@ -210,6 +291,19 @@ class Calls:
         context = self._acknowledged("Restore", pb.RestoreRequest(label=label)).context
         self.transport.changed_epoch(context.epoch)
         return context.command
+
+
+def _only(received: Iterator[Received]) -> Received:
+    (message,) = received
+    return message
+
+
+def _document_of(received: Received, place: pb.Array) -> bytes:
+    return array_of(received, place, np.uint8, 1, "the reply").tobytes()
+
+
+def _hot_set_facts(told: pb.HotSetDescription) -> HotSetFacts:
+    return HotSetFacts(told.version, told.rows, told.bytes, told.pinned_rows)
 
 
 def _is_printable(label: Any) -> bool:

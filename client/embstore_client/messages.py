@@ -14,6 +14,7 @@ from embstore_proto.codec import Message
 from embstore_proto.v1 import embstore_pb2 as pb
 
 MODES = {"sum": pb.POOLING_MODE_SUM, "mean": pb.POOLING_MODE_MEAN}
+SOURCES = {"counted": pb.PROFILE_SOURCE_COUNTED, "imported": pb.PROFILE_SOURCE_IMPORTED}
 _ON_NONFINITE = {"refuse": pb.ON_NONFINITE_REFUSE, "skip": pb.ON_NONFINITE_SKIP}
 
 
@@ -106,6 +107,11 @@ def options(
     )
 
 
+def document(message: Message, content: bytes) -> pb.Array:
+    """Return a file's bytes, added to the message."""
+    return message.add(np.frombuffer(content, np.uint8))
+
+
 # Of a session's steps
 
 
@@ -132,6 +138,22 @@ def step_gradients(
     return [
         pb.UpdateStepRequest.Table(table=name, gradients=message.add(rows))
         for name, rows in gradients.items()
+    ]
+
+
+def replica_rows(
+    message: Message, rows: Mapping[str, tuple[Keys, Rows, Rows, int]]
+) -> list[pb.PutStepRowsRequest.Table]:
+    """Return the rows of a hot replica, added to the message: keys, weights, state, t to add."""
+    return [
+        pb.PutStepRowsRequest.Table(
+            table=name,
+            keys=message.add(keys),
+            weights=message.add(weights),
+            state=message.add(state),
+            add_t=add_t,
+        )
+        for name, (keys, weights, state, add_t) in rows.items()
     ]
 
 

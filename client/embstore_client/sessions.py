@@ -1,7 +1,8 @@
 """Look-ahead sessions of a server: the blocking verbs of `store.sessions`, each one call.
 
 **Lost calls.** The server knows every call of a step by (member, step), and a join by the member
-that the client has made up for it, so a lost one is simply sent again.
+that the client has made up for it, so a lost one is simply sent again. `put_rows` is of no step: it
+has an origin, as the calls beside sessions have.
 
 **Restarted servers.** A session lives in the server's process. The next call after a restart raises
 SessionExpiredError, and has changed nothing; a call that finishes a step, of which an attempt was
@@ -296,6 +297,29 @@ class RemoteSessions:
         place.finished(number)
         return AcknowledgedUpdate(reply.context.command, dict(reply.t), reply.skipped)
 
+    # Rows of a hot replica
+
+    def put_rows(
+        self,
+        member: str,
+        puts: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike, int]],
+    ) -> AcknowledgedUpdate:
+        """Set rows of several tables, {table: (keys, weights, state, t to add)}, in one command.
+
+        Refused while an announced step of the session is unfinished.
+        """
+        with self._place(member):
+            rows = _replica_rows(puts)
+            self._calls.check_bytes(
+                sum(k.nbytes + w.nbytes + s.nbytes for k, w, s, _ in rows.values())
+            )
+            message = Message()
+            header = pb.PutStepRowsRequest.Header(
+                member=member, tables=messages.replica_rows(message, rows)
+            )
+            reply = self._calls.write("PutStepRows", header, message)
+        return AcknowledgedUpdate(reply.context.command, dict(reply.t), reply.skipped)
+
     # What is known of members
 
     @contextmanager
@@ -377,6 +401,38 @@ def _announced_keys(steps: Any) -> dict[int, dict[str, Keys]]:
 def _gradients(gradients: Any, table: str) -> Rows:
     """Return gradients as float32; what shape they must have is the server's to say."""
     return as_rows(gradients, np.shape(gradients), table, "gradients")
+
+
+def _replica_rows(puts: Any) -> dict[str, tuple[Keys, Rows, Rows, int]]:
+    """Return a replica's rows, as far as the wire cares; the rest is the server's to say."""
+    rows = {}
+    for name, given in mapping(puts, "puts").items():
+        table = _text(name, "a table's name")
+        if not isinstance(given, tuple | list) or len(given) != 4:
+            raise InvalidArgumentError(
+                f"table {name!r}: expected (keys, weights, state, add_t), found "
+                f"{type(given).__name__}"
+            )
+        keys, weights, state, add_t = given
+        rows[table] = (
+            as_keys(keys, name),
+            as_rows(weights, np.shape(weights), name, "weights"),
+            as_rows(state, np.shape(state), name, "state"),
+            _added_t(add_t, name),
+        )
+    return rows
+
+
+def _added_t(value: Any, table: str) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or not 0 <= value <= _UINT64_MAX
+    ):
+        raise InvalidArgumentError(
+            f"table {table!r}: expected add_t to be an integer >= 0, found {value!r}"
+        )
+    return int(value)
 
 
 def _inverse(inverse: Any, table: str) -> NDArray[np.int32]:

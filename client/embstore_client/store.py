@@ -1,7 +1,7 @@
 """A server's store: the verbs of `embstore.Store`, each one call."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,9 @@ from embstore.arrays import Rows, as_out, as_pair, as_ranks
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.errors import DeadlineError, InvalidArgumentError, TableNotFoundError
 from embstore.feed.run import Run
-from embstore.results import AcknowledgedUpdate, Checkpoint
+from embstore.frequency.hotset import HotSet
+from embstore.frequency.profile import Profile
+from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts
 from embstore_client import messages
 from embstore_client.calls import Calls
 from embstore_client.sessions import RemoteSessions
@@ -280,6 +282,69 @@ class RemoteStore:
             wait_s=wait_s,
         )
 
+    # Frequencies
+
+    def export_profile(self, *, source: str = "counted") -> Profile:
+        """Return what the server has counted, or was given to import; see `Store.export_profile`.
+
+        Deadline, as of the calls below: the connection's; a profile of many rows takes a while.
+        """
+        return Profile.from_bytes(self._calls.export_profile(source), "the server's profile")
+
+    def import_profile(self, profile: Profile, *, rename: Mapping[str, str] | None = None) -> None:
+        """Have the server rank rows by a profile; see `Store.import_profile`."""
+        if not isinstance(profile, Profile):
+            raise InvalidArgumentError(f"expected a Profile, found {type(profile).__name__}")
+        names = {} if rename is None else rename
+        if not isinstance(names, Mapping) or not all(
+            isinstance(name, str) and name.isprintable() for pair in names.items() for name in pair
+        ):
+            raise InvalidArgumentError(f"expected rename to map names to names, found {rename!r}")
+        self._calls.import_profile(profile.to_bytes(), names)
+
+    def warm_cache(
+        self,
+        share: float = 0.7,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Fill a share of the cache with the most frequent rows; see `Store.warm_cache`.
+
+        The server goes on when this call has ended, by `timeout_s` (in place of the connection's)
+        or by an error that `progress` raises; the same call again joins it.
+        """
+        rows = 0
+
+        def told(reply: pb.WarmCacheReply) -> None:
+            nonlocal rows
+            rows = reply.rows
+            if progress is not None:
+                progress(reply.rows, reply.of)
+
+        self._calls.warm_cache(_share(share), told, timeout_s)
+        return rows
+
+    def pin_hot_set(self, hot_set: HotSet | None, *, timeout_s: float | None = None) -> HotSetFacts:
+        """Keep the rows of a hot set in the server's cache; see `Store.pin_hot_set`.
+
+        `timeout_s` in place of the connection's. The server goes on when it has passed.
+        """
+        if hot_set is None:
+            return self._calls.unpin_hot_set()
+        if not isinstance(hot_set, HotSet):
+            raise InvalidArgumentError(f"expected a HotSet or None, found {type(hot_set).__name__}")
+        return self._calls.pin_hot_set(hot_set.to_bytes(), timeout_s)
+
+    def hot_set(self) -> HotSet | None:
+        """Return the hot set that is pinned, or None."""
+        content = self._calls.hot_set()
+        return None if content is None else HotSet.from_bytes(content, "the server's hot set")
+
+    def clear_counts(self) -> None:
+        """Forget what the server has counted; see `Store.clear_counts`."""
+        self._calls.clear_counts()
+
     # Durability
 
     def checkpoint(
@@ -367,6 +432,12 @@ def _limits(info: pb.GetServerInfoReply) -> Limits:
         log_rows_max=told.log_rows_max,
         metadata_bytes_max=told.metadata_bytes_max,
     )
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgumentError(f"expected share to be a number, found {value!r}")
+    return float(value)
 
 
 def _acknowledged(header: pb.BulkAcknowledgedReply.Header) -> AcknowledgedUpdate:

@@ -246,6 +246,38 @@ class Transport:
 
         return self._attempts(name, attempt, None, timeout_s)
 
+    def follow(
+        self,
+        name: str,
+        request: Any,
+        parse: Callable[[bytes], Reply],
+        told: Callable[[Reply], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Do a call that is answered by how far it is, again and again; `told` gets each answer.
+
+        It must be one that may be sent again. An error that `told` raises ends the following.
+
+        Raises
+        ------
+        EmbstoreError : as in `call`, and what `told` raises.
+        """
+        serialised = request.SerializeToString()
+
+        def attempt(_: pb.Origin | None, deadline: float) -> None:
+            method = self._method(name, self._channel.unary_stream)
+            replies = method(serialised, **self._call_options(deadline))
+            try:
+                for serialised_reply in replies:
+                    reply = parse(serialised_reply)
+                    self.knows(reply.context)
+                    told(reply)
+            finally:
+                replies.cancel()  # of one that has ended it does nothing
+
+        self._attempts(name, attempt, None, timeout_s)
+
     def knows(self, context: pb.Context) -> None:
         """Take note of the state that a reply was of."""
         self._origins.knows(context)

@@ -106,6 +106,7 @@ class Accesses:
             "counted_calls": self.counted_calls,
             "counted_accesses": sum(counter.accesses for counter in counters),
             "memory_bytes": trace.memory_bytes + sum(c.memory_bytes for c in counters),
+            "recorded": {"rate": trace.rate, "events": trace.events, "calls": trace.calls},
         }
 
     def table_facts(self, table_id: int) -> dict[str, Any]:

@@ -30,17 +30,8 @@ from numpy.typing import NDArray
 
 from embstore.arrays import ROWS_MAX, Keys
 from embstore.errors import InvalidArgumentError
-from embstore.frequency.profile import (
-    Archive,
-    Profile,
-    Samples,
-    TableProfile,
-    exact_sum,
-    gaps_to_keys,
-    keys_to_gaps,
-    read_file,
-    replace_file,
-)
+from embstore.frequency.archive import Archive, gaps_to_keys, keys_to_gaps, read_file, replace_file
+from embstore.frequency.profile import Profile, Samples, TableProfile, exact_sum
 
 SMALL_TABLE_SHARE = 256
 """A table of at most so small a part of the budget is hot as a whole."""

@@ -18,40 +18,46 @@ of a table is in iff its hash is below rate * 2**64. Half the rate is half the k
 so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64 over
 the key mixed with the hash of the table's name.
 
-**The file** is an .npz archive without compression: `header`, JSON as bytes, and arrays of
-unsigned integers, each of the narrowest kind that its values fit, keys as the differences to the
-one before. What a file says is never trusted: sizes are compared before memory is taken, nothing is
-unpickled, the checksum of each array is read to its end, and the same checks that meet a caller's
-arrays meet those of a file. A profile read back is equal to the one written, and both have the same
-bytes.
+**The file** is an archive (archive.py), with keys as the differences to the one before. The same
+checks that meet a caller's arrays meet those of a file. A profile read back is equal to the one
+written, and both have the same bytes.
 
 NumPy only: clients import this.
 """
 
 import hashlib
-import io
-import json
-import math
 import os
-import secrets
-import zipfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arrays import ROWS_MAX, Keys
-from embstore.errors import InvalidArgumentError, StorageError
+from embstore.frequency.archive import (
+    Archive,
+    gaps_to_keys,
+    keys_to_gaps,
+    read_file,
+    replace_file,
+)
+from embstore.frequency.checks import (
+    INT64_MAX,
+    ascends,
+    check,
+    check_array,
+    check_below,
+    check_int,
+    check_least,
+    check_lengths,
+    check_name,
+    check_rate,
+    check_tuple,
+    repeats,
+)
 
 Counts = NDArray[np.int64]
-Unpacked = TypeVar("Unpacked")
-Unpack = Callable[[dict[str, Any], dict[str, NDArray[np.int64]]], Unpacked]
 
-_INT64_MAX = (1 << 63) - 1
 _FITTED_RANKS = 10_000
 """The skew is that of the first four decades of ranks: it is theirs that a cache lives off."""
 _FITTED_COUNT = 10
@@ -106,16 +112,16 @@ class TableProfile:
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
-        _check_name(self.name, "a table")
-        _check_int(self.rows, f"{where}: rows", high=ROWS_MAX)
-        _check_array(self.keys, np.int64, 1, f"{where}: keys")
-        _check_array(self.counts, np.int64, 1, f"{where}: counts")
-        _check_lengths(where, keys=self.keys, counts=self.counts)
-        _check(_ascends(self.keys), f"{where}: keys ascending and unique", "others")
-        _check_least(self.keys, 0, f"{where}: keys")
-        _check_least(self.counts, 1, f"{where}: counts")
-        _check_int(self.error, f"{where}: error")
-        _check_int(self.accesses, f"{where}: accesses", low=exact_sum(self.counts))
+        check_name(self.name, "a table")
+        check_int(self.rows, f"{where}: rows", high=ROWS_MAX)
+        check_array(self.keys, np.int64, 1, f"{where}: keys")
+        check_array(self.counts, np.int64, 1, f"{where}: counts")
+        check_lengths(where, keys=self.keys, counts=self.counts)
+        check(ascends(self.keys), f"{where}: keys ascending and unique", "others")
+        check_least(self.keys, 0, f"{where}: keys")
+        check_least(self.counts, 1, f"{where}: counts")
+        check_int(self.error, f"{where}: error")
+        check_int(self.accesses, f"{where}: accesses", low=exact_sum(self.counts))
 
     @property
     def key_bound(self) -> int:
@@ -174,13 +180,13 @@ class Samples:
     """(n, columns), each >= 0."""
 
     def __post_init__(self) -> None:
-        _check_tuple(self.tables, "samples: tables")
+        check_tuple(self.tables, "samples: tables")
         for name in self.tables:
-            _check_name(name, "a table of samples")
-        _check_array(self.ids, np.int64, 2, "samples: ids")
+            check_name(name, "a table of samples")
+        check_array(self.ids, np.int64, 2, "samples: ids")
         columns = self.ids.shape[1]
-        _check(columns == len(self.tables), f"samples: {len(self.tables)} columns", columns)
-        _check_least(self.ids, 0, "samples: ids")
+        check(columns == len(self.tables), f"samples: {len(self.tables)} columns", columns)
+        check_least(self.ids, 0, "samples: ids")
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,42 +215,40 @@ class Trace:
     """Accesses of the stretch, to all keys."""
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate, "trace: rate")
-        _check_tuple(self.tables, "trace: tables")
+        check_rate(self.rate, "trace: rate")
+        check_tuple(self.tables, "trace: tables")
         for name in self.tables:
-            _check_name(name, "a table of the trace")
-        _check(len(set(self.tables)) == len(self.tables), "trace: each table once", self.tables)
-        _check_int(self.calls, "trace: calls", high=(1 << 31) - 1)
+            check_name(name, "a table of the trace")
+        check(len(set(self.tables)) == len(self.tables), "trace: each table once", self.tables)
+        check_int(self.calls, "trace: calls", high=(1 << 31) - 1)
         self._check_events()
-        _check_int(self.unique_total, "trace: unique_total", low=len(self.keys))
-        _check_int(
+        check_int(self.unique_total, "trace: unique_total", low=len(self.keys))
+        check_int(
             self.access_total,
             "trace: access_total",
             low=max(exact_sum(self.counts), self.unique_total),
         )
 
     def _check_events(self) -> None:
-        _check_array(self.call, np.int32, 1, "trace: call")
-        _check_array(self.table, np.int16, 1, "trace: table")
-        _check_array(self.keys, np.int64, 1, "trace: keys")
-        _check_array(self.counts, np.int64, 1, "trace: counts")
-        _check_lengths(
-            "trace", keys=self.keys, call=self.call, table=self.table, counts=self.counts
-        )
-        _check_least(self.call, 0, "trace: call")
-        _check_below(self.call, self.calls, "trace: call")
-        _check_least(self.table, 0, "trace: table")
-        _check_below(self.table, len(self.tables), "trace: table")
-        _check_least(self.keys, 0, "trace: keys")
-        _check_least(self.counts, 1, "trace: counts")
-        _check(
+        check_array(self.call, np.int32, 1, "trace: call")
+        check_array(self.table, np.int16, 1, "trace: table")
+        check_array(self.keys, np.int64, 1, "trace: keys")
+        check_array(self.counts, np.int64, 1, "trace: counts")
+        check_lengths("trace", keys=self.keys, call=self.call, table=self.table, counts=self.counts)
+        check_least(self.call, 0, "trace: call")
+        check_below(self.call, self.calls, "trace: call")
+        check_least(self.table, 0, "trace: table")
+        check_below(self.table, len(self.tables), "trace: table")
+        check_least(self.keys, 0, "trace: keys")
+        check_least(self.counts, 1, "trace: counts")
+        check(
             bool((self.call[1:] >= self.call[:-1]).all()), "trace: calls in their order", "others"
         )
-        _check(self._is_unique(), "trace: each key of a table once in a call", "one twice")
+        check(self._is_unique(), "trace: each key of a table once in a call", "one twice")
 
     def _is_unique(self) -> bool:
         order = np.lexsort((self.keys, self.table, self.call))
-        return not _repeats(self.call[order], self.table[order], self.keys[order])
+        return not repeats(self.call[order], self.table[order], self.keys[order])
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,10 +268,10 @@ class Profile:
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
-            _check(name == table.name, f"table {name!r} under its name", table.name)
-        _check_rate(self.rate, "rate")
-        _check_int(self.seed, "seed", low=-_INT64_MAX)
-        _check(isinstance(self.store_id, str), "store_id to be a string", self.store_id)
+            check(name == table.name, f"table {name!r} under its name", table.name)
+        check_rate(self.rate, "rate")
+        check_int(self.seed, "seed", low=-INT64_MAX)
+        check(isinstance(self.store_id, str), "store_id to be a string", self.store_id)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all: what was there under the name stays until then.
@@ -309,132 +313,6 @@ def exact_sum(counts: Counts) -> int:
     return (int(high.sum()) << 32) + int(low.sum())
 
 
-# Files: an archive of a header and arrays, which hot sets are in as well.
-
-
-class Archive:
-    """One kind of file: a JSON header and arrays of integers >= 0, in an .npz archive."""
-
-    def __init__(self, what: str, version: int) -> None:
-        self.what = what
-        """As errors call it: "an embstore profile"."""
-        self._version = version
-
-    def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the file. Its bytes depend on the arguments alone."""
-        whole = {"format": self.what, "version": self._version, **header}
-        text = json.dumps(whole, allow_nan=False).encode()
-        file = io.BytesIO()
-        narrow: dict[str, Any] = {name: _narrowest(values) for name, values in arrays.items()}
-        np.savez(file, header=np.frombuffer(text, np.uint8), **narrow)
-        return file.getvalue()
-
-    def read(self, content: bytes, what: str, unpack: Unpack[Unpacked]) -> Unpacked:
-        """Return what `unpack` makes of header and arrays, int64; it takes out all that it knows.
-
-        Raises
-        ------
-        InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves
-            some of it; `what` is named.
-        """
-        try:
-            arrays = _read_arrays(content)
-            header = json.loads(arrays.pop("header").astype(np.uint8).tobytes())
-            self._check_format(header)
-            unpacked = unpack(header, arrays)
-            _check(not header and not arrays, "no more in it", [*header, *arrays])
-            return unpacked
-        except MemoryError:
-            raise  # It may well be one.
-        except Exception as exc:  # zipfile, json and NumPy have a dozen for bytes that are foreign.
-            reason = str(exc) if isinstance(exc, InvalidArgumentError) else repr(exc)
-            raise InvalidArgumentError(
-                f"{what}: expected {self.what}, found another file, or a damaged one: {reason}"
-            ) from exc
-
-    def _check_format(self, header: Any) -> None:
-        _check(isinstance(header, dict), "a header", type(header).__name__)
-        found = header.pop("format", "none"), header.pop("version", "none")
-        expected = f"{self.what} of format version {self._version}"
-        _check(found == (self.what, self._version), expected, f"{found[0]} of version {found[1]}")
-
-
-def _read_arrays(content: bytes) -> dict[str, NDArray[np.int64]]:
-    """Return the arrays of an archive. Each is read to its end, where its checksum is compared."""
-    with zipfile.ZipFile(io.BytesIO(content)) as file:
-        members = file.infolist()
-        names = {member.filename for member in members}
-        _check(len(names) == len(members), "each array once", sorted(names))
-        arrays = {}
-        for member in members:
-            # Uncompressed, so that nothing takes more memory than the file is long.
-            _check(member.compress_type == zipfile.ZIP_STORED, "no compression", member.filename)
-            _check(member.file_size <= len(content), "a file as long as it says", len(content))
-            arrays[member.filename.removesuffix(".npy")] = _read_array(file.read(member))
-    return arrays
-
-
-def _read_array(content: bytes) -> NDArray[np.int64]:
-    file = io.BytesIO(content)
-    version = npy.read_magic(file)
-    _check(version == (1, 0), "arrays of NumPy's format 1.0", version)
-    shape, is_transposed, dtype = npy.read_array_header_1_0(file)
-    _check(dtype.kind == "u" and not is_transposed, "arrays of unsigned integers", dtype)
-    values = np.frombuffer(content, dtype, offset=file.tell())
-    _check(len(values) == math.prod(shape), f"an array of shape {shape}", len(values))
-    return values.reshape(shape).astype(np.int64)  # one of 2**63 or more becomes negative
-
-
-def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
-    """Return integers >= 0 in the narrowest unsigned kind that holds them all."""
-    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
-
-
-def read_file(path: str | os.PathLike[str], what: str) -> bytes:
-    """Return a file's content; `what` is said to be expected in it.
-
-    Raises
-    ------
-    InvalidArgumentError : it cannot be read.
-    """
-    try:
-        return Path(path).read_bytes()
-    except OSError as exc:
-        raise InvalidArgumentError(f"{path}: expected {what}, found {exc.strerror}") from exc
-
-
-def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file beside `path` and give it that name when all of it is on the disk.
-
-    Raises
-    ------
-    StorageError : the disk said no; what was there before is as it was.
-    """
-    final = Path(path)
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
-    try:
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(final)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as exc:
-        raise StorageError(f"{path}: expected to write {len(content)} bytes, found {exc}") from exc
-
-
-def keys_to_gaps(keys: Keys) -> NDArray[np.int64]:
-    """Return the first of ascending keys, and how far each is above the one before."""
-    return np.diff(keys, prepend=np.int64(0))
-
-
-def gaps_to_keys(gaps: NDArray[np.int64]) -> Keys:
-    """Return the keys of `keys_to_gaps`. Too large a sum wraps round, and no longer ascends."""
-    return np.cumsum(gaps, dtype=np.int64)
-
-
 _ARCHIVE = Archive("an embstore profile", 1)
 
 
@@ -472,7 +350,7 @@ def _unpack(header: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Pro
     for place, fact in enumerate(facts):
         keys, counts = gaps_to_keys(arrays.pop(f"keys_{place}")), arrays.pop(f"counts_{place}")
         table = TableProfile(keys=keys, counts=counts, **fact)
-        _check(table.name not in tables, "each table once", table.name)
+        check(table.name not in tables, "each table once", table.name)
         tables[table.name] = table
     return Profile(
         tables,
@@ -492,67 +370,6 @@ def _unpack_trace(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -
     events: dict[str, Any] = {}
     for name, dtype in _TRACE_EVENTS.items():
         values = arrays.pop(f"trace_{name}")
-        _check_below(values, np.iinfo(dtype).max, f"trace: {name}")
+        check_below(values, np.iinfo(dtype).max, f"trace: {name}")
         events[name] = values.astype(dtype)
     return Trace(tables=tuple(facts.pop("tables")), **facts, **events)
-
-
-# Checks: the same for what a caller gives and for what a file says.
-
-
-def _check(is_so: bool, expected: str, found: object) -> None:
-    if not is_so:
-        raise InvalidArgumentError(f"expected {expected}, found {found}")
-
-
-def _check_name(name: object, what: str) -> None:
-    _check(isinstance(name, str) and bool(name), f"{what} to have a name", repr(name))
-
-
-def _check_tuple(names: object, what: str) -> None:
-    _check(isinstance(names, tuple), f"{what} to be a tuple", type(names).__name__)
-
-
-def _check_int(value: object, what: str, *, low: int = 0, high: int = _INT64_MAX) -> None:
-    is_so = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    _check(is_so, f"{what} to be an integer from {low} to {high}", repr(value))
-
-
-def _check_rate(rate: Any, what: str) -> None:
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    _check(is_number and 0 < rate <= 1, f"{what} above 0 and at most 1", repr(rate))
-
-
-def _check_array(values: object, dtype: type[np.integer[Any]], dimensions: int, what: str) -> None:
-    expected = f"{what} of dtype {np.dtype(dtype)} and {dimensions} dimension(s)"
-    if not isinstance(values, np.ndarray):
-        raise InvalidArgumentError(f"expected {expected}, found {type(values).__name__}")
-    is_so = values.dtype == dtype and values.ndim == dimensions
-    _check(is_so, expected, f"{values.dtype} {values.shape}")
-
-
-def _check_lengths(what: str, **arrays: NDArray[Any]) -> None:
-    lengths = {name: len(values) for name, values in arrays.items()}
-    _check(len(set(lengths.values())) == 1, f"{what}: arrays of one length", lengths)
-
-
-def _check_least(values: NDArray[Any], least: int, what: str) -> None:
-    found = values.min(initial=least)
-    _check(found >= least, f"{what} of at least {least}", found)
-
-
-def _check_below(values: NDArray[Any], bound: int, what: str) -> None:
-    if values.size:
-        _check(values.max() < bound, f"{what} below {bound}", values.max())
-
-
-def _ascends(keys: Keys) -> bool:
-    return bool((keys[1:] > keys[:-1]).all())
-
-
-def _repeats(*columns: NDArray[Any]) -> bool:
-    """Say whether a row of columns in order is the same as the one before."""
-    same = np.ones(max(len(columns[0]) - 1, 0), np.bool_)
-    for column in columns:
-        same &= column[1:] == column[:-1]
-    return bool(same.any())

@@ -171,10 +171,11 @@ def simulate_scores(
     """Write the accesses, and the weight of the events, that were to resident keys."""
     lists = np.full((LISTS, 2), -1, np.int64)
     keys[:, _COUNT] = -1
-    resident, clock, touches = 0, 0, 0
+    resident, clock = 0, 0
     for i in range(warm.shape[0]):
         _append(keys, lists, warm[i], first_counts[warm[i]], 0)
         resident += weights[warm[i]]
+    touches = resident
     start, last = keys.ctypes.data, ids.shape[0] - 1
     is_full = False  # once rows have left, the next to come always has a victim
     least = 0  # no resident key has a lower count

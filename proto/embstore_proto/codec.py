@@ -50,6 +50,7 @@ _DTYPES: dict[pb.DType, np.dtype[Any]] = {
     pb.DTYPE_INT64: np.dtype("<i8"),
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_UINT32: np.dtype("<u4"),
+    pb.DTYPE_UINT8: np.dtype("u1"),
 }
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
@@ -82,7 +83,7 @@ class Message:
         self._payload_bytes = 0
 
     def add(self, array: NDArray[Any]) -> pb.Array:
-        """Append an array of int64, float32 or uint32, and return its place for the header."""
+        """Append an array of a dtype of the wire, and return its place for the header."""
         return self._add(_NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array))
 
     def add_written(self, dtype: pb.DType, shape: tuple[int, ...], write: "Writer") -> pb.Array:

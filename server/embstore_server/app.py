@@ -3,6 +3,7 @@
 1. Both ports are bound before the store is opened, so that a port in use is said at once. Health
    says NOT_SERVING, and /readyz 503, until the store is open.
 2. The engine thread opens the store, and both borders serve it, on one event loop.
+   Where the settings say so, the cache is warmed then, in the background.
 3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
    the store is committed and closed, and the process ends with 0. A second signal changes nothing.
    One that comes while the store is being opened has its effect when it is open.
@@ -59,6 +60,8 @@ async def _serve(settings: Settings) -> int:
             if not stop.done():
                 await border.ready()
                 _say_ready(service, border.address, admin_address)
+                if settings.warm_up:
+                    service.warming.begin_at_start(settings.warm_up)
             await _asked_or_lost(stop, service)
             event(
                 logging.INFO,
@@ -120,6 +123,7 @@ def _open(settings: Settings) -> embstore.Store:
         device=settings.device,
         cache_bytes=settings.cache_bytes,
         policy=settings.policy,
+        count_rate=settings.count_rate,
         checkpoints_keep=settings.checkpoints_keep,
         read_only=settings.read_only,
         threads=settings.threads,

@@ -281,7 +281,8 @@ def read_rows(received: Received) -> Call:
 # Writing
 
 
-def _origin(header: Any) -> pb.Origin | None:
+def origin_of(header: Any) -> pb.Origin | None:
+    """Return who sends a call, where it says so."""
     return header.origin if header.HasField("origin") else None
 
 
@@ -295,7 +296,7 @@ def update(received: Received) -> Call:
         done = store.update(gradients, **options)
         return Written(done.t, done.skipped)
 
-    return Call(work, acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, origin_of(header))
 
 
 def update_pooled(received: Received) -> Call:
@@ -313,7 +314,7 @@ def update_pooled(received: Received) -> Call:
         )
         return _written(name, done)
 
-    return Call(work, acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, origin_of(header))
 
 
 def update_ranks(received: Received) -> Call:
@@ -332,7 +333,7 @@ def update_ranks(received: Received) -> Call:
         done = store.update_ranks(ranks, **options)
         return Written(done.t, done.skipped)
 
-    return Call(work, acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, origin_of(header))
 
 
 def assign(received: Received) -> Call:
@@ -344,7 +345,7 @@ def assign(received: Received) -> Call:
     def work(store: Store) -> Written:
         return _written(name, named(store, name, id_of(header.keys)).assign(keys, rows))
 
-    return Call(work, acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, origin_of(header))
 
 
 def put_rows(received: Received) -> Call:
@@ -358,7 +359,7 @@ def put_rows(received: Received) -> Call:
         table = named(store, name, id_of(header.keys))
         return _written(name, table.put_rows(keys, weights, state, header.add_t))
 
-    return Call(work, acknowledgement, header.trace.stages, _origin(header))
+    return Call(work, acknowledgement, header.trace.stages, origin_of(header))
 
 
 VERBS: dict[str, Callable[[Received], Call]] = {

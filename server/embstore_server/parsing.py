@@ -7,12 +7,14 @@ source beside: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GI
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+
+from embstore.errors import InvalidArgumentError
 
 OFF = "off"
 """Stands for an address where nothing shall be served."""
@@ -133,6 +135,31 @@ def _number(value: Any) -> float:
     return number
 
 
+def _share(value: Any) -> float:
+    if _number(value) > 1:
+        raise ValueError(value)
+    return _number(value)
+
+
+def renames(place: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return {A: B} of every "A=B"; `place` is where they stand.
+
+    Raises
+    ------
+    InvalidArgumentError : one is not of that form, or A is there twice.
+    """
+    renamed: dict[str, str] = {}
+    for text in texts:
+        old, equals, new = text.partition("=")
+        if not (old and equals and new) or old in renamed:
+            raise InvalidArgumentError(
+                f"{place}: expected A=B, the name in the profile and the table's, each A once, "
+                f"found {text!r}"
+            )
+        renamed[old] = new
+    return renamed
+
+
 def _seconds(value: Any) -> float:
     if _number(value) > SECONDS_MAX:
         raise ValueError(value)
@@ -162,4 +189,5 @@ COUNT = Kind("an integer above 0", _count)
 MILLISECONDS = Kind("a number of milliseconds, 0 or more", _number)
 SECONDS = Kind(f"a number of seconds, 0 to {SECONDS_MAX:.0f}", _seconds)
 POSITIVE_SECONDS = Kind(f"a number of seconds above 0, up to {SECONDS_MAX:.0f}", _positive_seconds)
+SHARE = Kind("a share, 0 to 1", _share)
 SWITCH = Kind("true or false", _switch)

@@ -1,9 +1,10 @@
 """The gRPC border: bytes in, checked work to the service, the answer or the error out.
 
-Handlers are registered by name from the tables of `bulk`, `control` and `sessions`, with no
-serialisers: gRPC hands over the bytes that came, so that arrays are never copied by protobuf. There
-is one handler for unary bulk calls, one for their stream twins, one for control calls, and one for
-each way to read a session's step.
+Handlers are registered by name from the tables of `bulk`, `control`, `sessions` and `frequency`,
+with no serialisers: gRPC hands over the bytes that came, so that arrays are never copied by
+protobuf. There is one handler for unary bulk calls, one for their stream twins, one for control
+calls, one for each way to read a session's step, one for calls that are answered by a document, and
+one that follows a warm-up.
 
 Every handler is one `_answered` block: it makes the caller from the call's metadata and deadline,
 turns errors into a status (the map is `embstore_proto.status`), and hands the figures in. A call
@@ -36,7 +37,7 @@ from embstore_proto import codec
 from embstore_proto.codec import Assembly, Framed
 from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import bulk, control, sessions
+from embstore_server import bulk, control, frequency, sessions
 from embstore_server.answers import Answered, Awaited, answering
 from embstore_server.inflight import Reservation
 from embstore_server.logs import event
@@ -55,7 +56,7 @@ milliseconds where the disk is asked for each."""
 
 _METADATA_CHARACTERS_MAX = 200
 
-_READING = ("CheckIntegrity", "Get", "List", "Lookup", "Read")
+_READING = ("CheckIntegrity", "Export", "Get", "List", "Lookup", "Read")
 """What the names of the verbs begin with that change nothing."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -78,9 +79,9 @@ class Rpc:
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return every method of the .proto file, for `add_generic_rpc_handlers`."""
         methods = {"GetServerInfo": grpc.unary_unary_rpc_method_handler(self._server_info)}
-        for name, verb in (control.VERBS | sessions.CONTROL).items():
+        for name, verb in (control.VERBS | sessions.CONTROL | frequency.CONTROL).items():
             methods[name] = grpc.unary_unary_rpc_method_handler(self._control(name, verb))
-        for name, prepare in (bulk.VERBS | sessions.BULK).items():
+        for name, prepare in (bulk.VERBS | sessions.BULK | frequency.BULK).items():
             unary, stream = self._unary(name, prepare), self._stream(name, prepare)
             methods[name] = grpc.unary_unary_rpc_method_handler(unary)
             methods[f"{name}Stream"] = grpc.stream_stream_rpc_method_handler(stream)
@@ -88,6 +89,9 @@ class Rpc:
         methods["LookupStepPooled"] = grpc.stream_stream_rpc_method_handler(
             self._lookup_step_pooled
         )
+        for name, document in frequency.DOCUMENTS.items():
+            methods[name] = grpc.unary_stream_rpc_method_handler(self._document(name, document))
+        methods["WarmCache"] = grpc.unary_stream_rpc_method_handler(self._warm_cache)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     # What every handler does
@@ -275,6 +279,30 @@ class Rpc:
             for chunk in reply.chunks():
                 await _sent(context.write(chunk))
 
+    # Frequencies
+
+    def _document(self, name: str, verb: frequency.Document) -> Handler:
+        async def handler(request: bytes, context: Any) -> None:
+            await _sent(context.send_initial_metadata(()))  # as a stream does
+            async with self._answered(name, context) as caller:
+                caller.received_bytes = len(request)
+                call = verb.prepare(codec.parse(verb.request, request))
+                work = answering(call.work, self._service.instance)
+                reply = call.reply(await self._service.run_beside(work))
+                await self._write(caller, context, reply)
+
+        return handler
+
+    async def _warm_cache(self, request: bytes, context: Any) -> None:
+        await _sent(context.send_initial_metadata(()))  # as a stream does
+        async with self._answered("WarmCache", context) as caller:
+            caller.received_bytes = len(request)
+            message = codec.parse(pb.WarmCacheRequest, request)
+            async for reply in frequency.warmed(self._service, message):
+                serialised = reply.SerializeToString()
+                caller.sent_bytes += len(serialised)
+                await _sent(context.write(serialised))
+
     async def _server_info(self, request: bytes, context: Any) -> bytes:
         async with self._answered("GetServerInfo", context):
             codec.parse(pb.GetServerInfoRequest, request)
@@ -348,19 +376,14 @@ def server_info(service: Service) -> pb.GetServerInfoReply:
     store, settings = service.store, service.settings
     limits = store.limits
     return pb.GetServerInfoReply(
-        context=pb.Context(
-            store_id=store.store_id,
-            epoch=store.epoch,
-            command=store.command,
-            instance=service.instance,
-        ),
+        context=service.context(),
         version=embstore.__version__,
         device=store.device,
         device_info=device_info(store.device_facts),
         policy=settings.policy,
         cache_bytes=store.cache_bytes,
         read_only=settings.read_only,
-        dtypes=[pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32],
+        dtypes=[pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8],
         optimizers=OPTIMIZERS,
         initializers=INITIALIZERS,
         key_spaces=[pb.KEY_SPACE_DENSE],

@@ -9,6 +9,11 @@ last rank. It holds no thread meanwhile: `until` polls what it waits for, and ag
 progress that a session makes. The sessions tell of progress on any thread; what is told before the
 loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every call
 that waits is woken, which is a poll for each rank of each session: few, and cheap.
+
+**Beside the engine thread** runs what any thread may do: it takes the store's own lock for as long
+as it needs it, in pieces where that is long. Meanwhile no task is done by the event loop at once,
+which would stand still while it waits for that lock; nor is one while a merge waits to be
+installed.
 """
 
 import asyncio
@@ -17,11 +22,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
-from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.store import Store
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.answers import Answered, Awaited
@@ -30,9 +34,18 @@ from embstore_server.logs import event
 from embstore_server.metrics import Metrics
 from embstore_server.once import Once, check_epoch
 from embstore_server.settings import Settings
+from embstore_server.warming import Warming
 from embstore_server.worker import Task, Work, Worker
 
 T = TypeVar("T")
+
+
+class Patient(Protocol):
+    """What a call waits for: a step's rows, its last rank, a warm-up."""
+
+    @property
+    def left_s(self) -> float:
+        """In so many seconds it is worth another look, whatever happens."""
 
 
 @dataclass
@@ -73,6 +86,8 @@ class Service:
         self.worker = worker
         worker.after_task = self._notice_failure
         self.once = Once(worker, self.instance)
+        self.warming = Warming(self)
+        self._beside: set[object] = set()  # works on threads of their own
         self._store: Store | None = None
 
     def opened(self, store: Store) -> None:
@@ -88,11 +103,11 @@ class Service:
         def progressed() -> None:
             if not self._is_waking:
                 self._is_waking = True
-                loop.call_soon_threadsafe(self._wake)
+                loop.call_soon_threadsafe(self.wake)
 
         store.sessions.watch(progressed)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Let every waiting call poll again."""
         self._is_waking = False  # before they poll: what is told from now on may be after that
         moved, self._moved = self._moved, asyncio.Event()
@@ -106,7 +121,7 @@ class Service:
     @stopping.setter
     def stopping(self, stopping: bool) -> None:
         self._stopping = stopping
-        self._wake()
+        self.wake()
 
     @property
     def store(self) -> Store:
@@ -119,6 +134,16 @@ class Service:
         if self._store is None:
             raise self._closed()
         return self._store
+
+    def context(self) -> pb.Context:
+        """Return which state of which store answers now."""
+        store = self.store
+        return pb.Context(
+            store_id=store.store_id,
+            epoch=store.epoch,
+            command=store.command,
+            instance=self.instance,
+        )
 
     @property
     def is_open(self) -> bool:
@@ -172,9 +197,17 @@ class Service:
         """
         if self._store is None or self.stopping:
             raise self._closed()
-        return await asyncio.to_thread(work, self._store)
 
-    async def until(self, handle: StepLookup | StepOutcome, poll: Callable[[], T | None]) -> T:
+        def noted(store: Store) -> T:
+            self._beside.add(work)  # here: it goes on when nobody waits for it any more
+            try:
+                return work(store)
+            finally:
+                self._beside.discard(work)
+
+        return await asyncio.to_thread(noted, self._store)
+
+    async def until(self, handle: Patient, poll: Callable[[], T | None]) -> T:
         """Return what `poll` returns of a handle, once that is not None.
 
         It is called after each progress of a session, and when the handle's patience ends.
@@ -218,8 +251,8 @@ class Service:
                 f"the call is for store {origin.store_id}, served here is {self.store.store_id}; "
                 "connect again"
             )
-        caller.rank = origin.rank if origin.HasField("rank") else None
-        caller.step = origin.step if origin.HasField("step") else None
+        caller.rank = origin.rank if origin.HasField("rank") else caller.rank
+        caller.step = origin.step if origin.HasField("step") else caller.step
         verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
 
         def in_its_epoch(store: Store) -> Any:
@@ -240,7 +273,7 @@ class Service:
             work,
             lane=caller.lane,
             deadline=caller.deadline,
-            brief=caller.brief and not self._store.is_merging,  # installing a merge takes a while
+            brief=caller.brief and not self._beside and not self._store.is_merging,
         )
 
     def _closed(self) -> StoreClosedError:
@@ -251,7 +284,7 @@ class Service:
     def _notice_failure(self) -> None:
         if self.has_failed and not self.failed.is_set():
             self.failed.set()
-            self._wake()
+            self.wake()
             level = logging.CRITICAL if self.device_error else logging.ERROR
             event(level, "store failed", reason=self.not_ready)
 

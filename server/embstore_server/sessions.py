@@ -1,7 +1,8 @@
 """The verbs of look-ahead sessions: what comes, what the engine is asked, and how a call waits.
 
 **No Origin.** What names a session's call is its member and step: the session itself remembers what
-became of a step, and answers the same call sent again as before.
+became of a step, and answers the same call sent again as before. PutStepRows alone is of no step,
+and grows t each time: it has an Origin.
 
 **Where the work is done.** The engine thread opens and closes sessions, takes a rank's share of a
 step, gathers and pools rows. What only the session has to know (joining, a lease, announced keys,
@@ -46,6 +47,7 @@ from embstore_server.bulk import (
     blank_of,
     each_once,
     options_of,
+    origin_of,
     rows_reply,
 )
 from embstore_server.control import Verb
@@ -219,7 +221,35 @@ def update_step(received: Received) -> Call:
     return Call(work, acknowledgement, header.trace.stages, header=header)
 
 
-BULK: dict[str, Callable[[Received], Call]] = {"Announce": announce, "UpdateStep": update_step}
+def put_step_rows(received: Received) -> Call:
+    """A hot replica's rows of several tables, in one command."""
+    header = parse(pb.PutStepRowsRequest.Header, received.header)
+    rows = {name: _replica_rows(received, m) for name, m in each_once(header.tables).items()}
+
+    def work(store: Store) -> Written:
+        done = store.sessions.put_rows(header.member, rows)
+        return Written(done.t, done.skipped)
+
+    return Call(work, acknowledgement, header.trace.stages, origin_of(header), header=header)
+
+
+def _replica_rows(
+    received: Received, message: pb.PutStepRowsRequest.Table
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], int]:
+    what = f"table {message.table!r}: "
+    return (
+        array_of(received, message.keys, np.int64, 1, what + "keys"),
+        array_of(received, message.weights, np.float32, 2, what + "weights"),
+        array_of(received, message.state, np.float32, 2, what + "state"),
+        message.add_t,
+    )
+
+
+BULK: dict[str, Callable[[Received], Call]] = {
+    "Announce": announce,
+    "UpdateStep": update_step,
+    "PutStepRows": put_step_rows,
+}
 """By the name in the .proto file; each has a stream twin."""
 
 READS = ("LookupStep", "LookupStepPooled")

@@ -56,7 +56,14 @@ class Settings:
     """Of the device's memory, for resident rows, their index and staging: what any host that trains
     can spare."""
     policy: str = "lru"
-    """Which rows leave the cache first. "lru" follows a trainer's shifts at once; "lfu" ages."""
+    """Which rows leave the cache first. "lru" follows a trainer's shifts at once; "lfu" ages;
+    "rank" keeps what an imported profile says is asked for most."""
+    warm_up: float = 0.0
+    """The share of the cache's slots that is filled at start with the rows of most accesses, in the
+    background; 0: none, as there is no profile in a new store."""
+    count_rate: float = 0.01
+    """The share of lookups whose keys are counted and recorded, for profiles; 0: none. Measured: a
+    lookup that is counted takes about twice as long, so one in a hundred is not felt."""
     checkpoints_keep: int = 3
     """Labels that can be restored: the last, one before it in case that is bad, one in the making.
     """
@@ -110,7 +117,9 @@ KINDS: dict[str, Kind] = {
     "admin": parsing.ADDRESS_OR_OFF,
     "device": parsing.DEVICE,
     "cache_bytes": parsing.BYTES,
-    "policy": parsing.one_of("lru", "lfu"),
+    "policy": parsing.one_of("lru", "lfu", "rank"),
+    "warm_up": parsing.SHARE,
+    "count_rate": parsing.SHARE,
     "checkpoints_keep": parsing.COUNT,
     "read_only": parsing.SWITCH,
     "insecure": parsing.SWITCH,

@@ -17,6 +17,7 @@ _DTYPES = {
     np.dtype("<i8"): pb.DTYPE_INT64,
     np.dtype("<f4"): pb.DTYPE_FLOAT32,
     np.dtype("<u4"): pb.DTYPE_UINT32,
+    np.dtype("u1"): pb.DTYPE_UINT8,
 }
 BULK = {
     "Lookup": (pb.LookupRequest, pb.RowsReply),

@@ -39,6 +39,19 @@ class Rest:
         content = {} if body is None else {"json": body}
         return await self._answer("POST", path, status, headers, **content)
 
+    async def put(self, path: str, content: bytes, status: int = 200, **headers: str) -> Any:
+        told = {"content_type": "application/octet-stream"} | headers
+        return await self._answer("PUT", path, status, told, content=content)
+
+    async def delete(self, path: str, status: int = 200) -> Any:
+        return await self._answer("DELETE", path, status, {})
+
+    async def file(self, path: str) -> bytes:
+        answer = await self.client.get(path)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == "application/octet-stream"
+        return answer.content
+
     async def _answer(
         self, method: str, path: str, status: int, headers: dict[str, str], **content: Any
     ) -> Any:
@@ -88,7 +101,13 @@ async def unopened(
     """Yield a border whose store is not open yet, and what opens it."""
     settings = Settings(data, **({"admin": "127.0.0.1:8080"} | options))
     worker = Worker(
-        lambda: embstore.open(data, cache_bytes=1 << 20, read_only=settings.read_only),
+        lambda: embstore.open(
+            data,
+            cache_bytes=1 << 20,
+            policy=settings.policy,
+            count_rate=settings.count_rate,
+            read_only=settings.read_only,
+        ),
         settings.queue_calls_max,
     )
     service = Service(settings, worker, Metrics())

@@ -14,6 +14,7 @@ from embstore_server.admin import (
     cache,
     durability,
     figures,
+    frequency,
     models,
     probes,
     server,
@@ -24,7 +25,7 @@ from embstore_server.admin import (
 from tests.service.rest import Rest, filled, run
 
 MODULES: tuple[ModuleType, ...] = (
-    *(cache, durability, figures, models, probes, server, sessions, statistics, tables),
+    *(cache, durability, figures, frequency, models, probes, server, sessions, statistics, tables),
 )
 
 

@@ -15,7 +15,7 @@ import embstore
 from embstore.config import RowWiseAdagrad, Uniform
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
-from embstore_server import sessions
+from embstore_server import frequency, sessions
 from tests.reference import ReferenceStore
 from tests.service.plain import BULK, Payload, Streamed, Unary, array_of
 from tests.serving import Server
@@ -93,7 +93,11 @@ def test_every_control_verb_is_answered(stub):
     streamed = {f"{verb}Stream" for verb in BULK}
     of_sessions = {*sessions.CONTROL, *sessions.BULK, *sessions.READS}  # test_sessions_wire.py
     of_sessions |= {f"{verb}Stream" for verb in sessions.BULK}
-    assert {*replies, *BULK, *streamed, *of_sessions} == set(SERVICE.methods_by_name)
+    of_frequency = {*frequency.CONTROL, *frequency.BULK, *frequency.DOCUMENTS}
+    of_frequency |= set(frequency.FOLLOWED)
+    of_frequency |= {f"{verb}Stream" for verb in frequency.BULK}  # test_frequency_wire.py
+    known = {*replies, *BULK, *streamed, *of_sessions, *of_frequency}
+    assert known == set(SERVICE.methods_by_name)
     commands = {name: reply.context.command for name, reply in replies.items()}
     assert commands["CreateTable"] == 2
     assert (commands["GrowTable"], commands["SetLearningRate"]) == (3, 4)

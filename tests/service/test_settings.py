@@ -111,6 +111,8 @@ def test_a_device_that_nobody_knows_is_refused_with_the_choices() -> None:
         *(("slow_call_ms", v) for v in (-1, "inf")),
         *(("read_only", v) for v in ("maybe", 1, "2")),
         *(("policy", v) for v in ("LRU", "fifo", 3, ["lru"])),
+        *(("warm_up", v) for v in ("-0.1", "1.1", "nan", "all", True)),
+        *(("count_rate", v) for v in (2, "", "5%")),
         *(("device", v) for v in ("gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0)),
         *(("data", v) for v in ("", "a\0b", 3)),
         *(("listen", v) for v in ("off", ":1", "localhost", "a:b", "h:65536", "::1:5", "[x]:1", 5)),

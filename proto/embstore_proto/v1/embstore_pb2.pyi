@@ -13,6 +13,7 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT64: _ClassVar[DType]
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_UINT32: _ClassVar[DType]
+    DTYPE_UINT8: _ClassVar[DType]
 
 class OnNonfinite(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,15 +28,23 @@ class PoolingMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class KeySpace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KEY_SPACE_DENSE: _ClassVar[KeySpace]
+
+class ProfileSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_SOURCE_COUNTED: _ClassVar[ProfileSource]
+    PROFILE_SOURCE_IMPORTED: _ClassVar[ProfileSource]
 DTYPE_UNSPECIFIED: DType
 DTYPE_INT64: DType
 DTYPE_FLOAT32: DType
 DTYPE_UINT32: DType
+DTYPE_UINT8: DType
 ON_NONFINITE_REFUSE: OnNonfinite
 ON_NONFINITE_SKIP: OnNonfinite
 POOLING_MODE_SUM: PoolingMode
 POOLING_MODE_MEAN: PoolingMode
 KEY_SPACE_DENSE: KeySpace
+PROFILE_SOURCE_COUNTED: ProfileSource
+PROFILE_SOURCE_IMPORTED: ProfileSource
 
 class Context(_message.Message):
     __slots__ = ("store_id", "epoch", "command", "instance")
@@ -1048,3 +1057,204 @@ class UpdateStepRequest(_message.Message):
     padding: bytes
     payload: bytes
     def __init__(self, header: _Optional[_Union[UpdateStepRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class PutStepRowsRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "keys", "weights", "state", "add_t")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        ADD_T_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        keys: Array
+        weights: Array
+        state: Array
+        add_t: int
+        def __init__(self, table: _Optional[str] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., add_t: _Optional[int] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("origin", "member", "tables", "trace")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        member: str
+        tables: _containers.RepeatedCompositeFieldContainer[PutStepRowsRequest.Table]
+        trace: Trace
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., member: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[PutStepRowsRequest.Table, _Mapping]]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: PutStepRowsRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[PutStepRowsRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ExportProfileRequest(_message.Message):
+    __slots__ = ("source",)
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    source: ProfileSource
+    def __init__(self, source: _Optional[_Union[ProfileSource, str]] = ...) -> None: ...
+
+class ProfileReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "profile")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        PROFILE_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        profile: Array
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., profile: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: ProfileReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[ProfileReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ImportProfileRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("profile", "rename")
+        class RenameEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        PROFILE_FIELD_NUMBER: _ClassVar[int]
+        RENAME_FIELD_NUMBER: _ClassVar[int]
+        profile: Array
+        rename: _containers.ScalarMap[str, str]
+        def __init__(self, profile: _Optional[_Union[Array, _Mapping]] = ..., rename: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: ImportProfileRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[ImportProfileRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ProfileImportedReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context",)
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: ProfileImportedReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[ProfileImportedReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class HotSetDescription(_message.Message):
+    __slots__ = ("version", "rows", "bytes", "pinned_rows")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    rows: int
+    bytes: int
+    pinned_rows: int
+    def __init__(self, version: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned_rows: _Optional[int] = ...) -> None: ...
+
+class PinHotSetRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("hot_set",)
+        HOT_SET_FIELD_NUMBER: _ClassVar[int]
+        hot_set: Array
+        def __init__(self, hot_set: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: PinHotSetRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[PinHotSetRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class HotSetPinnedReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "hot_set")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        HOT_SET_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        hot_set: HotSetDescription
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., hot_set: _Optional[_Union[HotSetDescription, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: HotSetPinnedReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[HotSetPinnedReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class GetHotSetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HotSetReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "hot_set")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        HOT_SET_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        hot_set: Array
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., hot_set: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: HotSetReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[HotSetReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class UnpinHotSetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnpinHotSetReply(_message.Message):
+    __slots__ = ("context", "hot_set")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    HOT_SET_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    hot_set: HotSetDescription
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., hot_set: _Optional[_Union[HotSetDescription, _Mapping]] = ...) -> None: ...
+
+class ClearCountsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClearCountsReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
+class WarmCacheRequest(_message.Message):
+    __slots__ = ("share",)
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    share: float
+    def __init__(self, share: _Optional[float] = ...) -> None: ...
+
+class WarmCacheReply(_message.Message):
+    __slots__ = ("context", "rows", "of", "finished")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    rows: int
+    of: int
+    finished: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., rows: _Optional[int] = ..., of: _Optional[int] = ..., finished: bool = ...) -> None: ...

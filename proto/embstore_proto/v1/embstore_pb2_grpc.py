@@ -239,6 +239,16 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.PutStepRows = channel.unary_unary(
+                '/embstore.v1.Embstore/PutStepRows',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PutStepRowsRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.FromString,
+                _registered_method=True)
+        self.PutStepRowsStream = channel.stream_stream(
+                '/embstore.v1.Embstore/PutStepRowsStream',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
         self.LookupStep = channel.unary_stream(
                 '/embstore.v1.Embstore/LookupStep',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupStepRequest.SerializeToString,
@@ -248,6 +258,51 @@ class EmbstoreStub(object):
                 '/embstore.v1.Embstore/LookupStepPooled',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.ExportProfile = channel.unary_stream(
+                '/embstore.v1.Embstore/ExportProfile',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ExportProfileRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.ImportProfile = channel.unary_unary(
+                '/embstore.v1.Embstore/ImportProfile',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ImportProfileRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ProfileImportedReply.FromString,
+                _registered_method=True)
+        self.ImportProfileStream = channel.stream_stream(
+                '/embstore.v1.Embstore/ImportProfileStream',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.GetHotSet = channel.unary_stream(
+                '/embstore.v1.Embstore/GetHotSet',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GetHotSetRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.PinHotSet = channel.unary_unary(
+                '/embstore.v1.Embstore/PinHotSet',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PinHotSetRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.HotSetPinnedReply.FromString,
+                _registered_method=True)
+        self.PinHotSetStream = channel.stream_stream(
+                '/embstore.v1.Embstore/PinHotSetStream',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.UnpinHotSet = channel.unary_unary(
+                '/embstore.v1.Embstore/UnpinHotSet',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.UnpinHotSetRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.UnpinHotSetReply.FromString,
+                _registered_method=True)
+        self.ClearCounts = channel.unary_unary(
+                '/embstore.v1.Embstore/ClearCounts',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearCountsRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearCountsReply.FromString,
+                _registered_method=True)
+        self.WarmCache = channel.unary_stream(
+                '/embstore.v1.Embstore/WarmCache',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheReply.FromString,
                 _registered_method=True)
 
 
@@ -506,6 +561,18 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutStepRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutStepRowsStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LookupStep(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -513,6 +580,62 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LookupStepPooled(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportProfile(self, request, context):
+        """Frequencies: which rows are asked for, and what the cache makes of it. No row changes, so none
+        of these has an Origin: any may be sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportProfile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportProfileStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHotSet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinHotSet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinHotSetStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinHotSet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearCounts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WarmCache(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -726,6 +849,16 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             ),
+            'PutStepRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutStepRows,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PutStepRowsRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.SerializeToString,
+            ),
+            'PutStepRowsStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.PutStepRowsStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
             'LookupStep': grpc.unary_stream_rpc_method_handler(
                     servicer.LookupStep,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupStepRequest.FromString,
@@ -735,6 +868,51 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.LookupStepPooled,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'ExportProfile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportProfile,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ExportProfileRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'ImportProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportProfile,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ImportProfileRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ProfileImportedReply.SerializeToString,
+            ),
+            'ImportProfileStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ImportProfileStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'GetHotSet': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetHotSet,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.GetHotSetRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'PinHotSet': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinHotSet,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PinHotSetRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.HotSetPinnedReply.SerializeToString,
+            ),
+            'PinHotSetStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.PinHotSetStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'UnpinHotSet': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinHotSet,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.UnpinHotSetRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.UnpinHotSetReply.SerializeToString,
+            ),
+            'ClearCounts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCounts,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearCountsRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearCountsReply.SerializeToString,
+            ),
+            'WarmCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.WarmCache,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1855,6 +2033,60 @@ class Embstore(object):
             _registered_method=True)
 
     @staticmethod
+    def PutStepRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/PutStepRows',
+            embstore__proto_dot_v1_dot_embstore__pb2.PutStepRowsRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutStepRowsStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/PutStepRowsStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def LookupStep(request,
             target,
             options=(),
@@ -1898,6 +2130,249 @@ class Embstore(object):
             '/embstore.v1.Embstore/LookupStepPooled',
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/embstore.v1.Embstore/ExportProfile',
+            embstore__proto_dot_v1_dot_embstore__pb2.ExportProfileRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/ImportProfile',
+            embstore__proto_dot_v1_dot_embstore__pb2.ImportProfileRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.ProfileImportedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportProfileStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/ImportProfileStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHotSet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/embstore.v1.Embstore/GetHotSet',
+            embstore__proto_dot_v1_dot_embstore__pb2.GetHotSetRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinHotSet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/PinHotSet',
+            embstore__proto_dot_v1_dot_embstore__pb2.PinHotSetRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.HotSetPinnedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinHotSetStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/PinHotSetStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinHotSet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/UnpinHotSet',
+            embstore__proto_dot_v1_dot_embstore__pb2.UnpinHotSetRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.UnpinHotSetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCounts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/ClearCounts',
+            embstore__proto_dot_v1_dot_embstore__pb2.ClearCountsRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.ClearCountsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WarmCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/embstore.v1.Embstore/WarmCache',
+            embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheReply.FromString,
             options,
             channel_credentials,
             insecure,

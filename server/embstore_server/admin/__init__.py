@@ -11,6 +11,7 @@
     tables      GET /api/v1/tables, .../{name}, .../{name}/stats
     durability  GET and POST /api/v1/checkpoints, POST /api/v1/flush
     cache       POST /api/v1/cache
+    frequency   /api/v1/profile, /api/v1/hot-set, /api/v1/cache/warm, /api/v1/frequency
 
 Rows are not served here: they are gRPC's. A route that means what a verb of the .proto file means
 has its name, in the figures of calls as in the log.

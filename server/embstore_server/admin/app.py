@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import embstore
-from embstore_server.admin import cache, durability, server, sessions, statistics, tables
+from embstore_server.admin import cache, durability, frequency, server, sessions, statistics, tables
 from embstore_server.admin.errors import refusal_of
 from embstore_server.admin.guard import Guard
 from embstore_server.admin.models import ErrorReply
@@ -38,7 +38,7 @@ def make_admin(service: Service) -> FastAPI:
     api = APIRouter(
         prefix="/api/v1", responses={"default": {"model": ErrorReply, "description": "Refused"}}
     )
-    for part in (server, statistics, tables, sessions, durability, cache):
+    for part in (server, statistics, tables, sessions, durability, cache, frequency):
         api.include_router(part.router)
     app.include_router(api)
     return app

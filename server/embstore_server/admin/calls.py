@@ -61,11 +61,25 @@ class Call:
         ------
         StoreClosedError : calls are not served yet, or not any more.
         """
-        if reason := self.service.not_ready:
-            raise StoreClosedError(reason)
+        self.check_ready()
         work = answering(work, self.service.instance)
         answered: Answered = await self.service.run(self.caller, work)
         return answered
+
+    async def run_beside(self, work: Callable[[Store], Any]) -> Answered:
+        """Do the same on a thread of its own: for what any thread may do, at length."""
+        self.check_ready()
+        return await self.service.run_beside(answering(work, self.service.instance))
+
+    def check_ready(self) -> None:
+        """Refuse what nobody can do now.
+
+        Raises
+        ------
+        StoreClosedError : calls are not served yet, or not any more.
+        """
+        if reason := self.service.not_ready:
+            raise StoreClosedError(reason)
 
 
 async def _call_of(request: Request) -> Call:

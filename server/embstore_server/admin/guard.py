@@ -5,11 +5,14 @@ happens to visit reaches loopback. So three things are refused that only a brows
 of another site:
 
 - an `Origin` other than the host that is asked: a page's script or form
-- a POST whose body is not declared application/json: what a page may send without asking first
+- a POST whose body is not declared application/json: what a page may send without asking first;
+  it has to ask before a PUT, whose body may be a document (application/octet-stream)
 - on a loopback address, a `Host` that is not one: a name that was made to mean 127.0.0.1 (DNS
   rebinding), whose page would be of the same origin. On other addresses any name may be right.
 
-**Sizes.** A body is small: one above BODY_BYTES_MAX is refused, at once where it is announced.
+**Sizes.** A body is small: one above BODY_BYTES_MAX is refused, at once where it is announced. The
+documents of DOCUMENT_PATHS are large; their routes have a limit of their own, which the guard does
+not know before the store is open.
 
 **Ids.** A request keeps the `X-Request-Id` that it came with, if that is a plain word, or gets one;
 the answer names it.
@@ -31,6 +34,9 @@ from embstore_server.parsing import is_loopback
 
 BODY_BYTES_MAX = 1 << 20
 TABLES_PATH = "/api/v1/tables/"
+DOCUMENT_PATHS = ("/api/v1/profile", "/api/v1/hot-set")
+"""What is PUT there is a file."""
+DOCUMENT_TYPE, _JSON_TYPE = "application/octet-stream", "application/json"
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -53,23 +59,25 @@ class Guard:
         state["received_bytes"] = 0
         scope["path"] = _path(scope)
         named = _naming(send, state["request_id"])
-        refusal = next(self._refusals(scope["method"], headers), None)
+        has_document = scope["method"] == "PUT" and scope["path"] in DOCUMENT_PATHS
+        refusal = next(self._refusals(scope["method"], headers, has_document), None)
         if refusal is not None:
             await refusal.response(scope)(scope, receive, named)
             return
-        await self._app(scope, _counting(receive, state), named)
+        await self._app(scope, _counting(receive, state, is_bounded=not has_document), named)
 
-    def _refusals(self, method: str, headers: Headers) -> Iterator[Refusal]:
+    def _refusals(self, method: str, headers: Headers, has_document: bool) -> Iterator[Refusal]:
         host = headers.get("host", "")
         if self._loopback and host and not is_loopback(_hostname(host)):
             yield _forbidden(f"expected a Host of this machine (localhost), found {host!r}")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             yield _forbidden(f"expected no Origin, or that of {host!r}, found {origin!r}")
-        if method not in _SAFE_METHODS and not _is_json(headers):
+        expected = DOCUMENT_TYPE if has_document else _JSON_TYPE
+        if method not in _SAFE_METHODS and not _is_declared(headers, expected):
             found = headers.get("content-type", "none")
-            yield refused(415, f"expected Content-Type application/json, found {found!r}")
-        if _announced_bytes(headers) > BODY_BYTES_MAX:
+            yield refused(415, f"expected Content-Type {expected}, found {found!r}")
+        if not has_document and announced_bytes(headers) > BODY_BYTES_MAX:
             yield _too_large()
 
 
@@ -93,15 +101,16 @@ def _hostname(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _is_json(headers: Headers) -> bool:
-    """Tell whether the body is declared to be JSON, or there is neither body nor declaration."""
+def _is_declared(headers: Headers, expected: str) -> bool:
+    """Tell whether the body is declared to be `expected`, or there is neither of both."""
     declared = headers.get("content-type")
     if declared is None:
         return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    return declared.partition(";")[0].strip().lower() == "application/json"
+    return declared.partition(";")[0].strip().lower() == expected
 
 
-def _announced_bytes(headers: Headers) -> int:
+def announced_bytes(headers: Headers) -> int:
+    """Return how long a body is said to be; 0 where that is not said."""
     length = headers.get("content-length", "0")
     return int(length) if length.isdecimal() else 0
 
@@ -114,13 +123,13 @@ def _too_large() -> Refusal:
     return refused(413, f"expected a body of at most {BODY_BYTES_MAX} bytes")
 
 
-def _counting(receive: Receive, state: dict[str, int]) -> Receive:
+def _counting(receive: Receive, state: dict[str, int], *, is_bounded: bool) -> Receive:
     """Return `receive` made to count a body's bytes, and to refuse one that grows too large."""
 
     async def counted() -> Message:
         message = await receive()
         state["received_bytes"] += len(message.get("body", b""))
-        if state["received_bytes"] > BODY_BYTES_MAX:
+        if is_bounded and state["received_bytes"] > BODY_BYTES_MAX:
             refusal = _too_large()
             raise HTTPException(refusal.status, refusal.message)
         return message

@@ -4,6 +4,7 @@
     serving      serve
     tables       table create, list, show, drop
     bench, checkpoint, demo, digest, sessions, stats   the command of that name
+    frequency    export-profile, import-profile, warm, pin-hotset, unpin-hotset
     connection   the way to a server
     options      the flags that commands share; parameters: values of more than one word
     output       what is shown: tables for people, one JSON document for scripts, progress

@@ -10,8 +10,18 @@ from embstore_server.cli.bench import bench
 from embstore_server.cli.checkpoint import checkpoint
 from embstore_server.cli.demo import demo
 from embstore_server.cli.digest import digest
+from embstore_server.cli.frequency import (
+    export_profile,
+    import_profile,
+    pin_hotset,
+    unpin_hotset,
+    warm,
+)
+from embstore_server.cli.hotset import hotset
+from embstore_server.cli.profile import profile
 from embstore_server.cli.serving import serve
 from embstore_server.cli.sessions import sessions
+from embstore_server.cli.size import size
 from embstore_server.cli.stats import stats
 
 app = typer.Typer(
@@ -40,6 +50,9 @@ def above(
     """Take the flags that stand before the command."""
 
 
-for command in (serve, demo, stats, sessions, checkpoint, digest, bench):
+for command in (
+    *(serve, demo, stats, sessions, checkpoint, digest, bench, profile, size, hotset),
+    *(export_profile, import_profile, warm, pin_hotset, unpin_hotset),
+):
     app.command()(command)
 app.add_typer(tables.app, name="table")

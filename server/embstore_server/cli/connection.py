@@ -4,7 +4,7 @@ Commands call `connected` through this module, so that a test can put an embedde
 place; it has the same methods.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from embstore.arrays import Keys, Rows
     from embstore.config import Initializer, Optimizer, TableConfig
-    from embstore.results import Checkpoint
+    from embstore.frequency.hotset import HotSet
+    from embstore.frequency.profile import Profile
+    from embstore.results import Checkpoint, HotSetFacts
 
 CONNECT_TIMEOUT_S = 5.0
 """A server that is there answers at once; a person who mistyped the address waits for this."""
@@ -71,6 +73,22 @@ class ServedStore(Protocol):
 
     def checkpoints(self) -> list["Checkpoint"]:
         """Return the kept checkpoints, oldest first."""
+
+    def export_profile(self, *, source: str = "counted") -> "Profile":
+        """Return what was counted, or imported."""
+
+    def import_profile(
+        self, profile: "Profile", *, rename: Mapping[str, str] | None = None
+    ) -> None:
+        """Rank rows by a profile."""
+
+    def warm_cache(
+        self, share: float = 0.7, *, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Bring the most frequent rows in; return how many."""
+
+    def pin_hot_set(self, hot_set: "HotSet | None") -> "HotSetFacts":
+        """Keep the rows of a hot set in the cache; None: of none."""
 
     def stats(self) -> dict[str, Any]:
         """Return what the store is and did."""

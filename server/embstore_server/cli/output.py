@@ -13,12 +13,15 @@ import typer
 
 if TYPE_CHECKING:  # rich is loaded by what draws with it
     from rich.console import Console
+    from rich.progress import Progress
 
 _WIDTH_UNBOUNDED = 10_000
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 Advance = Callable[[int], None]
 """Tells that so many more are done."""
+Told = Callable[[int, int], None]
+"""Tells that so many are done, of so many."""
 
 
 def show_json(document: Any) -> None:
@@ -77,6 +80,21 @@ def bytes_text(count: int) -> str:
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Advance]:
     """Show what is going on inside the with block; `total` None: nobody knows how long it takes."""
+    with _drawing(is_counted=total is not None) as drawn:
+        task = drawn.add_task(what, total=total)
+        yield lambda count: drawn.advance(task, count)
+
+
+@contextmanager
+def progress_of(what: str) -> Iterator[Told]:
+    """Show how many are done of how many, which may be 0 while nobody knows."""
+    with _drawing(is_counted=True) as drawn:
+        task = drawn.add_task(what, total=None)
+        yield lambda done, of: drawn.update(task, completed=done, total=of or None)
+
+
+@contextmanager
+def _drawing(*, is_counted: bool) -> Iterator["Progress"]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -88,7 +106,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Advance]:
     )
 
     console = Console(stderr=True)
-    counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
+    counted = [BarColumn(), MofNCompleteColumn()] if is_counted else []
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -98,8 +116,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Advance]:
         transient=True,
         disable=not console.is_terminal,
     ) as drawn:
-        task = drawn.add_task(what, total=total)
-        yield lambda count: drawn.advance(task, count)
+        yield drawn
 
 
 def _console() -> "Console":

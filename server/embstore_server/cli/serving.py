@@ -67,7 +67,19 @@ def serve(
         ),
     ] = None,
     policy: Annotated[
-        _Text, _setting("policy", "Which rows leave the cache first.", "lru|lfu")
+        _Text, _setting("policy", "Which rows leave the cache first.", "lru|lfu|rank")
+    ] = None,
+    warm_up: Annotated[
+        _Text,
+        _setting(
+            "warm_up",
+            "Of the cache's slots, filled at start with the rows of most accesses.",
+            "SHARE",
+        ),
+    ] = None,
+    count_rate: Annotated[
+        _Text,
+        _setting("count_rate", "Of lookups, those whose keys are counted, for profiles.", "SHARE"),
     ] = None,
     checkpoints_keep: Annotated[
         _Text, _setting("checkpoints_keep", "Labels that can be restored.", "COUNT")

@@ -37,6 +37,7 @@ def _parts(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]
     yield "device", _device_lines(found["device_facts"])
     yield "tables", [(name, _table_line(table)) for name, table in sorted(found["tables"].items())]
     yield "cache", _cache_lines(found["cache"])
+    yield "frequency", _frequency_lines(found["frequency"])
     yield "storage", _storage_lines(found["storage"])
     yield (
         "stages",
@@ -80,6 +81,26 @@ def _cache_lines(cache: dict[str, Any]) -> list[tuple[str, Any]]:
         ("hits by access", _share(total("access_hits"), total("accesses"))),
         ("evictions", total("evictions_clean") + total("evictions_dirty")),
         ("calls in parts", total("calls_in_parts")),
+    ]
+
+
+def _frequency_lines(frequency: dict[str, Any]) -> list[tuple[str, Any]]:
+    tables, warming, hot_set = (frequency[name] for name in ("tables", "warming", "hot_set"))
+    counted = f"{frequency['counted_accesses']:,} accesses in {frequency['counted_calls']:,} calls"
+    profiled = sum(table["profile_rows"] for table in tables.values())
+    warmed = f"{warming['rows']:,} of {warming['of']:,} rows" if warming["of"] else None
+    pinned = None
+    if hot_set["version"]:
+        pinned = (
+            f"version {hot_set['version']}, {hot_set['pinned_rows']:,} of {hot_set['rows']:,} rows"
+        )
+    return [
+        ("counted", f"{counted}, of {frequency['count_rate']:.4g} of all"),
+        ("counted keys", sum(table["distinct"] for table in tables.values())),
+        ("memory", bytes_text(frequency["memory_bytes"])),
+        ("profiled rows", profiled),
+        ("warming" if warming["running"] else "warmed", warmed),
+        ("hot set", pinned),
     ]
 
 

@@ -5,10 +5,12 @@
     state       what the process is doing now
     storefigures  the store's own statistics as metric families
     sessions    those of look-ahead sessions and of their planning
+    frequency   those of what is counted, warmed and pinned
     exposition  one scrape: all of them as text
 
 Counters are never set back while the process lives, except a pool's: they begin anew when the last
-table of its layout is dropped and another comes, which Prometheus takes for a restart, as it is.
+table of its layout is dropped and another comes, and those of counted accesses with ClearCounts;
+Prometheus takes it for a restart, as it is.
 Labels are verbs, codes, stages, layouts, and names of tables and live sessions: all bounded.
 """
 

@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from embstore_server.metrics.calls import Metrics
+from embstore_server.metrics.frequency import frequency_families
 from embstore_server.metrics.state import State, state_families
 from embstore_server.metrics.storefigures import device_families, store_families
 
@@ -65,3 +66,4 @@ class _Moment(Collector):
             )
             yield from device_families(self._captured.stats["device"], self._captured.device_facts)
             yield from store_families(self._captured.stats)
+            yield from frequency_families(self._captured.stats["frequency"])

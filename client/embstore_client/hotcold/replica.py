@@ -1,0 +1,549 @@
+"""The hot rows at the trainer, with their optimizer state: looked up and trained without the store.
+
+A replica holds the rows of a hot set in **slots**, one array of weights and one of state a table,
+and the table's t and learning rate. It trains them by `embstore.arithmetic`, as the engine would,
+so that rows, state and t are after any number of updates what they would be in the store, bit for
+bit. Where rows are is exchanged, not averaged:
+
+    pull     the store's rows come here                           stale -> not stale
+    update   rows and t change here                               dirty; t is ahead of the store's
+    push     the dirty rows go to the store, with the t to add    not dirty; t is the store's
+
+A **stale** row was changed in the store since it was pulled, or never pulled; it may not be looked
+up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead,
+nothing may be pulled. Nobody else may write to these rows meanwhile: whoever uses a replica holds
+its tables by a session (`run.py` does).
+
+A push is one command for all tables: the store is as at one exchange or as at the next, whatever
+happens in between. So whoever trains pushes before the dirty rows are more than a call takes
+(`unsent_bytes`). If it is not known whether a push arrived, the next one finds out by the table's
+t, which only this replica can have moved.
+
+An update is computed beside the rows and then put in place, from a list that is kept until all of
+it is done. An interrupt in between (Ctrl-C) leaves that list, and what comes next does it again: to
+put a row in place twice is the same as once. So an update happens whole or not at all here, too.
+
+Of several ranks each has a replica of the same rows, and sums of gradients meet in a hook of the
+caller (`ranks.py`), are added in rank order (contract.md, rule 6) and applied by each rank alike.
+Rejected: rank 0 training for all, who would have to send rows instead of sums; and each rank
+pushing its part, which would be as many commands.
+
+Slots are found by an int32 map from key to slot, or where keys reach beyond its bound by binary
+search in the keys: integers either way. FAE keeps slots as float32 and leaves the state behind
+(seeds.md, section 7); here rows never travel without it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.arithmetic import (
+    add_ranks,
+    apply_update,
+    scale_sums,
+    sum_by_key,
+    unique,
+    update_scalars,
+)
+from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, fp32_scalar
+from embstore.config import TableConfig
+from embstore.errors import InvalidArgumentError
+from embstore.feed.port import OnNonfinite
+from embstore.frequency.hotset import HotSet
+from embstore.results import AcknowledgedUpdate
+from embstore_client.hotcold.ranks import AllGather, Share, Verb, float_bits, meet
+
+DENSE_KEYS_MAX = 1 << 24
+"""Largest key of a table whose slots are in a map, of 4 bytes a key: at most 64 MiB a table."""
+
+_T_MAX = 2**64 - 1
+
+Slots = NDArray[np.int64]
+
+
+class SlotIndex:
+    """Which slot a key has: its place among the table's hot keys."""
+
+    def __init__(self, keys: Keys) -> None:
+        """Index `keys`, ascending and >= 0."""
+        self.keys = keys
+        self._places: NDArray[np.int32] | None = None
+        if len(keys) and keys[-1] < DENSE_KEYS_MAX:
+            self._places = np.zeros(int(keys[-1]) + 1, np.int32)
+            self._places[keys] = np.arange(len(keys), dtype=np.int32)
+
+    def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
+        """Return a slot for each key, (n,), and whether it is the key's, because the key is hot."""
+        if not len(self.keys):
+            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+        if self._places is None:
+            slots = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        else:
+            slots = self._places.take(keys, mode="clip").astype(np.int64)
+        return slots, self.keys.take(slots, mode="clip") == keys
+
+
+class HotRows(Protocol):
+    """Weights and state of one table's hot rows, by slot, where the trainer wants them."""
+
+    def take(self, slots: Slots) -> Any:
+        """Return the weights of slots, (n, dim), as the trainer computes with them, a copy."""
+
+    def read(self, slots: Slots) -> tuple[Rows, Rows]:
+        """Return weights and state of slots, copies on the host."""
+
+    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
+        """Return what weights and state of distinct slots are after an update; nothing changes.
+
+        Raises
+        ------
+        DeviceError : this thread flushes denormals.
+        """
+
+    def write(self, slots: Slots, weights: Any, state: Any) -> None:
+        """Set weights and state of distinct slots: those of `updated`, or of the host."""
+
+
+class HostRows:
+    """Weights and state in NumPy arrays."""
+
+    def __init__(self, config: TableConfig, count: int) -> None:
+        self._kind = config.optimizer.kind
+        self._weights = np.zeros((count, config.dim), np.float32)
+        self._state = np.zeros((count, config.state_dim), np.float32)
+
+    def take(self, slots: Slots) -> Rows:
+        """Return the weights of slots, (n, dim)."""
+        return _rows_of(self._weights, slots)
+
+    def read(self, slots: Slots) -> tuple[Rows, Rows]:
+        """Return weights and state of slots."""
+        return _rows_of(self._weights, slots), _rows_of(self._state, slots)
+
+    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Rows, Rows]:
+        """Return what weights and state of distinct slots are after an update; see `HotRows`."""
+        weights, state = self.read(slots)
+        apply_update(self._kind, weights, state, gradients, scalars)
+        return weights, state
+
+    def write(self, slots: Slots, weights: Rows, state: Rows) -> None:
+        """Set weights and state of distinct slots."""
+        self._weights[slots] = weights
+        self._state[slots] = state
+
+
+def _rows_of(rows: Rows, slots: Slots) -> Rows:
+    # No slot is clipped; but to look for one that is out of range takes longer than the copy.
+    return rows.take(slots, axis=0, mode="clip")
+
+
+class HotTable:
+    """What is known of one table and its hot rows."""
+
+    def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: HotRows) -> None:
+        self.handle = handle
+        self.config = config
+        self.index = SlotIndex(keys)
+        self.rows = rows
+        self.t = 0
+        self.stored_t = 0  # In the store, as far as is known: `t` is what it is to become.
+        self.learning_rate = 0.0
+        self.is_stale = np.ones(len(keys), np.bool_)
+        self.is_dirty = np.zeros(len(keys), np.bool_)
+        self.dirty_count = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row where it travels: key, weights and state."""
+        return 8 + 4 * (self.config.dim + self.config.state_dim)
+
+    def slots(self, keys: ArrayLike) -> Slots:
+        """Return the slots of keys, (n,).
+
+        Raises
+        ------
+        InvalidArgumentError : keys of another shape or dtype, or one that is not hot.
+        """
+        checked = as_keys(keys, self.config.name)
+        slots, is_hot = self.index.find(checked)
+        if not is_hot.all():
+            raise InvalidArgumentError(
+                f"table {self.config.name!r}: expected keys of the hot set, found "
+                f"{checked[~is_hot][0]}"
+            )
+        return slots
+
+    def is_sent(self) -> None:
+        """Note that the store has all that was trained here."""
+        self.stored_t = self.t
+        self.is_dirty[:] = False
+        self.dirty_count = 0
+
+
+class _Change(NamedTuple):
+    """What one update makes of one table; to put it in place twice is the same as once."""
+
+    table: HotTable
+    slots: Slots
+    weights: Any
+    state: Any
+    t: int
+    dirty_count: int
+
+
+class _Sums(NamedTuple):
+    """One table's gradients, summed by key (and over ranks), then scaled."""
+
+    keys: Keys  # (u,) distinct
+    gradients: Rows  # (u, dim)
+
+
+class Replica:
+    """The hot rows of some tables, in NumPy. Not to be shared between threads."""
+
+    def __init__(self, store: Any, hot_set: HotSet, *, tables: Iterable[str] | None = None) -> None:
+        """Prepare the rows of `hot_set`; they are pulled by `pull`.
+
+        Parameters
+        ----------
+        store : an `embstore.Store` or a `RemoteStore`
+        tables : those of the hot set whose rows are wanted; None: all
+
+        Raises
+        ------
+        TableNotFoundError : the store has no such table.
+        InvalidArgumentError : the hot set does not name a table, or has keys beyond it.
+        """
+        self.hot_set = hot_set
+        self.store_calls = 0
+        self.pulled_rows = self.pushed_rows = 0
+        self.pulled_bytes = self.pushed_bytes = 0
+        self._store = store
+        self._changes: list[_Change] = []  # Of an update that is being put in place.
+        self._pushing: dict[str, int] = {}  # The t that tables get by a push whose end is not seen.
+        names = [*hot_set.tables] if tables is None else [*tables]
+        self._tables = {name: self._open(name) for name in names}
+
+    def _open(self, name: str) -> HotTable:
+        if name not in self.hot_set.tables:
+            raise InvalidArgumentError(
+                f"expected a table of the hot set, one of {sorted(self.hot_set.tables)}, found "
+                f"{name!r}"
+            )
+        keys = self.hot_set.tables[name]
+        handle = self._called(self._store.table, name)
+        config: TableConfig = self._called(lambda: handle.config)
+        if len(keys) and not 0 <= keys[0] <= keys[-1] < config.rows:
+            raise InvalidArgumentError(
+                f"table {name!r}: expected hot keys in [0, {config.rows}), found "
+                f"{keys[0] if keys[0] < 0 else keys[-1]}"
+            )
+        return HotTable(handle, config, keys, self._make_rows(config, len(keys)))
+
+    def _make_rows(self, config: TableConfig, count: int) -> HotRows:
+        return HostRows(config, count)
+
+    def _called(self, call: Any, *args: Any) -> Any:
+        self.store_calls += 1
+        return call(*args)
+
+    # What it is
+
+    @property
+    def t(self) -> dict[str, int]:
+        """Each table's t here."""
+        self._settle()
+        return {name: table.t for name, table in self._tables.items()}
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all tables."""
+        return sum(len(table.index.keys) for table in self._tables.values())
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that a push now would send."""
+        self._settle()
+        return sum(table.dirty_count * table.row_bytes for table in self._tables.values())
+
+    # Pulling
+
+    def pull(self, keys: Mapping[str, ArrayLike] | None = None) -> int:
+        """Read rows of some tables from the store, with t and learning rate; return how many.
+
+        Parameters
+        ----------
+        keys : by table, those of its rows that are wanted; None: all rows of all tables
+
+        Raises
+        ------
+        InvalidArgumentError : a key is not hot; or something was trained here and not pushed.
+        """
+        if keys is None:
+            return self._pull({n: np.arange(len(t.index.keys)) for n, t in self._tables.items()})
+        return self._pull({name: self._table(name).slots(k) for name, k in keys.items()})
+
+    def refresh(self) -> int:
+        """Read the stale rows, and of each table t and learning rate; return how many rows."""
+        return self._pull({n: np.flatnonzero(t.is_stale) for n, t in self._tables.items()})
+
+    def mark_stale(self, keys: Mapping[str, Keys]) -> None:
+        """Note that the store's rows of `keys` may change; those that are not hot are passed over.
+
+        May be called from another thread while nothing else is.
+        """
+        for name in keys.keys() & self._tables.keys():
+            table = self._tables[name]
+            slots, is_hot = table.index.find(keys[name])
+            table.is_stale[slots[is_hot]] = True
+
+    @property
+    def stale_keys(self) -> dict[str, Keys]:
+        """The keys of the stale rows."""
+        return {name: t.index.keys[t.is_stale] for name, t in self._tables.items()}
+
+    def _pull(self, wanted: Mapping[str, Slots]) -> int:
+        self._settle()
+        unsent = [name for name, table in self._tables.items() if table.t != table.stored_t]
+        if unsent:
+            raise InvalidArgumentError(
+                f"expected rows to be pushed before others are pulled, found tables {unsent} "
+                "trained since the last push"
+            )
+        for name, slots in wanted.items():
+            table = self._tables[name]
+            table.t = table.stored_t = self._called(lambda t=table: t.handle.t)
+            table.learning_rate = self._called(lambda t=table: t.handle.learning_rate)
+            for part in _parts(slots, self._store.limits.call_bytes_max // table.row_bytes):
+                self._read(table, part)
+        return sum(map(len, wanted.values()))
+
+    def _read(self, table: HotTable, slots: Slots) -> None:
+        weights, state = self._called(table.handle.read_rows, table.index.keys[slots])
+        table.rows.write(slots, weights, state)
+        table.is_stale[slots] = False
+        self.pulled_rows += len(slots)
+        self.pulled_bytes += len(slots) * table.row_bytes
+
+    # Training
+
+    def lookup(self, keys: Mapping[str, ArrayLike]) -> dict[str, Any]:
+        """Return the rows of hot keys, (n, dim) by table, in their order; the caller's to keep.
+
+        Raises
+        ------
+        InvalidArgumentError : a key is not hot, or its row was not pulled.
+        """
+        self._settle()
+        rows = {}
+        for name, wanted in keys.items():
+            table = self._table(name)
+            rows[name] = table.rows.take(self._slots(table, wanted))
+        return rows
+
+    def update(
+        self,
+        gradients: Mapping[str, tuple[ArrayLike, Any]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+        all_gather: AllGather | None = None,
+    ) -> AcknowledgedUpdate:
+        """Train hot rows by one update of all named tables, or none.
+
+        Parameters
+        ----------
+        gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
+        learning_rate : None: the tables', as they were when they were pulled
+        all_gather : of several ranks, which all call this; what they give is added in their order
+
+        Returns
+        -------
+        Each table's t. Its command number is 0, as no store knows of it yet.
+
+        Raises
+        ------
+        InvalidArgumentError : shape, dtype, a key that is not hot; a sum that is not finite; ranks
+            that give other options. Nothing has changed.
+        """
+        self._settle()
+        self._check_pushed()
+        numbers = _options(learning_rate, gradient_scale, on_nonfinite)
+        own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
+        told = meet(all_gather, Verb.UPDATE, numbers, own)
+        if any(t.numbers != numbers for t in told):
+            raise InvalidArgumentError(
+                "expected all ranks to update with the same options, found others of ranks "
+                f"{[r for r, t in enumerate(told) if t.numbers != numbers]}; all may do it again"
+            )
+        sums = _scaled([t.share for t in told], gradient_scale)
+        if (wrong := _first_nonfinite(sums)) is not None:
+            return self._refuse(*wrong, on_nonfinite)
+        self._changes = [self._change(name, s, learning_rate) for name, s in sums.items()]
+        self._settle()
+        return AcknowledgedUpdate(0, self.t)
+
+    def _summed(self, name: str, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
+        """Return one table's gradients, summed by key (contract.md, rule 2)."""
+        table = self._table(name)
+        once, inverse = unique(as_keys(keys, name))
+        self._slots(table, once)
+        shape = len(inverse), table.config.dim
+        rows = as_rows(self.to_host(gradients), shape, name, "gradients")
+        return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
+
+    def _change(self, name: str, sums: _Sums, learning_rate: float | None) -> _Change:
+        table = self._table(name)
+        slots, t = self._slots(table, sums.keys), table.t + 1
+        if t > _T_MAX:
+            raise InvalidArgumentError(f"table {name!r}: t is {_T_MAX} and cannot grow")
+        rate = table.learning_rate if learning_rate is None else learning_rate
+        scalars = update_scalars(table.config.optimizer, t, rate, table.config.dim)
+        weights, state = table.rows.updated(slots, sums.gradients, scalars)
+        dirty_count = table.dirty_count + int(np.count_nonzero(~table.is_dirty[slots]))
+        return _Change(table, slots, weights, state, t, dirty_count)
+
+    def _settle(self) -> None:
+        """Put an update in place; one that was interrupted in this as well."""
+        for change in self._changes:
+            table = change.table
+            table.rows.write(change.slots, change.weights, change.state)
+            table.is_dirty[change.slots] = True
+            table.dirty_count, table.t = change.dirty_count, change.t
+        self._changes = []
+
+    def _refuse(self, name: str, key: int, on_nonfinite: OnNonfinite) -> AcknowledgedUpdate:
+        if on_nonfinite == "skip":
+            return AcknowledgedUpdate(0, self.t, skipped=True)
+        raise InvalidArgumentError(
+            f"table {name!r}: expected finite gradients, found a sum or scaled sum that is not, "
+            f'for key {key}; give on_nonfinite="skip" to skip such an update'
+        )
+
+    def _table(self, name: Any) -> HotTable:
+        if name not in self._tables:
+            raise InvalidArgumentError(
+                f"expected tables with hot rows here, of {sorted(self._tables)}, found {name!r}"
+            )
+        return self._tables[name]
+
+    def _slots(self, table: HotTable, keys: ArrayLike) -> Slots:
+        slots = table.slots(keys)
+        is_stale = table.is_stale[slots]
+        if is_stale.any():
+            raise InvalidArgumentError(
+                f"table {table.config.name!r}: expected rows to be pulled before they are used, "
+                f"found key {table.index.keys[slots[is_stale][0]]}"
+            )
+        return slots
+
+    # What the trainer computes with
+
+    def to_trainer(self, rows: Rows) -> Any:
+        """Return rows of the host as `lookup` returns them."""
+        return rows
+
+    def to_host(self, rows: Any) -> Any:
+        """Return rows of the trainer as an array of the host; what is none is returned as it is."""
+        return rows
+
+    # Pushing
+
+    def push(self, member: str) -> AcknowledgedUpdate | None:
+        """Send the rows trained since the last push, in one command; None if there are none.
+
+        Parameters
+        ----------
+        member : of the session that holds the tables, no announced step of which is unfinished
+
+        Raises
+        ------
+        EmbstoreError : what the store says. The rows are still here, and may be pushed again.
+        """
+        self._settle()
+        if self._pushing and self._has_arrived():
+            self.note_pushed()
+        rows = {name: self._unsent(t) for name, t in self._tables.items() if t.t != t.stored_t}
+        if not rows:
+            return None
+        self._pushing = {name: self._tables[name].t for name in rows}
+        done: AcknowledgedUpdate = self._called(self._store.sessions.put_rows, member, rows)
+        self.pushed_rows += sum(len(keys) for keys, *_ in rows.values())
+        self.pushed_bytes += self.unsent_bytes
+        self.note_pushed()
+        return done
+
+    def note_pushed(self) -> None:
+        """Note that the store has what was trained here, as another rank has pushed it."""
+        for table in self._tables.values():
+            table.is_sent()
+        self._pushing = {}
+
+    def _unsent(self, table: HotTable) -> tuple[Keys, Rows, Rows, int]:
+        slots = np.flatnonzero(table.is_dirty)
+        return table.index.keys[slots], *table.rows.read(slots), table.t - table.stored_t
+
+    def _has_arrived(self) -> bool:
+        """Ask the store whether a push was done whose end this replica has not seen."""
+        name, t = next(iter(self._pushing.items()))
+        return bool(self._called(lambda: self._tables[name].handle.t) == t)
+
+    def _check_pushed(self) -> None:
+        if self._pushing:
+            raise InvalidArgumentError(
+                "expected the last push to have succeeded before more is trained; push again"
+            )
+
+
+def _parts(slots: Slots, rows_max: int) -> Iterator[Slots]:
+    """Cut slots into parts that one call takes."""
+    step = max(rows_max, 1)
+    for first in range(0, len(slots), step):
+        yield slots[first : first + step]
+
+
+def _options(learning_rate: Any, gradient_scale: Any, on_nonfinite: Any) -> list[int]:
+    """Return an update's options as numbers, checked.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    if on_nonfinite not in ("refuse", "skip"):
+        raise InvalidArgumentError(
+            f'expected on_nonfinite to be "refuse" or "skip", found {on_nonfinite!r}'
+        )
+    rate = 0.0 if learning_rate is None else fp32_scalar(learning_rate, "learning_rate")
+    scale = fp32_scalar(gradient_scale, "gradient_scale")
+    is_given, skips = learning_rate is not None, on_nonfinite == "skip"
+    return [int(is_given), float_bits(rate), float_bits(scale), int(skips)]
+
+
+def _scaled(shares: list[Share], gradient_scale: float) -> dict[str, _Sums]:
+    """Add the ranks' sums of each table in rank order, and scale (contract.md, rules 6 and 4)."""
+    names = dict.fromkeys(name for share in shares for name in share)
+    sums = {}
+    for name in names:
+        parts = [share[name] for share in shares if name in share]
+        keys, total = parts[0] if len(parts) == 1 else _added(parts)
+        sums[name] = _Sums(keys, scale_sums(total, gradient_scale))
+    return sums
+
+
+def _added(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:
+    keys, inverse = unique(np.concatenate([keys for keys, _ in parts]))
+    ids = np.split(inverse, np.cumsum([len(keys) for keys, _ in parts])[:-1])
+    total = add_ranks(len(keys), [(i, sums) for i, (_, sums) in zip(ids, parts, strict=True)])
+    return keys, total
+
+
+def _first_nonfinite(sums: Mapping[str, _Sums]) -> tuple[str, int] | None:
+    """Return table and key of the first gradient that is not finite (contract.md, rule 9)."""
+    for name, (keys, gradients) in sums.items():
+        is_finite = np.isfinite(gradients).all(axis=1)
+        if not is_finite.all():
+            return name, int(keys[~is_finite][0])
+    return None

@@ -1,0 +1,535 @@
+"""Hot/cold training: a loop whose all-hot batches need no store.
+
+    chunks -> packer -> phases:   mixed   steps of a look-ahead session, at the store
+                                  hot     steps on the replica, here
+
+One look-ahead session is held over all phases, so that it is the only writer of its tables. In a
+mixed phase its steps are announced ahead; in a hot phase nobody calls the store at all, but for the
+thread that renews the session's lease. Between phases rows are exchanged, and nothing is announced
+then:
+
+    mixed -> hot   the hot rows that mixed batches touched are pulled (the keys were known here)
+    hot -> mixed   the rows trained since are pushed, in one command, with the updates to count
+
+A mixed batch may touch hot rows too, which is why both are needed. So rows, state and t are at any
+exchange what plain updates in the order of the steps would have made them, bit for bit. In a hot
+phase the store is as at the last exchange, exactly; then t counts the batches that it has.
+
+Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes what was trained. If the
+store does not answer, or the session has ended, that is lost, and the store is as at the last
+exchange: with the same chunks, batch size, window and rate, `steps(chunks, skip=...)` goes on
+behind the batches that it has.
+
+Several ranks share every step, as they do in a session. In hot phases their gradients meet in the
+caller's `all_gather` hook, and each rank trains its own replica alike; rank 0 alone pushes, and the
+others wait for that in the hook. Which phases come next they agree on in the same way
+(`phases.py`). A hook that fails or waits for ever is the caller's to deal with, as it would be for
+the gradients of the rest of the model.
+
+The store's own counts of accesses know nothing of those to a replica.
+
+FAE exchanges whole hot tables, without their optimizer state, at every switch (seeds.md, sections 4
+and 7); here only what has changed travels, with it.
+"""
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.feed.port import OnNonfinite
+from embstore.feed.read_ahead import check_names
+from embstore.feed.run import Run, Step
+from embstore.frequency.hotset import HotSet
+from embstore.results import AcknowledgedUpdate
+from embstore_client.hotcold.classifier import Chunk, Classifier
+from embstore_client.hotcold.packer import Batch, Packer
+from embstore_client.hotcold.phases import Phase, Phases
+from embstore_client.hotcold.ranks import AllGather, CheckedGather, Verb, meet
+from embstore_client.hotcold.replica import Replica
+from embstore_client.hotcold.scheduler import RateController
+
+
+class HotColdRun:
+    """One rank's hot/cold training, inside a with block. Not to be shared between threads.
+
+    with HotColdRun(store, hot_set, {"site": "sites", "ad": "ads"}, batch_size=2048) as run:
+        for step in run.steps(chunks):
+            rows = step.lookup()["ads"]
+            ...
+            step.update({"ads": gradients, "sites": ...})
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        hot_set: HotSet,
+        columns: Mapping[str, str],
+        *,
+        batch_size: int,
+        window_batches: int = 64,
+        rate: int | RateController = 50,
+        lookahead: int = 16,
+        name: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        all_gather: AllGather | None = None,
+        replica: Callable[..., Replica] = Replica,
+        **session: Any,
+    ) -> None:
+        """Prepare a run; nothing is opened before the with block.
+
+        Parameters
+        ----------
+        store : an `embstore.Store` or a `RemoteStore`
+        columns : the table of each column of ids; the tables' only writer is this run
+        batch_size, window_batches, rate : see `Packer`
+        lookahead, name, rank, world_size, session : see `Store.session`, of which `planner`,
+            `lease_ms`, `rank_timeout_ms` and `wait_s` may be given as well
+        all_gather : of several ranks: returns what each rank gave it, in rank order (`ranks.py`)
+        replica : makes the replica, of (store, hot_set, tables=...): `Replica`, or
+            `partial(TorchReplica, device=...)`, by which rows are tensors
+
+        Raises
+        ------
+        InvalidArgumentError : an argument is wrong; several ranks without a hook; the hot set does
+            not name a column's table.
+        """
+        self._make_packer = partial(
+            Packer,
+            Classifier(hot_set, columns),
+            batch_size,
+            window_batches=window_batches,
+            rate=rate,
+        )
+        self._make_packer()  # What is wrong with its arguments is to be said here.
+        self._columns = dict(columns)
+        if session.pop("shared", False):
+            raise InvalidArgumentError(
+                "expected the run to be the only writer of its tables, found shared=True"
+            )
+        self._store, self._hot_set, self._make_replica = store, hot_set, replica
+        self._tables = tuple(dict.fromkeys(columns.values()))
+        self._port = _CountedPort(store.sessions)
+        self._session = _Session(
+            self._port,
+            self._tables,
+            lookahead=lookahead,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            **session,
+        )
+        self._rank = rank
+        self._all_gather = _hook(all_gather, rank, world_size)
+        self._replica: Replica | None = None  # None until the with block.
+        self._figures = dict.fromkeys(
+            ("hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"), 0
+        )
+        self._is_hot = False  # Rows may be trained here that the store has not.
+        self._has_refreshed = False
+        self._may_loop = False
+
+    def __enter__(self) -> Self:
+        """Open the session, or go on with it; see `embstore.feed.run.Run`.
+
+        Raises
+        ------
+        TableNotFoundError : the store has not all the tables.
+        InvalidArgumentError : the hot set has keys beyond a table.
+        TableHeldError : another trainer keeps the place, or other sessions the tables.
+        """
+        self._replica = self._make_replica(self._store, self._hot_set, tables=self._tables)
+        self._session.__enter__()
+        self._is_hot = self._has_refreshed = False
+        self._may_loop = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Push what was trained and is not at the store, and leave the session.
+
+        After a failure, that the push failed as well is only noted on it.
+        """
+        reason = failure
+        try:
+            self._push_at_last(failure)
+        except BaseException as exc:
+            reason = exc
+            raise
+        finally:
+            self._session.__exit__(None if reason is None else type(reason), reason, None)
+
+    def _push_at_last(self, failure: BaseException | None) -> None:
+        if self._rank:
+            return
+        try:
+            self._joined().push(self._session.member)
+        except EmbstoreError as exc:
+            if failure is None:
+                raise
+            failure.add_note(
+                "what was trained on hot rows since the last exchange is lost, because pushing it "
+                f"failed as well: {exc}"
+            )
+
+    def _joined(self) -> Replica:
+        """Return the replica, inside the with block."""
+        _ = self._session.member
+        assert self._replica is not None
+        return self._replica
+
+    # Looking
+
+    @property
+    def hot_set(self) -> HotSet:
+        """The hot set that the run was given, and keeps."""
+        return self._hot_set
+
+    def stats(self) -> dict[str, int]:
+        """Return what the run did so far.
+
+        "hot_batches", "mixed_batches", "hot_samples", "mixed_samples" by where they were trained;
+        "switches" between phases; "store_calls", without the renewals of the lease, which a thread
+        does however long a phase is; "pulled_rows", "pushed_rows" and "bytes" of the exchanges;
+        "hot_rows" and "hot_set_version".
+        """
+        replica = self._replica
+        exchanged = {"store_calls": self._port.calls, "pulled_rows": 0, "pushed_rows": 0}
+        exchanged |= {"bytes": 0, "hot_rows": self._hot_set.row_count}
+        if replica is not None:
+            exchanged |= {
+                "store_calls": self._port.calls + replica.store_calls,
+                "pulled_rows": replica.pulled_rows,
+                "pushed_rows": replica.pushed_rows,
+                "bytes": replica.pulled_bytes + replica.pushed_bytes,
+                "hot_rows": replica.row_count,
+            }
+        return self._figures | exchanged | {"hot_set_version": self._hot_set.version}
+
+    # The loop
+
+    def steps(self, chunks: Iterable[Chunk], *, skip: int = 0) -> Iterator["HotColdStep"]:
+        """Yield a step for each packed batch, in the order in which they are trained.
+
+        A step that the loop neither updates, releases nor skips is released when it takes the next
+        one. When the loop has ended, the store has everything; until then, while steps are hot, it
+        is as at the last exchange.
+
+        Parameters
+        ----------
+        chunks : samples in columns, of any number; a thread may iterate over them
+        skip : batches to leave out at the beginning, because the store has them already
+
+        Raises
+        ------
+        InvalidArgumentError : outside the with block, within another loop, or after one that was
+            left early; a chunk is wrong.
+        What `chunks` raise, and the store.
+        """
+        self._joined()
+        if not self._may_loop:
+            raise InvalidArgumentError(
+                "expected the loop before to have gone through all its steps; open another run"
+            )
+        if isinstance(skip, bool) or not isinstance(skip, int | np.integer) or skip < 0:
+            raise InvalidArgumentError(f"expected skip to be an integer >= 0, found {skip!r}")
+        self._may_loop = False
+        packed = itertools.islice(self._make_packer().pack(chunks), skip, None)
+        empty = {column: np.empty(0, np.int64) for column in self._columns}
+        phases = Phases(packed, empty, self._all_gather)
+        while (phase := phases.following()) is not None:
+            self._switch(phase.is_hot)
+            yield from self._hot_steps(phase) if phase.is_hot else self._mixed_steps(phase)
+        self._switch(is_hot=False)
+        self._may_loop = True
+
+    def _hot_steps(self, phase: Phase) -> Iterator["HotColdStep"]:
+        for batch in phase.batches:
+            step = HotStep(self, batch, self._keys(batch))
+            yield step
+            if not step.is_finished:
+                step.release()
+            self._count("hot", batch)
+            if self._joined().unsent_bytes > self._store.limits.call_bytes_max // 2:
+                self._push()
+
+    def _mixed_steps(self, phase: Phase) -> Iterator["HotColdStep"]:
+        for step in self._session.steps(phase.batches, self._touched_keys):
+            yield MixedStep(self, step, self._keys(step.batch))
+            self._count("mixed", step.batch)
+
+    def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
+        """Return a mixed batch's keys by table, and note that their rows will change.
+
+        In the reader's thread, which has ended before rows are exchanged.
+        """
+        keys = self._keys(batch)
+        self._joined().mark_stale(keys)
+        return keys
+
+    def _keys(self, batch: Batch) -> dict[str, Keys]:
+        parts: dict[str, list[Keys]] = {table: [] for table in self._tables}
+        for column, table in self._columns.items():
+            parts[table].append(np.asarray(batch[column], np.int64).reshape(-1))
+        return {t: p[0] if len(p) == 1 else np.concatenate(p) for t, p in parts.items()}
+
+    def _count(self, kind: str, batch: Batch) -> None:
+        self._figures[f"{kind}_batches"] += 1
+        self._figures[f"{kind}_samples"] += len(next(iter(batch.values())))
+
+    # Exchanging rows
+
+    def _switch(self, is_hot: bool) -> None:
+        """Bring rows to where the next phase trains them."""
+        if is_hot == self._is_hot:
+            return
+        if is_hot:
+            self._refresh()
+        else:
+            self._push()
+        self._is_hot = is_hot
+        self._figures["switches"] += 1
+
+    def _refresh(self) -> None:
+        replica = self._joined()
+        if self._has_refreshed:  # Before, all rows are stale everywhere.
+            rows = {t: (k, np.empty((len(k), 0), "f4")) for t, k in replica.stale_keys.items()}
+            for told in meet(self._all_gather, Verb.REFRESH, [], rows):
+                replica.mark_stale({table: keys for table, (keys, _) in told.share.items()})
+        replica.refresh()
+        self._has_refreshed = True
+
+    def _push(self) -> None:
+        """Send what was trained here: rank 0, while the others wait for it."""
+        replica = self._joined()
+        if self._rank == 0:
+            try:
+                replica.push(self._session.member)
+            except EmbstoreError:
+                if self._all_gather is not None:
+                    meet(self._all_gather, Verb.FAILED, [], {})
+                raise
+        meet(self._all_gather, Verb.PUSHED, [], {})
+        replica.note_pushed()
+
+
+class _Session(Run):
+    """A run of steps whose member may do more."""
+
+    @property
+    def member(self) -> str:
+        """What its calls name, inside the with block."""
+        return self._joined()
+
+
+class _CountedPort:
+    """A store's sessions, their calls counted; but not those of the lease's thread."""
+
+    def __init__(self, sessions: Any) -> None:
+        self._sessions = sessions
+        self._lock = threading.Lock()
+        self.calls = 0
+
+    def __getattr__(self, verb: str) -> Any:
+        call = getattr(self._sessions, verb)
+        if verb == "renew":
+            return call
+
+        def counted(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                self.calls += 1
+            return call(*args, **options)
+
+        return counted
+
+
+class HotColdStep(ABC):
+    """One step of a run, for the body of its loop.
+
+    A table's keys are those of its columns, one column after the other in the order in which the
+    run was given them, of each sample after sample. Rows and gradients are in this order.
+    """
+
+    is_hot = False
+
+    def __init__(self, run: HotColdRun, batch: Batch, keys: dict[str, Keys]) -> None:
+        self._run = run
+        self.batch = batch
+        """The samples, in columns."""
+        self.keys = keys
+        """By table, (n,) int64."""
+
+    @property
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Whether it has been updated, released or skipped."""
+
+    @abstractmethod
+    def lookup(self) -> dict[str, Any]:
+        """Return a row for each key of the batch, in its order: (n, dim) by table."""
+
+    @abstractmethod
+    def update(
+        self,
+        gradients: Mapping[str, Any],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update, with a gradient for each key of the batch.
+
+        Parameters
+        ----------
+        gradients : of all the run's tables, (n, dim); summed by key here
+        learning_rate : None: the table's; of a hot step, as it was at the last exchange
+
+        Returns
+        -------
+        The tables' t; of a hot step the command number 0, until rows are pushed.
+
+        Raises
+        ------
+        InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
+            as before. Or it is finished already.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Finish the step, which only read."""
+
+    @abstractmethod
+    def skip(self) -> None:
+        """Finish the step without its update."""
+
+
+class MixedStep(HotColdStep):
+    """A step at the store."""
+
+    def __init__(self, run: HotColdRun, step: Step, keys: dict[str, Keys]) -> None:
+        super().__init__(run, step.batch, keys)
+        self._step = step
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has been updated, released or skipped."""
+        return self._step.is_finished
+
+    def lookup(self) -> dict[str, Any]:
+        """Return a row for each key; see `HotColdStep`."""
+        replica = self._run._joined()
+        return {table: replica.to_trainer(rows) for table, rows in self._step.lookup().items()}
+
+    def update(
+        self,
+        gradients: Mapping[str, Any],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update at the store; see `HotColdStep`."""
+        replica = self._run._joined()
+        return self._step.update(
+            {table: replica.to_host(rows) for table, rows in gradients.items()},
+            learning_rate=learning_rate,
+            gradient_scale=gradient_scale,
+            on_nonfinite=on_nonfinite,
+        )
+
+    def release(self) -> None:
+        """Finish the step, which only read."""
+        self._step.release()
+
+    def skip(self) -> None:
+        """Finish the step without its update."""
+        self._step.skip()
+
+
+class HotStep(HotColdStep):
+    """A step on the replica, which calls no store."""
+
+    is_hot = True
+
+    def __init__(self, run: HotColdRun, batch: Batch, keys: dict[str, Keys]) -> None:
+        super().__init__(run, batch, keys)
+        self._finished_by = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has been updated, released or skipped."""
+        return bool(self._finished_by)
+
+    def lookup(self) -> dict[str, Any]:
+        """Return a row for each key; see `HotColdStep`."""
+        return self._open("looked up").lookup(self.keys)
+
+    def update(
+        self,
+        gradients: Mapping[str, Any],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update of the replica; see `HotColdStep`."""
+        replica = self._open("updated")
+        check_names(gradients, self.keys, "gradients")
+        check_names(self.keys, gradients, "the batch")
+        done = replica.update(
+            {table: (self.keys[table], rows) for table, rows in gradients.items()},
+            learning_rate=learning_rate,
+            gradient_scale=gradient_scale,
+            on_nonfinite=on_nonfinite,
+            all_gather=self._run._all_gather,
+        )
+        self._finished_by = "updated"
+        return done
+
+    def release(self) -> None:
+        """Finish the step, which only read."""
+        self._finish("released", Verb.RELEASE)
+
+    def skip(self) -> None:
+        """Finish the step without its update."""
+        self._finish("skipped", Verb.SKIP)
+
+    def _finish(self, finished_by: str, verb: Verb) -> None:
+        self._open(finished_by)
+        meet(self._run._all_gather, verb, [], {})
+        self._finished_by = finished_by
+
+    def _open(self, verb: str) -> Replica:
+        """Return the replica, if the step may still be `verb`."""
+        replica = self._run._joined()
+        if self.is_finished:
+            raise InvalidArgumentError(f"the step was {self._finished_by} and cannot be {verb}")
+        return replica
+
+
+def _hook(all_gather: AllGather | None, rank: int, world_size: int) -> AllGather | None:
+    """Return the hook of several ranks, whose answers are checked; of one rank none.
+
+    Raises
+    ------
+    InvalidArgumentError : several ranks, and no hook.
+    """
+    if world_size == 1:
+        return None
+    if all_gather is None:
+        raise InvalidArgumentError(
+            f"expected all_gather, in which the {world_size} ranks meet while batches are hot"
+        )
+    return CheckedGather(all_gather, rank, world_size)

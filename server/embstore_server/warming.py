@@ -1,0 +1,165 @@
+"""The warm-up of the cache: one at a time, on a thread of its own, for whoever wants to follow it.
+
+Filling most of the cache takes as long as the disk needs, and calls go on meanwhile. So a warm-up
+belongs to the server and not to the call that asked for it: it goes on when its callers have left,
+and ends with the store. Who asks for the share that is being warmed joins it; another share has its
+turn after it. How far it is, is looked at every `_LOOK_S`, not told at each piece: a person follows
+it, and pieces are short. Event loop only, but for what the thread notes.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from embstore.errors import EmbstoreError, OverloadedError, StoreClosedError
+from embstore.store import Store
+from embstore_proto.status import message_of
+from embstore_server.logs import event
+
+if TYPE_CHECKING:  # which has one of these
+    from embstore_server.service import Service
+
+SHARE = 0.7
+"""Of the slots, where none is given: the rest is for rows that no profile foresaw."""
+
+_LOOK_S = 0.25
+_LOGGED_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """How far a warm-up is."""
+
+    rows: int
+    of: int
+    """0: not known yet."""
+    finished: bool
+    error: str | None = None
+    """Why it ended before its end."""
+
+
+@dataclass
+class WarmUp:
+    """A warm-up that runs, or has ended."""
+
+    share: float
+    done: "asyncio.Future[int]" = field(repr=False)
+    told: tuple[int, int] = (0, 0)
+    """Rows, and rows of all."""
+
+    @property
+    def left_s(self) -> float:
+        """In so many seconds it is worth another look."""
+        return _LOOK_S
+
+    def note(self, rows: int, of: int) -> None:
+        """Note how far it is. Any thread."""
+        self.told = (rows, of)
+
+    def ended(self) -> bool | None:
+        """Return True once it has ended, None before."""
+        return self.done.done() or None
+
+    def now(self) -> Warmed:
+        """Return how far it is.
+
+        Raises
+        ------
+        Exception : what ended it.
+        """
+        rows, of = self.told
+        if self.done.done():
+            rows = self.done.result()
+            return Warmed(rows, max(rows, of), finished=True)
+        return Warmed(rows, of, finished=False)
+
+
+class Warming:
+    """The warm-ups of a service."""
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+        self._last: WarmUp | None = None
+        self._at_start: asyncio.Task[None] | None = None
+
+    def state(self) -> Warmed:
+        """Return how far the last warm-up is or was; that of none is finished, with no row."""
+        if self._last is None:
+            return Warmed(0, 0, finished=True)
+        try:
+            return self._last.now()
+        except Exception as exc:
+            return Warmed(*self._last.told, finished=True, error=message_of(exc))
+
+    def begun(self, share: float) -> WarmUp:
+        """Return the warm-up of this share that runs, or begin it.
+
+        Raises
+        ------
+        OverloadedError : that of another share runs.
+        """
+        last = self._last
+        if last is None or last.done.done():
+            return self._begin(share)
+        if last.share != share:
+            raise OverloadedError(
+                f"the cache is being warmed for a share of {last.share}; wait for its end"
+            )
+        return last
+
+    async def joined(self, share: float) -> WarmUp:
+        """Return the warm-up of this share that runs, or begin it when no other does.
+
+        Raises
+        ------
+        StoreClosedError : the server starts, stops or has failed.
+        """
+        while True:
+            last = self._last
+            if last is None or last.done.done() or last.share == share:
+                return self.begun(share)
+            await self._service.until(last, last.ended)
+
+    def _begin(self, share: float) -> WarmUp:
+        warm_up: WarmUp
+
+        def work(store: Store) -> int:
+            rows: int = store.warm_cache(share, progress=lambda n, of: warm_up.note(n, of))
+            return rows
+
+        done = asyncio.ensure_future(self._service.run_beside(work))
+        done.add_done_callback(_retrieved)
+        done.add_done_callback(lambda _: self._service.wake())
+        warm_up = self._last = WarmUp(share, done)
+        return warm_up
+
+    def begin_at_start(self, share: float) -> None:
+        """Warm the cache as the settings say, in the background, and log how it goes."""
+        self._at_start = asyncio.create_task(self._logged(share))
+
+    async def _logged(self, share: float) -> None:
+        begin = monotonic()
+        event(logging.INFO, "warming the cache", share=share)
+        try:
+            warm_up = await self.joined(share)
+            while not (now := warm_up.now()).finished:
+                ended, _ = await asyncio.wait((warm_up.done,), timeout=_LOGGED_EVERY_S)
+                if not ended:
+                    event(logging.INFO, "warming the cache", rows=now.rows, of=now.of)
+        except StoreClosedError as exc:
+            event(logging.INFO, "the cache was not warmed to the end", reason=str(exc))
+        except EmbstoreError as exc:
+            event(logging.ERROR, "the cache was not warmed", reason=str(exc))
+        except Exception as exc:
+            event(logging.ERROR, "internal error", verb="WarmCache", exc_info=exc)
+        else:
+            seconds = round(monotonic() - begin, 2)
+            event(logging.INFO, "the cache is warm", rows=now.rows, seconds=seconds)
+
+
+def _retrieved(done: "asyncio.Future[int]") -> None:
+    """Look at how a warm-up ended, whether or not somebody follows it."""
+    if not done.cancelled():
+        done.exception()

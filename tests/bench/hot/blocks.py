@@ -1,0 +1,117 @@
+"""Blocks of steps: contestants take the same samples, one after the other.
+
+In every round each contestant has one block of as many steps, in an order that turns; so a slow
+moment of the machine falls on all alike. Hot/cold training has a few steps more, of samples that
+are left over at the end: they belong to its last block. A block's pace is its samples over what its
+parts took:
+
+    feed     the next step, from the iterator; with it hot rows are exchanged, and samples packed
+    lookup   its rows
+    model    the gradients
+    update   of its rows
+    settle   what a session still prepares after the last step
+
+A contestant's samples/s are the median over blocks, and its ratio to the bound the median over
+rounds. In the first round the caches that begin empty fill, and hot rows come to the trainer.
+"""
+
+import gc
+import itertools
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.bench.hot.contestants import BOUND, Contestant
+from tests.bench.hot.trace import LABELS
+
+PARTS = ("feed", "lookup", "model", "update", "settle")
+
+
+@dataclass
+class Block:
+    """What one block took."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @property
+    def samples_per_s(self) -> float:
+        """The block's pace."""
+        return self.samples / sum(self.seconds.values())
+
+    def add(self, part: str, begin: float) -> float:
+        """Add the time since `begin` to a part, and return the moment."""
+        now = time.perf_counter()
+        self.seconds[part] += now - begin
+        return now
+
+
+def take_block(contestant: Contestant, steps: int | None) -> Block:
+    """Take so many steps, or all that are left."""
+    block = Block()
+    for _ in itertools.count() if steps is None else range(steps):
+        moment = time.perf_counter()
+        step = next(contestant.steps, None)
+        moment = block.add("feed", moment)
+        if step is None:
+            break
+        rows = step.lookup()
+        moment = block.add("lookup", moment)
+        gradients = contestant.trainer.gradients(step.batch, rows)
+        moment = block.add("model", moment)
+        step.update(gradients)
+        block.add("update", moment)
+        block.steps += 1
+        block.samples += len(step.batch[LABELS])
+        contestant.note_step(step)
+    moment = time.perf_counter()
+    contestant.settle()
+    block.add("settle", moment)
+    return block
+
+
+def take_blocks(
+    contestants: dict[str, Contestant], rounds: int, round_steps: int, progress: Any
+) -> dict[str, list[Block]]:
+    """Return the blocks of each contestant, which then has no step left."""
+    names = list(contestants)
+    blocks: dict[str, list[Block]] = {name: [] for name in names}
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(rounds):
+            progress(f"round {index + 1} of {rounds}")
+            turn = index % len(names)
+            steps = round_steps if index < rounds - 1 else None
+            for name in names[turn:] + names[:turn]:
+                blocks[name].append(take_block(contestants[name], steps))
+    finally:
+        gc.enable()
+    return blocks
+
+
+def summary(blocks: list[Block], bound: list[Block]) -> dict[str, Any]:
+    """Return a contestant's pace, its ratio to the bound's, and the milliseconds of a step."""
+    steps = sum(block.steps for block in blocks)
+    return {
+        "steps": steps,
+        "samples": sum(block.samples for block in blocks),
+        "samples_per_s": statistics.median(block.samples_per_s for block in blocks),
+        "ratio": statistics.median(
+            one.samples_per_s / other.samples_per_s
+            for one, other in zip(blocks, bound, strict=True)
+        ),
+        "samples_per_s_rounds": [block.samples_per_s for block in blocks],
+        "step_ms": {
+            part: statistics.median(1e3 * block.seconds[part] / block.steps for block in blocks)
+            for part in PARTS
+        },
+        "seconds": {part: sum(block.seconds[part] for block in blocks) for part in PARTS},
+    }
+
+
+def summaries(blocks: dict[str, list[Block]]) -> dict[str, dict[str, Any]]:
+    """Return the summary of each contestant."""
+    return {name: summary(found, blocks[BOUND]) for name, found in blocks.items()}

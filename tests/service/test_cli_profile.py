@@ -1,0 +1,366 @@
+"""The commands profile, size and hotset: from files to answers, and how wrong use ends."""
+
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from embstore.frequency.hotset import HotSet
+from embstore.frequency.profile import Profile
+from embstore.frequency.sizing import hit_rates
+from embstore_server.cli import exits, main
+from embstore_server.demo import synthetic
+from embstore_server.demo.columns import scaled_rows, table_name
+
+ROWS, SAMPLES = 3000, 20_000
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What standard output holds, which must be one JSON document and nothing else."""
+        assert self.status == 0, self.err
+        return json.loads(self.out)
+
+
+Shell = Callable[..., Ended]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    def typed(*words: str | Path) -> Ended:
+        status = main([str(word) for word in words])
+        said = capsys.readouterr()
+        return Ended(status, said.out, said.err)
+
+    return typed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the same skewed samples twice: day.tsv (Criteo) and day.parquet."""
+    folder = tmp_path_factory.mktemp("samples")
+    rng = np.random.default_rng(5)
+    ads = (ROWS * rng.random(SAMPLES) ** 4).astype(np.int64)
+    tags = pa.array([[int(key) % 20] * (int(key) % 3) for key in ads])
+    parquet.write_table(
+        pa.table({"ad": ads, "tags": tags, "price": ads * 0.5}), folder / "day.parquet"
+    )
+    synthetic.write(folder / "day.tsv", samples=2000, rows=scaled_rows(0.001))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def profile_path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a profile of day.parquet."""
+    path = tmp_path_factory.mktemp("profiles") / "day.profile"
+    words = ["--table", "ad=ads", "--table", "tags=tags", "--rows", f"ads={ROWS}"]
+    words += ["--rows", "tags=20", "--batch", "500", "-o", str(path)]
+    assert main(["profile", str(folder / "day.parquet"), *words]) == 0
+    return path
+
+
+# profile
+
+
+def test_profile_of_criteo_has_the_tables_of_the_demo(
+    shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.profile"
+    found = shell("profile", folder / "day.tsv", "-o", path, "--json").document
+    assert [*found["tables"]] == [table_name(column) for column in range(26)]
+    assert {table["accesses"] for table in found["tables"].values()} == {2000}
+    assert (found["samples"], found["counted_samples"], found["kept_samples"]) == (2000, 2000, 2000)
+    assert (found["path"], found["file_bytes"]) == (str(path), path.stat().st_size)
+    assert found["recorded"]["calls"] == 1
+    assert Profile.load(path).tables.keys() == found["tables"].keys()
+
+
+def test_profile_counts_columns_as_tables(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    path, files = tmp_path / "p", [folder / "day.parquet"] * 2
+    words = ["--table", "ad=ads", "--table", "tags=a/tags", "--hash-rows", "ads=1000"]
+    found = shell("profile", *files, *words, "-o", path, "--json").document
+    table = Profile.load(path).tables["ads"]
+    ads = parquet.read_table(folder / "day.parquet")["ad"].to_numpy()
+    true = {key: 2 * times for key, times in Counter((ads % 1000).tolist()).items()}
+    assert dict(zip(table.keys.tolist(), table.counts.tolist(), strict=True)) == true
+    assert found["tables"]["ads"]["rows"] == 1000
+    assert found["tables"]["a/tags"]["rows"] is None
+    assert found["tables"]["ads"]["coverage"]["accesses"][-1] == 1
+
+
+def test_profile_by_a_rate_is_the_same_each_time(
+    shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    words = ["profile", folder / "day.parquet", "--table", "ad=ads", "--rate", "0.05"]
+    found = shell(*words, "--seed", "7", "-o", tmp_path / "a", "--json").document
+    assert 0.04 < found["counted_samples"] / SAMPLES < 0.06
+    assert (found["rate"], found["seed"]) == (0.05, 7)
+    for name, seed in (("b", "7"), ("c", "8")):
+        assert shell(*words, "--seed", seed, "-o", tmp_path / name).status == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+def test_profile_shows_skew_and_coverage(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    words = ["--table", "ad=ads", "--table", "tags=tags", "-o", tmp_path / "p"]
+    ended = shell("profile", folder / "day.parquet", *words, "--picture", tmp_path / "p.png")
+    assert (ended.status, ended.err) == (0, "")
+    for word in ("ads", "20,000", "skew", "100 %", "share of rows", "20,000 of 20,000 samples"):
+        assert word in ended.out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile_draws_its_progress_on_a_terminal(
+    shell: Shell, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    drawn = Terminal()
+    monkeypatch.setattr(sys, "stderr", drawn)
+    monkeypatch.setenv("TERM", "xterm")
+    ended = shell("profile", folder / "day.tsv", "-o", tmp_path / "p", "--json")
+    assert ended.document["samples"] == 2000
+    assert "MiB read" in drawn.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent.tsv"], "expected a readable file, found absent.tsv: No such file"),
+        (["."], "expected a file, found ."),
+        (["{}/day.tsv", "absent.tsv"], "expected a readable file, found absent.tsv"),
+        (["{}/day.tsv", "--table", "C27=a"], "expected a column from C1 to C26"),
+        (["{}/day.tsv", "--table", "C1"], "--table: expected COLUMN=NAME, found 'C1'"),
+        (["{}/day.tsv", "--table", "=a"], "--table: expected COLUMN=NAME, found '=a'"),
+        (["{}/day.tsv", "--table", "C1="], "--table: expected COLUMN=NAME, found 'C1='"),
+        (["{}/day.tsv", "--table", "C1=A B"], "expected a table name"),
+        (["{}/day.tsv", "--table", "C1=a", "--table", "C1=b"], "each column once, found C1 twice"),
+        (["{}/day.parquet"], "expected --table COLUMN=NAME for a Parquet file"),
+        (["{}/day.parquet", "--table", "x=a"], "its columns are ad, tags, price"),
+        (["{}/day.parquet", "--table", "price=a"], "to be of integers or lists of integers"),
+        (["{}/day.parquet", "--table", "ad=a", "--rows", "a=9"], "expected ids below 9, found "),
+        (["{}/day.parquet", "--table", "ad=a", "--rows", "b=9"], "one of the tables a, found 'b'"),
+        (["{}/day.parquet", "--table", "ad=a", "--rows", "a"], "--rows: expected NAME=N"),
+        (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=-1"], "--hash-rows: expected"),
+        (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=0"], "expected rows from 1 to"),
+        (["{}/day.parquet", "--table", "ad=a", "--rate", "0"], "expected a rate above 0"),
+        (["{}/day.parquet", "--table", "ad=a", "--rate", "1.01"], "expected a rate above 0"),
+        (["{}/day.parquet", "--table", "ad=a", "--rate", "nan"], "expected a rate above 0"),
+        (["{}/day.parquet", "--table", "ad=a", "--batch", "0"], "expected a batch of at least 1"),
+        (["{}/day.parquet", "--table", "ad=a", "--keys-max", "1"], "at least 2 keys"),
+        (["{}/day.parquet", "--table", "ad=a", "--picture", "no/x.png"], "--picture: expected a"),
+        (["{}/day.parquet", "--table", "ad=a", "-o", "no/x"], "--output: expected a file in a"),
+        (["{}/day.parquet", "--table", "ad=a", "--seed", str(2**63)], "seed"),
+    ],
+)
+def test_profile_refuses(
+    words: list[str],
+    said: str,
+    shell: Shell,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = shell("profile", "-o", "out.profile", *(word.format(folder) for word in words))
+    assert (ended.status, ended.out) == (exits.USAGE, "")
+    assert ended.err.startswith("error: ")
+    assert said in ended.err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_profile_refuses_negative_ids(shell: Shell, tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"ad": [5, -4]}), tmp_path / "f")
+    ended = shell("profile", tmp_path / "f", "--table", "ad=ads", "-o", tmp_path / "p")
+    assert ended.status == exits.USAGE
+    assert "rows 0 to 1: table 'ads': expected ids >= 0, found -4" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("pyarrow", ["day.parquet", "--table", "ad=ads"]),
+        ("matplotlib", ["day.tsv", "--picture", "x.png"]),
+    ],
+)
+def test_what_is_missing_names_the_extra(
+    module: str, words: list[str], shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, module, None)
+    ended = shell("profile", *words, "-o", "refused.profile")
+    assert ended.status == exits.USAGE
+    assert 'pip install "embstore[data]"' in ended.err
+    assert not Path("refused.profile").exists()
+
+
+def test_criteo_is_profiled_without_the_extra(folder: Path, tmp_path: Path) -> None:
+    code = f"""if True:
+        import sys
+        for module in ("pyarrow", "matplotlib", "plotext"):
+            sys.modules[module] = None
+        from embstore_server.cli import main
+        sys.exit(main(["profile", {str(folder / "day.tsv")!r}, "-o", {str(tmp_path / "p")!r}]))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a plot here needs more" in done.stdout
+
+
+# size
+
+
+def test_size_gives_hit_rates_and_traffic(shell: Shell, profile_path: Path) -> None:
+    found = shell("size", "--profile", profile_path, "--json").document
+    assert found["rows"] == ROWS + 20
+    assert found["method"] == "recorded"
+    assert found["row_bytes"] == 80, "16 weights and an accumulator, padded"
+    assert [*found["policies"]] == ["lru", "lfu", "rank"]
+    rates = hit_rates(Profile.load(profile_path), found["slots"], "lru")
+    assert found["policies"]["lru"]["by_access"] == rates.by_access.tolist()
+    assert found["policies"]["lru"]["by_unique"] == rates.by_unique.tolist()
+    assert found["cache_bytes"] == sorted(found["cache_bytes"])
+    ahead = found["lookahead"]
+    assert ahead["steps"] == 16
+    assert ahead["unique_rows"] < ahead["working_set_rows"] < ROWS + 20
+    assert ahead["fetched_bytes"][0] == ahead["fetched_rows"][0] * 80
+
+
+def test_size_answers_how_much_cache_is_needed(shell: Shell, profile_path: Path) -> None:
+    words = ["size", "--profile", profile_path, "--policy", "lru", "--target-hit-rate", "0.8"]
+    [needed] = shell(*words, "--json").document["needed"].values()
+    slots = needed["slots"]
+    below, at = hit_rates(Profile.load(profile_path), [slots * 9 // 10, slots], "lru").by_access
+    assert below < 0.8 < at + 0.01
+    shown = shell(*words).out.splitlines()[-1]
+    assert shown.startswith("80.0% of accesses hit with a cache of ")
+    assert f"under lru ({slots:,} slots, " in shown
+
+
+def test_size_says_when_no_cache_is_enough(shell: Shell, profile_path: Path) -> None:
+    words = ["size", "--profile", profile_path, "--policy", "lfu", "--target-hit-rate", "1"]
+    assert shell(*words, "--json").document["needed"] == {"lfu": None}
+    assert "with room for all rows, not 100.0%" in shell(*words).out
+
+
+def test_size_of_other_rows(shell: Shell, profile_path: Path) -> None:
+    words = ["size", "--profile", profile_path, "--policy", "lru", "--json"]
+    wide = shell(*words, "--dim", "64", "--optimizer", "adam").document
+    narrow = shell(*words, "--row-bytes", "60").document
+    assert (wide["row_bytes"], narrow["row_bytes"]) == (64 * 3 * 4, 64)
+    assert wide["slots"] == narrow["slots"]
+    assert wide["cache_bytes"][-1] > 6 * narrow["cache_bytes"][-1]
+
+
+def test_size_shows_a_table_a_plot_and_a_picture(
+    shell: Shell, profile_path: Path, tmp_path: Path
+) -> None:
+    words = ["--profile", profile_path, "--lookahead", "3", "--picture", tmp_path / "s.png"]
+    ended = shell("size", *words)
+    assert (ended.status, ended.err) == (0, "")
+    for word in ("fetched a step", "* lru", "o lfu", "x rank", "100.00%", "3 steps together"):
+        assert word in ended.out
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_size_from_counts_alone(shell: Shell, profile_path: Path, tmp_path: Path) -> None:
+    whole = Profile.load(profile_path)
+    Profile(whole.tables).save(tmp_path / "counts")
+    words = ["size", "--profile", tmp_path / "counts"]
+    found = shell(*words, "--json").document
+    assert (found["method"], found["lookahead"]) == ("counted", None)
+    assert found["policies"]["lru"]["by_unique"][0] is None
+    assert "no recorded calls" in shell(*words).out
+
+
+# hotset
+
+
+def test_hotset_is_chosen_and_written(shell: Shell, profile_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "h"
+    words = ["--budget", "16KiB", "-o", path, "--version", "3", "--row-bytes", "16"]
+    found = shell("hotset", "--profile", profile_path, *words, "--json").document
+    hot = HotSet.load(path)
+    assert (hot.version, hot.row_count, hot.bytes) == (3, found["rows"], found["rows"] * 16)
+    assert hot.bytes <= found["budget_bytes"] == 16384
+    table = Profile.load(profile_path).tables["ads"]
+    assert np.array_equal(hot.tables["ads"], table.keys[table.counts >= found["threshold"]])
+    taken = int(table.counts[table.counts >= found["threshold"]].sum())
+    assert found["tables"]["ads"]["accesses"] == taken / table.accesses
+    assert found["samples_counted"] is True
+    assert 0 < found["samples"] < found["accesses"] < 1
+
+
+def test_hotset_shows_what_it_covers(shell: Shell, profile_path: Path) -> None:
+    ended = shell("hotset", "--profile", profile_path, "--budget", "40KB")
+    assert (ended.status, ended.err) == (0, "")
+    assert "rows of 80 bytes are hot, " in ended.out
+    assert "accesses or more" in ended.out
+    assert "kept samples" in ended.out
+
+
+def test_hotset_of_a_sampled_profile_says_so(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    words = ["--table", "ad=ads", "--rate", "0.25", "-o", tmp_path / "p"]
+    assert shell("profile", folder / "day.parquet", *words).status == 0
+    shown = shell("hotset", "--profile", tmp_path / "p", "--budget", "40KB").out
+    assert "accesses or more, counted in 0.25 of the samples" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hotset", "--budget", "79"], "expected a budget of at least one row (80 bytes)"),
+        (["hotset", "--budget", "much"], "--budget: expected a number of bytes"),
+        (["hotset", "--budget", "1MiB", "--dim", "8", "--row-bytes", "8"], "--row-bytes is inst"),
+        (["hotset", "--budget", "1MiB", "--optimizer", "sgdd"], "--optimizer: expected one of"),
+        (["hotset", "--budget", "1MiB", "-o", "no/such/folder"], "--output: expected a file in a"),
+        (["size", "--policy", "fifo"], "lru, lfu, rank"),
+        (["size", "--target-hit-rate", "0"], "--target-hit-rate: expected a share"),
+        (["size", "--target-hit-rate", "nan"], "--target-hit-rate: expected a share"),
+        (["size", "--warm-up", "2"], "expected warm_up"),
+        (["size", "--lookahead", "41"], "expected steps from 1 to the 40 recorded, found 41"),
+        (["size", "--picture", "no/such.png"], "--picture: expected a file in a folder"),
+    ],
+)
+def test_size_and_hotset_refuse(
+    words: list[str], said: str, shell: Shell, profile_path: Path
+) -> None:
+    ended = shell(*words, "--profile", profile_path)
+    assert (ended.status, ended.out) == (exits.USAGE, "")
+    assert ended.err.startswith("error: ")
+    assert said in ended.err
+
+
+@pytest.mark.parametrize("words", [["size"], ["hotset", "--budget", "1MiB"]])
+@pytest.mark.parametrize("name", ["absent", "day.tsv", "day.parquet"])
+def test_files_that_are_no_profile(words: list[str], name: str, shell: Shell, folder: Path) -> None:
+    ended = shell(*words, "--profile", folder / name)
+    assert (ended.status, ended.out) == (exits.USAGE, "")
+    assert str(folder / name) in ended.err
+
+
+def test_an_empty_profile_has_no_size(shell: Shell, tmp_path: Path) -> None:
+    Profile({}).save(tmp_path / "p")
+    ended = shell("size", "--profile", tmp_path / "p")
+    assert ended.status == exits.USAGE
+    assert "expected a profile with accesses" in ended.err

@@ -1,0 +1,283 @@
+"""Hot sets against brute force: the threshold, small tables, coverage, files, wrong use."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.arrays import ROWS_MAX
+from embstore.errors import InvalidArgumentError
+from embstore.frequency.hotset import (
+    SMALL_TABLE_SHARE,
+    HotSet,
+    choose_hot_set,
+    contained,
+    hot_coverage,
+)
+from embstore.frequency.profile import Profile, Samples, TableProfile
+
+COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 12), max_size=40)
+
+
+def table(name, counts, rows=0, uncounted=0):
+    """Return a table's profile of {key: count}; `uncounted` accesses a sketch let go."""
+    keys = np.array(sorted(counts), np.int64)
+    numbers = np.array([counts[int(key)] for key in keys], np.int64)
+    return TableProfile(name, rows, keys, numbers, int(numbers.sum()) + uncounted)
+
+
+def profile(**counts):
+    """Return a profile of tables by their {key: count}."""
+    return Profile({name: table(name, of_keys) for name, of_keys in counts.items()})
+
+
+@st.composite
+def profiles(draw):
+    """Return a profile of up to four tables, some with rows, and their row bytes."""
+    names = ["a", "b", "c", "d"][: draw(st.integers(1, 4))]
+    tables, costs = {}, {}
+    for name in names:
+        rows = draw(st.sampled_from([0, 61, 100]))
+        tables[name] = table(name, draw(COUNTS), rows, draw(st.integers(0, 20)))
+        costs[name] = draw(st.integers(1, 9))
+    return Profile(tables), costs
+
+
+def bytes_above(made, costs, threshold, names):
+    return sum(costs[name] * int((made.tables[name].counts >= threshold).sum()) for name in names)
+
+
+@settings(max_examples=300, deadline=None)
+@given(profiles(), st.integers(10, 3_000))
+def test_the_threshold_is_the_lowest_that_fits(made, budget):
+    counted, costs = made
+    hot = choose_hot_set(counted, budget, costs)
+    # No budget here is so large that a table is small.
+    names = list(counted.tables)
+    assert hot.bytes == bytes_above(counted, costs, hot.threshold, names) <= budget
+    lower = bytes_above(counted, costs, hot.threshold - 1, names)
+    assert hot.threshold == 1 or lower > budget
+    for name in names:
+        of_table = counted.tables[name]
+        expected = of_table.keys[of_table.counts >= hot.threshold]
+        assert np.array_equal(hot.tables[name], expected)
+        assert hot.tables[name].dtype == np.int64
+    assert hot.row_count == sum(len(keys) for keys in hot.tables.values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 30), max_size=12), COUNTS, st.integers(2_000, 8_000))
+def test_small_tables_are_whole_up_to_half_of_the_budget(sizes, counts, budget):
+    small = {f"s{i}": table(f"s{i}", {}, rows) for i, rows in enumerate(sizes)}
+    counted = Profile({**small, "large": table("large", counts, 10**6)})
+    hot = choose_hot_set(counted, budget, dict.fromkeys(counted.tables, 1))
+    expected, left = set(), budget // 2
+    for rows, name in sorted((t.rows, name) for name, t in small.items()):
+        if rows <= budget // SMALL_TABLE_SHARE and rows <= left:
+            left -= rows
+            expected.add(name)
+    for name, of_table in small.items():
+        whole = np.arange(of_table.rows if name in expected else 0)
+        assert np.array_equal(hot.tables[name], whole)
+    assert hot.bytes == hot.row_count <= budget
+
+
+def test_a_table_of_unknown_rows_is_not_small():
+    counted = Profile({"a": table("a", {0: 1}, 0), "b": table("b", {0: 9}, 2)})
+    hot = choose_hot_set(counted, 1024, {"a": 512, "b": 1})
+    assert hot.tables["b"].tolist() == [0, 1]
+    assert hot.tables["a"].tolist() == [0]
+
+
+def test_many_small_tables_leave_half_of_the_budget():
+    small = {f"s{i}": table(f"s{i}", {}, 4) for i in range(400)}
+    counted = Profile({**small, "large": table("large", dict.fromkeys(range(512), 3), 10**6)})
+    hot = choose_hot_set(counted, 1024, dict.fromkeys(counted.tables, 1))
+    assert len(hot.tables["large"]) == 512
+    assert hot.bytes == 1024
+
+
+def test_rows_of_one_count_go_together():
+    counted = profile(a={1: 5, 2: 3, 3: 3, 4: 3})
+    hot = choose_hot_set(counted, 3, {"a": 1})
+    assert (hot.tables["a"].tolist(), hot.threshold, hot.bytes) == ([1], 4, 1)
+    assert choose_hot_set(profile(a={1: 3, 2: 3}), 1, {"a": 1}).row_count == 0
+
+
+def test_the_threshold_is_one_for_all_tables():
+    counted = profile(a={1: 9, 2: 4}, b={1: 8, 2: 5})
+    hot = choose_hot_set(counted, 48, {"a": 16, "b": 16}, version=7)
+    assert {name: keys.tolist() for name, keys in hot.tables.items()} == {"a": [1], "b": [1, 2]}
+    assert (hot.version, hot.threshold, hot.bytes) == (7, 5, 48)
+
+
+def test_keys_beyond_float32_stay_apart():
+    """seeds.md, section 4: FAE's slot numbers are float32, exact up to 2**24 only."""
+    keys = [2**24, 2**24 + 1, 2**31 + 1, 2**39 + 3]
+    counted = profile(a={key: 1 + key % 2 for key in keys})
+    hot = choose_hot_set(counted, 3, {"a": 1})
+    read = HotSet.from_bytes(hot.to_bytes())
+    assert read.tables["a"].tolist() == keys[1:]
+
+
+# Coverage
+
+
+@settings(max_examples=200, deadline=None)
+@given(profiles(), st.integers(10, 800), st.integers(0, 2**32 - 1))
+def test_coverage_is_that_of_brute_force(made, budget, seed):
+    counted, costs = made
+    rng = np.random.default_rng(seed)
+    columns = tuple(rng.choice(["a", "b", "c", "d", "elsewhere"], 3))
+    samples = Samples(columns, rng.integers(0, 61, (50, 3)))
+    counted = Profile(counted.tables, rate=0.5, samples=samples)
+    hot = choose_hot_set(counted, budget, costs)
+    keys = {name: set(of_table.tolist()) for name, of_table in hot.tables.items()}
+    hits = sum(
+        int(count)
+        for t in counted.tables.values()
+        for key, count in zip(t.keys, t.counts, strict=True)
+        if int(key) in keys[t.name]
+    )
+    all_hot = [
+        all(int(key) in keys.get(name, set()) for name, key in zip(columns, row, strict=True))
+        for row in samples.ids
+    ]
+    found = hot_coverage(hot, counted)
+    accesses = sum(t.accesses for t in counted.tables.values())
+    assert found.accesses == (hits / accesses if accesses else 0.0)
+    assert found.samples == np.mean(all_hot)
+    assert found.samples_counted
+
+
+def test_without_samples_their_share_is_a_product():
+    counted = profile(a={1: 3, 2: 1}, b={1: 4, 2: 4}, c={})
+    hot = HotSet({"a": np.array([1]), "b": np.array([2, 7])})
+    found = hot_coverage(hot, counted)
+    assert (found.accesses, found.samples) == (7 / 12, 0.75 * 0.5)
+    assert not found.samples_counted
+    empty = Profile(counted.tables, samples=Samples(("a",), np.empty((0, 1), np.int64)))
+    assert hot_coverage(hot, empty) == found
+    assert hot_coverage(HotSet({}), Profile({})).samples == 0.0
+
+
+@given(st.sets(st.integers(0, 99)), st.lists(st.integers(0, 120)))
+def test_contained_is_membership(keys, wanted):
+    ascending = np.array(sorted(keys), np.int64)
+    found = contained(ascending, np.array(wanted, np.int64))
+    assert found.tolist() == [key in keys for key in wanted]
+
+
+# Files
+
+
+def some_set():
+    keys = {"a": np.array([0, 5, 2**39]), "b": np.empty(0, np.int64)}
+    return HotSet({name: k.astype(np.int64) for name, k in keys.items()}, 3, 17, 4096)
+
+
+def assert_equal(one, other):
+    assert list(one.tables) == list(other.tables)
+    for name, keys in one.tables.items():
+        assert np.array_equal(keys, other.tables[name])
+        assert other.tables[name].dtype == np.int64
+    assert [one.version, one.threshold, one.bytes] == [other.version, other.threshold, other.bytes]
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    made = some_set()
+    made.save(tmp_path / "x.hotset")
+    assert_equal(made, HotSet.load(tmp_path / "x.hotset"))
+    assert (tmp_path / "x.hotset").read_bytes() == made.to_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.hotset"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_bytes_are_refused_or_mean_the_same(data):
+    content = bytearray(some_set().to_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    try:
+        found = HotSet.from_bytes(bytes(content), what="x.hotset")
+    except InvalidArgumentError as exc:
+        assert str(exc).startswith("x.hotset: expected an embstore hot set")
+    else:
+        assert_equal(some_set(), found)
+
+
+def test_a_file_cut_anywhere_is_refused():
+    content = some_set().to_bytes()
+    for length in range(len(content)):
+        with pytest.raises(InvalidArgumentError, match="expected an embstore hot set"):
+            HotSet.from_bytes(content[:length])
+
+
+def test_another_file_is_refused_by_its_name(tmp_path):
+    profile(a={1: 2}).save(tmp_path / "p")
+    with pytest.raises(InvalidArgumentError, match=re.escape(f"{tmp_path / 'p'}: expected")):
+        HotSet.load(tmp_path / "p")
+    with pytest.raises(InvalidArgumentError, match="No such file"):
+        HotSet.load(tmp_path / "none")
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (np.array([1.0, 2.0]), "int64, found float64"),
+        (np.array([1, 2], np.float32), "int64, found float32"),
+        (np.array([[1]]), r"found int64 \(1, 1\)"),
+        ([1, 2], "found list"),
+        (np.array([2, 1]), "ascending order"),
+        (np.array([1, 1]), "ascending order"),
+        (np.array([-1, 1]), "from 0 to"),
+        (np.array([ROWS_MAX]), "from 0 to"),
+    ],
+)
+def test_keys_that_are_none(keys, message):
+    with pytest.raises(InvalidArgumentError, match=f"'a'.*{message}"):
+        HotSet({"a": keys})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("version", 0), ("version", 1.5), ("version", True), ("threshold", -1), ("bytes", "2")],
+)
+def test_facts_that_are_none(name, value):
+    message = f"expected {name} to be an integer of at least .*, found {value!r}"
+    with pytest.raises(InvalidArgumentError, match=message):
+        HotSet({}, **{name: value})
+    if name == "version":
+        with pytest.raises(InvalidArgumentError, match=message):
+            choose_hot_set(profile(a={1: 1}), 10, {"a": 1}, version=value)
+
+
+def test_a_budget_smaller_than_a_row():
+    with pytest.raises(InvalidArgumentError, match=r"at least one row \(32 bytes\), found 31"):
+        choose_hot_set(profile(a={1: 1}, b={}), 31, {"a": 32, "b": 64})
+    with pytest.raises(InvalidArgumentError, match="budget in bytes"):
+        choose_hot_set(profile(a={1: 1}), 0, {"a": 32})
+
+
+def test_row_bytes_of_every_table():
+    with pytest.raises(InvalidArgumentError, match=r"row_bytes of every table.*\['b'\]"):
+        choose_hot_set(profile(a={1: 1}, b={}), 100, {"a": 1, "c": 1})
+    with pytest.raises(InvalidArgumentError, match="'a': row_bytes"):
+        choose_hot_set(profile(a={1: 1}), 100, {"a": 0})
+
+
+def test_ids_beyond_the_table():
+    beyond = Profile({"a": table("a", {7: 1}, rows=7)})
+    with pytest.raises(InvalidArgumentError, match="'a': expected keys below its 7 rows, found 7"):
+        choose_hot_set(beyond, 100, {"a": 1})
+
+
+def test_coverage_of_another_profile():
+    hot = choose_hot_set(profile(a={1: 1}), 100, {"a": 1})
+    with pytest.raises(InvalidArgumentError, match=r"tables of the hot set.*\['a'\]"):
+        hot_coverage(hot, profile(b={1: 1}))

@@ -1,0 +1,309 @@
+"""Predicted hit rates against plain simulations: of recordings, of samples of them, of counts."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.cache import policy as cache_policy
+from embstore.errors import InvalidArgumentError
+from embstore.frequency import simulate
+from embstore.frequency.counter import KeyCounter
+from embstore.frequency.profile import Profile, TableProfile, Trace
+from embstore.frequency.recorder import Recorder
+from embstore.frequency.sizing import POLICIES, hit_rates, lookahead_traffic
+from embstore.popularity import lfu_counts
+
+CALLS = st.lists(st.lists(st.integers(0, 15), min_size=1, max_size=8), min_size=1, max_size=20)
+
+
+def profile(calls, rate=1.0, rows=0):
+    """Return the profile of calls, each {table: keys}, with a recording of a part of the keys."""
+    recorder, counters = Recorder(rate=rate), {}
+    for call in calls:
+        arrays = {name: np.array(keys, np.int64) for name, keys in call.items()}
+        recorder.record([(name, keys, None) for name, keys in arrays.items()])
+        for name, keys in arrays.items():
+            counters.setdefault(name, KeyCounter()).add(keys)
+    tables = {name: counter.profile(name, rows) for name, counter in counters.items()}
+    return Profile(tables, trace=recorder.trace())
+
+
+def of_one(calls, rate=1.0):
+    return profile([{"a": keys} for keys in calls], rate)
+
+
+def zipf(rng, rows, skew, count):
+    shares = np.cumsum(np.arange(1, rows + 1) ** -skew)
+    return rng.permutation(rows)[np.searchsorted(shares / shares[-1], rng.random(count))]
+
+
+# LRU
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=60))
+def test_lru_by_single_accesses_is_exact(keys):
+    sizes = np.arange(1, 18)
+    rates = hit_rates(of_one([[key] for key in keys]), sizes, "lru")
+    for size, by_access, by_unique in zip(sizes, rates.by_access, rates.by_unique, strict=True):
+        held, hits = OrderedDict(), 0
+        for key in keys:
+            hits += key in held
+            held[key] = None
+            held.move_to_end(key)
+            if len(held) > size:
+                held.popitem(last=False)
+        assert by_access == by_unique == pytest.approx(hits / len(keys))
+
+
+@settings(max_examples=200, deadline=None)
+@given(CALLS)
+def test_lru_with_room_for_everything_misses_first_uses_alone(calls):
+    rates = hit_rates(of_one(calls), [16, 99], "lru")
+    seen, hits, unique_hits = set(), 0, 0
+    for keys in calls:
+        hits += sum(key in seen for key in keys)
+        unique_hits += len(seen & set(keys))
+        seen |= set(keys)
+    assert rates.by_access == pytest.approx(hits / sum(map(len, calls)))
+    assert rates.by_unique == pytest.approx(unique_hits / sum(len(set(keys)) for keys in calls))
+
+
+@settings(max_examples=200, deadline=None)
+@given(CALLS, st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_larger_lru_cache_never_hits_less(calls, warm_up):
+    rates = hit_rates(of_one(calls), np.arange(1, 30), "lru", warm_up)
+    assert (np.diff(rates.by_access) >= -1e-12).all()
+    assert (np.diff(rates.by_unique) >= -1e-12).all()
+
+
+def test_a_call_that_ends_among_equals_is_a_fair_draw():
+    """Of the four keys of the first call two have room beside the two of the second."""
+    counted = of_one([[1, 2, 3, 4], [5, 6], [1, 2, 3, 4]])
+    rates = hit_rates(counted, [4], "lru")
+    assert rates.by_unique == pytest.approx([2 / 10])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_call_larger_than_the_cache_is_done_in_parts(policy):
+    rates = hit_rates(of_one([range(100)] * 3), [10, 100], policy)
+    assert rates.by_unique[0] <= 0.02
+    assert rates.by_unique[1] == pytest.approx(2 / 3)
+
+
+# Policies
+
+
+def test_rank_keeps_the_most_accessed():
+    """Key 1 is accessed most; the others alternate, and would push it out of an LRU cache."""
+    calls = [[1], [2], [3], [1], [4], [5], [1], [6], [7], [1]]
+    counted = of_one(calls)
+    assert hit_rates(counted, [2], "lru").by_access == 0.0
+    assert hit_rates(counted, [2], "rank").by_access == pytest.approx(0.3)
+
+
+def test_a_row_without_a_profile_leaves_first_under_rank():
+    counted = of_one([[1], [2], [1], [2], [9], [1], [2]])
+    known = counted.tables["a"]
+    without_9 = TableProfile("a", 0, known.keys[:2], known.counts[:2], 6)
+    found = Profile({"a": without_9}, trace=counted.trace)
+    assert hit_rates(found, [3], "rank").by_access == pytest.approx(4 / 7)
+    assert hit_rates(found, [2], "rank").by_access == pytest.approx(3 / 7)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_warm_up_saves_the_first_misses(policy):
+    counted = of_one([[1, 2], [1, 3], [1, 2, 3]])
+    cold, warm = (hit_rates(counted, [4], policy, warm_up) for warm_up in (0.0, 0.75))
+    assert cold.by_unique == pytest.approx([4 / 7])
+    assert warm.by_unique == 1.0
+    part = hit_rates(counted, [4], policy, 0.5)
+    assert part.by_unique == pytest.approx([6 / 7])
+
+
+def test_a_warm_up_brings_the_most_accessed_last():
+    """They are those an LRU cache keeps: 1 and 2 are warm, and 9 takes the place of 2."""
+    counted = of_one([[9], [1], [9], [1], [1], [2], [2]])
+    rates = hit_rates(counted, [2], "lru", 1.0)
+    assert rates.by_access == pytest.approx(5 / 7)
+
+
+def test_what_the_cache_decides_by_is_what_is_simulated():
+    assert simulate.AGEING_TOUCHES == cache_policy.AGEING_TOUCHES
+    assert POLICIES == cache_policy.POLICIES
+
+
+def test_a_warm_up_under_lfu_counts_as_the_store_does():
+    class Slots:
+        slot_count = 500
+
+    counts = np.array([1, 3, 70, 5_000_000, 900])
+    recorded = simulate.Recording(
+        *(np.empty(0, np.int64) for _ in range(4)), counts.astype(float), 9e6, counts[:0]
+    )
+    expected = lfu_counts(counts, 9_000_000, Slots())
+    assert simulate._warm_counts(recorded, 500).tolist() == expected.tolist()
+
+
+# Samples of the keys
+
+
+def test_of_a_part_of_the_keys_the_rest_is_known_by_its_counts():
+    """Tables of other habits, each with its part of the sample: what hits is weighed by both."""
+    rng = np.random.default_rng(67)
+    calls = [
+        {"hot": zipf(rng, 8_000, 1.1, 400), "loop": np.arange(n * 150, (n + 1) * 150) % 3_000}
+        for n in range(120)
+    ]
+    slots = [1_000, 2_000, 5_000]
+    for policy in POLICIES:
+        whole, part = (hit_rates(profile(calls, rate), slots, policy) for rate in (1.0, 0.2))
+        assert part.method == "recorded"
+        assert np.abs(part.by_access - whole.by_access).max() < 0.02
+        assert np.abs(part.by_unique - whole.by_unique).max() < 0.02
+
+
+def test_without_counts_what_the_sample_lacks_counts_as_hits():
+    """SHARDS-adj. The hottest key has half of the accesses and may be in the sample, or not."""
+    rng = np.random.default_rng(68)
+    calls = [np.append(zipf(rng, 20_000, 0.9, 300) + 1, np.zeros(300, int)) for _ in range(100)]
+    for key in range(4):
+        counted = of_one([np.where(keys == 0, 10**6 + key, keys) for keys in calls], rate=0.2)
+        whole = hit_rates(of_one(calls), [3_000], "lru").by_access
+        part = hit_rates(Profile({}, trace=counted.trace), [3_000], "lru").by_access
+        assert np.abs(part - whole).max() < 0.03
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
+def test_weights_stand_for_all_keys(rate):
+    rng = np.random.default_rng(69)
+    counted = of_one([zipf(rng, 5_000, 1.0, 500) for _ in range(50)], rate)
+    table = counted.tables["a"]
+    sampled = simulate._Sampled.of(table, rate)
+    assert sampled.key_weights.sum() == pytest.approx(len(table.keys))
+    assert sampled.access_weights @ sampled.counts == pytest.approx(table.counts.sum())
+    assert (sampled.key_weights >= 1).all()
+
+
+def test_a_part_of_the_tables_is_as_though_it_were_alone():
+    rng = np.random.default_rng(70)
+    calls = [{"a": zipf(rng, 500, 1.0, 50), "b": zipf(rng, 900, 0.7, 60)} for _ in range(80)]
+    alone = profile([{"b": call["b"]} for call in calls])
+    for policy in POLICIES:
+        part = hit_rates(profile(calls), [50, 200], policy, tables=["b"])
+        other = hit_rates(alone, [50, 200], policy)
+        assert part.by_access == pytest.approx(other.by_access)
+        assert part.by_unique == pytest.approx(other.by_unique)
+
+
+# Counts alone
+
+
+def test_counts_predict_independent_accesses():
+    rng = np.random.default_rng(71)
+    calls = zipf(rng, 4_000, 1.0, 60_000).reshape(200, 300)
+    counted, slots = of_one(calls), [400, 1_000, 2_500, 4_000]
+    simulated = hit_rates(counted, slots, "lru")
+    found = hit_rates(Profile(counted.tables), slots, "lru", accesses_per_call=300)
+    assert found.method == "counted"
+    assert np.abs(found.by_access - simulated.by_access).max() < 0.02
+    assert np.abs(found.by_unique - simulated.by_unique).max() < 0.02
+
+
+@pytest.mark.parametrize("policy", ["lfu", "rank"])
+def test_counts_say_what_the_most_accessed_take(policy):
+    counted = Profile({"a": TableProfile("a", 0, np.arange(4), np.array([1, 6, 3, 2]), 12)})
+    rates = hit_rates(counted, [1, 2, 9], policy)
+    assert rates.by_access == pytest.approx([5 / 12, 7 / 12, 8 / 12])
+    assert np.isnan(rates.by_unique).all()
+    warm = hit_rates(counted, [2], policy, 0.5)
+    assert warm.by_access == pytest.approx([8 / 12])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_calls_of_one_access_make_both_definitions_one(policy):
+    rng = np.random.default_rng(72)
+    counts = np.sort(rng.zipf(1.5, 300).clip(max=500))
+    counted = Profile({"a": TableProfile("a", 0, np.arange(300), counts, int(counts.sum()))})
+    rates = hit_rates(counted, [10, 100], policy, accesses_per_call=1.0)
+    assert rates.by_unique == pytest.approx(rates.by_access, abs=0.002)
+
+
+# Look-ahead
+
+
+@settings(max_examples=200, deadline=None)
+@given(CALLS)
+def test_working_sets_are_averages_over_all_windows(calls):
+    traffic = lookahead_traffic(of_one(calls), [4], "lru")
+    sets = [set(keys) for keys in calls]
+    for steps in range(1, len(calls) + 1):
+        windows = [sets[low : low + steps] for low in range(len(calls) - steps + 1)]
+        expected = np.mean([len(set.union(*window)) for window in windows])
+        assert traffic.working_set(steps) == pytest.approx(expected)
+    assert traffic.unique_rows == pytest.approx(np.mean([len(keys) for keys in sets]))
+
+
+def test_a_step_fetches_what_misses():
+    counted = of_one([[1, 2], [1, 3], [1, 2, 3]])
+    traffic = lookahead_traffic(counted, [1, 3], "lru")
+    assert traffic.unique_rows == pytest.approx(7 / 3)
+    rates = hit_rates(counted, [1, 3], "lru")
+    assert traffic.fetched_rows == pytest.approx((1 - rates.by_unique) * 7 / 3)
+    assert traffic.fetched_rows[1] == pytest.approx(1.0)
+
+
+def test_working_sets_of_a_sample_are_those_of_all():
+    rng = np.random.default_rng(73)
+    calls = [zipf(rng, 20_000, 0.9, 500) for _ in range(64)]
+    whole, part = (lookahead_traffic(of_one(calls, rate), [500], "lru") for rate in (1.0, 0.2))
+    assert part.unique_rows == pytest.approx(whole.unique_rows)
+    for steps in (1, 4, 16, 64):
+        assert part.working_set(steps) == pytest.approx(whole.working_set(steps), rel=0.03)
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0, 5], "lru"), "slots of shape .* found 0"),
+        (([1.5], "lru"), "slots of shape .* found float64"),
+        ((5, "lru"), "slots of shape"),
+        (([5], "fifo"), "policy to be one of lru, lfu, rank, found 'fifo'"),
+        (([5], "lru", 1.5), "warm_up to be a share from 0 to 1, found 1.5"),
+        (([5], "lru", float("nan")), "warm_up"),
+        (([5], "lru", 0.0, ["b"]), r"tables among \['a'\], found \['b'\]"),
+    ],
+)
+def test_arguments_that_are_none(arguments, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        hit_rates(of_one([[1, 2], [2, 3]]), *arguments)
+
+
+def test_a_profile_of_nothing():
+    with pytest.raises(InvalidArgumentError, match="with accesses"):
+        hit_rates(Profile({}), [5], "lru")
+    with pytest.raises(InvalidArgumentError, match="accesses_per_call of at least 1"):
+        hit_rates(Profile(of_one([[1]]).tables), [5], "lru", accesses_per_call=0.5)
+
+
+def test_look_ahead_needs_calls():
+    counted = of_one([[1], [2]])
+    with pytest.raises(InvalidArgumentError, match="with a trace of calls"):
+        lookahead_traffic(Profile(counted.tables), [5], "lru")
+    traffic = lookahead_traffic(counted, [5], "lru")
+    for steps in (0, 3):
+        with pytest.raises(InvalidArgumentError, match="from 1 to the 2 recorded"):
+            traffic.working_set(steps)
+
+
+def test_a_trace_without_events_leaves_the_counts():
+    counted = of_one([[1, 1, 2]])
+    none = np.empty(0, np.int64)
+    empty = Trace(1e-9, ("a",), 1, none.astype(np.int32), none.astype(np.int16), none, none, 2, 3)
+    assert hit_rates(Profile(counted.tables, trace=empty), [5], "lru").method == "counted"
