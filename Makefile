@@ -2,8 +2,9 @@
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...)
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
 #   make check    .venv, then format, lint, types and the style tests
-#   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on), and
-#                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...)
+#   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
+#                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
+#                 tests.bench.hot with its plot              (HOT_ARGS=...)
 #   make proto    the committed protobuf code, from the .proto file
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
 #   make format   format and fix what ruff can fix
@@ -14,6 +15,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 LOOKAHEAD_ARGS ?= $(filter --quick,$(BENCH_ARGS))
+HOT_ARGS ?= $(filter --quick,$(BENCH_ARGS))
 DEMO_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
@@ -41,6 +43,7 @@ bench: .venv-bench/stamp
 	@echo "embstore: running the benchmarks"
 	@.venv-bench/bin/python -m tests.bench $(BENCH_ARGS)
 	@.venv-bench/bin/python -m tests.bench.lookahead $(LOOKAHEAD_ARGS)
+	@.venv-bench/bin/python -m tests.bench.hot $(HOT_ARGS)
 
 proto: .venv/stamp
 	@echo "embstore: generating the protobuf code"

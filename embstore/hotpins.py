@@ -38,6 +38,7 @@ from embstore.tablestate import TableState
 PIECE_ROWS = 1024
 """Pinned at once: a few milliseconds of the engine's where all must be read."""
 _HOT_QUARTERS = 3
+_LOOKED_AT = 16 * PIECE_ROWS
 
 
 @dataclass(eq=False)
@@ -47,6 +48,9 @@ class _HotRows:
     table: TableState
     keys: Keys  # (k,) ascending row keys
     is_pinned: NDArray[np.bool_]  # (k,)
+    pinned_count: int = 0
+    _begin: int = 0
+    """Where the next piece is looked for: the places before have been dealt with."""
 
     @classmethod
     def of(cls, table: TableState, keys: Keys) -> "_HotRows":
@@ -55,14 +59,33 @@ class _HotRows:
 
     def take_over(self, other: "_HotRows") -> None:
         """Take the pins of rows that another set has too."""
-        both, here, there = np.intersect1d(self.keys, other.keys, True, return_indices=True)
-        if len(both):
-            self.is_pinned[here] |= other.is_pinned[there]
-            other.is_pinned[there] = False
+        _, here, there = np.intersect1d(self.keys, other.keys, True, return_indices=True)
+        taken = here[other.is_pinned[there]]
+        other.mark(there[other.is_pinned[there]], pinned=False)
+        self.mark(taken, pinned=True)
 
     def piece(self, *, pinned: bool) -> NDArray[np.int64]:
-        """Return the places of a piece of the rows that are, or are not, pinned."""
-        return np.flatnonzero(self.is_pinned == pinned)[:PIECE_ROWS]
+        """Return the places of a piece of the rows that are, or are not, pinned.
+
+        A set's rows are gone through once: all of one are asked for, and marked, one after the
+        other, before any of the other kind.
+        """
+        while self._begin < len(self.keys):
+            here = self.is_pinned[self._begin : self._begin + _LOOKED_AT] == pinned
+            places = self._begin + np.flatnonzero(here)[:PIECE_ROWS]
+            if len(places):
+                return places
+            self._begin += _LOOKED_AT
+        return np.empty(0, np.int64)
+
+    def mark(self, places: NDArray[np.int64], *, pinned: bool) -> None:
+        """Note that rows are pinned now, which were not, or the other way round."""
+        self.is_pinned[places] = pinned
+        self.pinned_count += len(places) if pinned else -len(places)
+
+    def begin_again(self) -> None:
+        """Look for pieces from the first row on."""
+        self._begin = 0
 
 
 class HotPins:
@@ -157,6 +180,8 @@ class HotPins:
     def _swap(self, hot_set: HotSet) -> None:
         with self._engine.reading():
             self._old = [*self._old, *self._rows]
+            for old in self._old:
+                old.begin_again()
             tables = {name: self._engine.find(name) for name in hot_set.tables}
             self._rows = [_HotRows.of(t, hot_set.tables[n]) for n, t in tables.items()]
             for rows in self._rows:
@@ -188,14 +213,14 @@ class HotPins:
         places = places[: pool.part_keys(len(places))]
         slots = pool.hold(pool.device.upload(rows.keys[places]))
         pool.pin(slots)
-        rows.is_pinned[places] = True
+        rows.mark(places, pinned=True)
 
     def _fits(self, pool: Pool, rows: int) -> bool:
         return _has_room(pool, self._pinned_in(pool) + rows)
 
     def _pinned_in(self, pool: Pool) -> int:
         here = [rows for rows in (*self._rows, *self._old) if rows.table.pool is pool]
-        return sum(int(np.count_nonzero(rows.is_pinned)) for rows in here)
+        return sum(rows.pinned_count for rows in here)
 
     def _unpin_of(self, pool: Pool) -> bool:
         """Let a piece of the set before go, in a pool; False: nothing of it is left there."""
@@ -219,7 +244,7 @@ class HotPins:
         )
         assert not missing, "a pinned row does not leave"
         pool.unpin(d_slots)
-        rows.is_pinned[places] = False
+        rows.mark(places, pinned=False)
 
     # What takes pins away. Engine thread
 
@@ -239,6 +264,7 @@ class HotPins:
             places = np.flatnonzero(rows.is_pinned)
             if len(places):
                 self._unpin(rows, places)
+            rows.begin_again()
 
     # Looking
 
@@ -251,7 +277,7 @@ class HotPins:
     def facts(self) -> HotSetFacts:
         """Return which set is wanted, and how much of it is pinned."""
         wanted = self.wanted
-        pinned = sum(int(np.count_nonzero(rows.is_pinned)) for rows in self._rows)
+        pinned = sum(rows.pinned_count for rows in self._rows)
         if wanted is None:
             return HotSetFacts(0, 0, 0, pinned)
         return HotSetFacts(wanted.version, wanted.row_count, wanted.bytes, pinned)

@@ -4,10 +4,10 @@
 one array is of uint8: framed, streamed and bounded as rows are. What comes is parsed whole, and
 checked, before anything changes. What goes is of any size, so it is always streamed.
 
-**Where the work is done.** To read a document of a GiB takes seconds, and to pin a hot set as long
-as the disk needs for its rows. The engine thread has other things to do, so all of this runs beside
-it; the store takes its own lock, in pieces where that is long. UnpinHotSet and ClearCounts are
-short, and are the engine thread's as any call.
+**Where the work is done.** To read a document of a GiB takes seconds, to pin a hot set as long as
+the disk needs for its rows, and to unpin one of millions of rows seconds again. The engine thread
+has other things to do, so all of this runs beside it; the store takes its own lock, in pieces where
+that is long. ClearCounts is short, and is the engine thread's as any call.
 
 **Again.** None of these calls changes a row, and each may be sent again: a profile takes the place
 of itself, and the hot set that is pinned is answered as it was when it came. So none has an Origin.
@@ -184,7 +184,7 @@ def _clear_counts(request: pb.ClearCountsRequest) -> Callable[[Store], Any]:
 
 
 CONTROL: dict[str, Verb] = {
-    "UnpinHotSet": Verb(pb.UnpinHotSetRequest, pb.UnpinHotSetReply, _unpin_hot_set),
+    "UnpinHotSet": Verb(pb.UnpinHotSetRequest, pb.UnpinHotSetReply, _unpin_hot_set, beside=True),
     "ClearCounts": Verb(pb.ClearCountsRequest, pb.ClearCountsReply, _clear_counts),
 }
 """By the name in the .proto file."""

@@ -102,7 +102,7 @@ class Trainer:
     def _options(self, step: Any) -> dict[str, Any]:
         if len(self.steps) % 3:
             return {}
-        return {"learning_rate": 0.05, "gradient_scale": 0.5}
+        return {"learning_rate": np.float32(0.05), "gradient_scale": np.float32(0.3)}
 
 
 def replay(reference: Any, trainers: Sequence[Trainer], steps: int | None = None) -> None:

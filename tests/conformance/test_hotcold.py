@@ -9,7 +9,8 @@ import pytest
 from embstore.config import Limits
 from embstore.errors import InvalidArgumentError, SessionExpiredError, TableHeldError
 from embstore.frequency.hotset import HotSet
-from embstore_client.hotcold.replica import HostRows, Replica
+from embstore_client.hotcold.replica import Replica
+from embstore_client.hotcold.rows import HostRows
 from embstore_client.hotcold.run import HotColdRun
 from tests.conformance.cases import assert_same, generator, ones
 from tests.conformance.hotcold import (

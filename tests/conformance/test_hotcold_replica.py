@@ -8,7 +8,8 @@ import pytest
 
 from embstore.errors import InvalidArgumentError, SessionExpiredError
 from embstore.frequency.hotset import HotSet
-from embstore_client.hotcold.replica import DENSE_KEYS_MAX, Replica
+from embstore_client.hotcold.replica import Replica
+from embstore_client.hotcold.rows import DENSE_KEYS_MAX
 from tests.conformance.cases import OPTIMIZERS, assert_same, config, generator, normal, ones
 from tests.conformance.hotcold import ROWS, TABLES, count_commands, hot_keys, tables_in
 from tests.conformance.traces import values

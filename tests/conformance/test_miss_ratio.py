@@ -89,34 +89,37 @@ def profile_of(trace):
     return Profile(tables, trace=recorder.trace())
 
 
-def measured(path, calls, policy, cache_bytes, *, profile=None, warm_up=0.0):
-    """Return the slots of a store and its hit rates, by access and by unique key."""
-    options = {"device": "cpu", "threads": 1, "policy": policy, "cache_bytes": cache_bytes}
-    with embstore.open(path, **options) as store:
-        for name in calls[0]:
-            store.create_table(
-                name, dim=16, rows=50_000, optimizer=Sgd(0.1), initializer=Constant(0.0)
-            )
-        if profile is not None:
-            store.import_profile(profile)
-        if warm_up:
-            store.warm_cache(warm_up)
-        before = store.stats()["cache"]["pools"][0]
-        for call in calls:
-            store.lookup(call)
-        store.check_integrity()
-        pool = store.stats()["cache"]["pools"][0]
-        grown = {name: pool[name] - before[name] for name in pool if "hits" in name}
-        assert not pool["calls_in_parts"]
-    of_accesses = grown["access_hits"] / (pool["accesses"] - before["accesses"])
-    of_keys = grown["unique_hits"] / (pool["unique_keys"] - before["unique_keys"])
-    return pool["slots"], of_accesses, of_keys
+def opened(path, calls, policy, cache_bytes, **options):
+    """Open a store with the tables of the calls."""
+    options = {"device": "cpu", "threads": 1, **options}
+    store = embstore.open(path, policy=policy, cache_bytes=cache_bytes, **options)
+    for name in calls[0]:
+        store.create_table(name, dim=16, rows=50_000, optimizer=Sgd(0.1), initializer=Constant(0.0))
+    return store
 
 
-def stores(tmp_path, trace, policy, caches=CACHES, **options):
+def measured(store, calls):
+    """Make all calls; return the slots that there are then, and the hit rates, by access and by
+    unique key."""
+    for call in calls:
+        store.lookup(call)
+    store.check_integrity()
+    pool = store.stats()["cache"]["pools"][0]
+    assert not pool["calls_in_parts"]
+    of_accesses = pool["access_hits"] / pool["accesses"]
+    return pool["slots"], of_accesses, pool["unique_hits"] / pool["unique_keys"]
+
+
+def stores(tmp_path, trace, policy, caches=CACHES, *, profile=None, warm_up=0.0):
     """Return the slots of stores of several sizes, (s,), and their hit rates, (2, s)."""
-    calls = calls_of(trace)
-    found = [measured(tmp_path / str(size), calls, policy, size, **options) for size in caches]
+    calls, found = calls_of(trace), []
+    for size in caches:
+        with opened(tmp_path / str(size), calls, policy, size) as store:
+            if profile is not None:
+                store.import_profile(profile)
+            if warm_up:
+                store.warm_cache(warm_up)
+            found.append(measured(store, calls))
     return np.array([slots for slots, *_ in found]), np.array([rates for _, *rates in found]).T
 
 
@@ -190,3 +193,13 @@ def test_counts_alone_predict_lru_where_nothing_drifts(tmp_path, show):
     points = 100 * np.abs(np.stack([rates.by_access, rates.by_unique]) - found).max()
     show(f"steady, lru, from counts alone: off by {points:.2f}")
     assert points < POINTS
+
+
+def test_a_store_predicts_itself(tmp_path):
+    """From its own counts and recording, which has all keys here."""
+    calls = calls_of(mixed)
+    with opened(tmp_path, calls, "lfu", CACHES[4], count_rate=1.0) as store:
+        slots, *found = measured(store, calls)
+        rates = hit_rates(store.export_profile(), [slots], "lfu")
+    assert rates.method == "recorded"
+    assert np.abs([rates.by_access[0] - found[0], rates.by_unique[0] - found[1]]).max() < 0.02

@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from embstore_proto.status import ANSWERS
 from embstore_server.launch import ServerProcess
@@ -28,6 +31,7 @@ COMMANDS = [
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     for line in re.findall(r"(?:.*\\\n)*.+", block)
 ]
+OF_FILES = ("profile", "size", "hotset")
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 
 
@@ -64,12 +68,20 @@ def test_the_trainer_can_be_pasted_twice_and_learns(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_operators_commands_run_in_their_order(server: ServerProcess) -> None:
+def test_operators_commands_run_in_their_order(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = np.random.default_rng(1).zipf(1.2, 50_000) % 1_000_000
+    parquet.write_table(pyarrow.table({"item_id": ids}), "days.parquet")
+    (example,) = (e for e in EXAMPLES if '"items"' in e)
+    exec(compile(example.replace(GRPC, server.address), "README.md", "exec"), {})
     ran = 0
     for line in COMMANDS:
         words = shlex.split(line)
         if words[0] == "embstore" and words[1] != "serve":
-            run([sys.executable, "-m", "embstore_server", *words[1:], "--address", server.address])
+            address = [] if words[1] in OF_FILES else ["--address", server.address]
+            run([sys.executable, "-m", "embstore_server", *words[1:], *address])
         elif words[0] == "curl":
             found = run(curl(line, server.admin))
             if "/api/" in line:
@@ -124,4 +136,4 @@ def test_every_error_is_in_the_table_with_its_codes() -> None:
 
 
 def test_readme_has_its_examples() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4

@@ -36,8 +36,9 @@ def of_one(calls, rate=1.0):
 
 
 def zipf(rng, rows, skew, count):
+    """Return keys, always the same ones often. Neighbours are not alike in heat."""
     shares = np.cumsum(np.arange(1, rows + 1) ** -skew)
-    return rng.permutation(rows)[np.searchsorted(shares / shares[-1], rng.random(count))]
+    return np.searchsorted(shares / shares[-1], rng.random(count)) * 7919 % rows
 
 
 # LRU
@@ -125,10 +126,11 @@ def test_a_warm_up_saves_the_first_misses(policy):
 
 
 def test_a_warm_up_brings_the_most_accessed_last():
-    """They are those an LRU cache keeps: 1 and 2 are warm, and 9 takes the place of 2."""
-    counted = of_one([[9], [1], [9], [1], [1], [2], [2]])
-    rates = hit_rates(counted, [2], "lru", 1.0)
-    assert rates.by_access == pytest.approx(5 / 7)
+    """They are those that an LRU cache keeps when the first call takes half of it."""
+    new, low, hot = np.arange(48).reshape(3, 16)
+    counted = of_one([new, hot, low, hot, low, hot])
+    rates = hit_rates(counted, [32], "lru", 1.0)
+    assert rates.by_unique == pytest.approx(4 / 6)
 
 
 def test_what_the_cache_decides_by_is_what_is_simulated():
@@ -229,7 +231,8 @@ def test_calls_of_one_access_make_both_definitions_one(policy):
     counts = np.sort(rng.zipf(1.5, 300).clip(max=500))
     counted = Profile({"a": TableProfile("a", 0, np.arange(300), counts, int(counts.sum()))})
     rates = hit_rates(counted, [10, 100], policy, accesses_per_call=1.0)
-    assert rates.by_unique == pytest.approx(rates.by_access, abs=0.002)
+    # But for two accesses to one key in one call, which chance would put there now and then.
+    assert rates.by_unique == pytest.approx(rates.by_access, abs=0.01)
 
 
 # Look-ahead

@@ -4,7 +4,9 @@
     packer         a stream of samples as all-hot and mixed batches
     scheduler      in which order these come, and a rate that follows the loss
     run            the loop: hot batches on a replica, mixed ones at the store
+    steps          what its body sees of a batch
     replica        the hot rows at the trainer, in NumPy
+    rows           one table's hot rows, in slots
     torch_replica  the same in torch tensors, on the trainer's device
     phases         stretches of one kind, on all ranks alike
     ranks          what ranks tell each other

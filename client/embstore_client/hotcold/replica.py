@@ -27,26 +27,15 @@ Of several ranks each has a replica of the same rows, and sums of gradients meet
 caller (`ranks.py`), are added in rank order (contract.md, rule 6) and applied by each rank alike.
 Rejected: rank 0 training for all, who would have to send rows instead of sums; and each rank
 pushing its part, which would be as many commands.
-
-Slots are found by an int32 map from key to slot, or where keys reach beyond its bound by binary
-search in the keys: integers either way. FAE keeps slots as float32 and leaves the state behind
-(seeds.md, section 7); here rows never travel without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from embstore.arithmetic import (
-    add_ranks,
-    apply_update,
-    scale_sums,
-    sum_by_key,
-    unique,
-    update_scalars,
-)
+from embstore.arithmetic import add_ranks, scale_sums, sum_by_key, unique, update_scalars
 from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, fp32_scalar
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
@@ -54,132 +43,9 @@ from embstore.feed.port import OnNonfinite
 from embstore.frequency.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
 from embstore_client.hotcold.ranks import AllGather, Share, Verb, float_bits, meet
-
-DENSE_KEYS_MAX = 1 << 24
-"""Largest key of a table whose slots are in a map, of 4 bytes a key: at most 64 MiB a table."""
+from embstore_client.hotcold.rows import HostRows, HotRows, HotTable, Slots
 
 _T_MAX = 2**64 - 1
-
-Slots = NDArray[np.int64]
-
-
-class SlotIndex:
-    """Which slot a key has: its place among the table's hot keys."""
-
-    def __init__(self, keys: Keys) -> None:
-        """Index `keys`, ascending and >= 0."""
-        self.keys = keys
-        self._places: NDArray[np.int32] | None = None
-        if len(keys) and keys[-1] < DENSE_KEYS_MAX:
-            self._places = np.zeros(int(keys[-1]) + 1, np.int32)
-            self._places[keys] = np.arange(len(keys), dtype=np.int32)
-
-    def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return a slot for each key, (n,), and whether it is the key's, because the key is hot."""
-        if not len(self.keys):
-            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
-        if self._places is None:
-            slots = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        else:
-            slots = self._places.take(keys, mode="clip").astype(np.int64)
-        return slots, self.keys.take(slots, mode="clip") == keys
-
-
-class HotRows(Protocol):
-    """Weights and state of one table's hot rows, by slot, where the trainer wants them."""
-
-    def take(self, slots: Slots) -> Any:
-        """Return the weights of slots, (n, dim), as the trainer computes with them, a copy."""
-
-    def read(self, slots: Slots) -> tuple[Rows, Rows]:
-        """Return weights and state of slots, copies on the host."""
-
-    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return what weights and state of distinct slots are after an update; nothing changes.
-
-        Raises
-        ------
-        DeviceError : this thread flushes denormals.
-        """
-
-    def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set weights and state of distinct slots: those of `updated`, or of the host."""
-
-
-class HostRows:
-    """Weights and state in NumPy arrays."""
-
-    def __init__(self, config: TableConfig, count: int) -> None:
-        self._kind = config.optimizer.kind
-        self._weights = np.zeros((count, config.dim), np.float32)
-        self._state = np.zeros((count, config.state_dim), np.float32)
-
-    def take(self, slots: Slots) -> Rows:
-        """Return the weights of slots, (n, dim)."""
-        return _rows_of(self._weights, slots)
-
-    def read(self, slots: Slots) -> tuple[Rows, Rows]:
-        """Return weights and state of slots."""
-        return _rows_of(self._weights, slots), _rows_of(self._state, slots)
-
-    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Rows, Rows]:
-        """Return what weights and state of distinct slots are after an update; see `HotRows`."""
-        weights, state = self.read(slots)
-        apply_update(self._kind, weights, state, gradients, scalars)
-        return weights, state
-
-    def write(self, slots: Slots, weights: Rows, state: Rows) -> None:
-        """Set weights and state of distinct slots."""
-        self._weights[slots] = weights
-        self._state[slots] = state
-
-
-def _rows_of(rows: Rows, slots: Slots) -> Rows:
-    # No slot is clipped; but to look for one that is out of range takes longer than the copy.
-    return rows.take(slots, axis=0, mode="clip")
-
-
-class HotTable:
-    """What is known of one table and its hot rows."""
-
-    def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: HotRows) -> None:
-        self.handle = handle
-        self.config = config
-        self.index = SlotIndex(keys)
-        self.rows = rows
-        self.t = 0
-        self.stored_t = 0  # In the store, as far as is known: `t` is what it is to become.
-        self.learning_rate = 0.0
-        self.is_stale = np.ones(len(keys), np.bool_)
-        self.is_dirty = np.zeros(len(keys), np.bool_)
-        self.dirty_count = 0
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row where it travels: key, weights and state."""
-        return 8 + 4 * (self.config.dim + self.config.state_dim)
-
-    def slots(self, keys: ArrayLike) -> Slots:
-        """Return the slots of keys, (n,).
-
-        Raises
-        ------
-        InvalidArgumentError : keys of another shape or dtype, or one that is not hot.
-        """
-        checked = as_keys(keys, self.config.name)
-        slots, is_hot = self.index.find(checked)
-        if not is_hot.all():
-            raise InvalidArgumentError(
-                f"table {self.config.name!r}: expected keys of the hot set, found "
-                f"{checked[~is_hot][0]}"
-            )
-        return slots
-
-    def is_sent(self) -> None:
-        """Note that the store has all that was trained here."""
-        self.stored_t = self.t
-        self.is_dirty[:] = False
-        self.dirty_count = 0
 
 
 class _Change(NamedTuple):
@@ -198,6 +64,37 @@ class _Sums(NamedTuple):
 
     keys: Keys  # (u,) distinct
     gradients: Rows  # (u, dim)
+
+
+class _Options(NamedTuple):
+    """An update's options, checked."""
+
+    learning_rate: float | None  # None: the tables'
+    gradient_scale: float
+    skips_nonfinite: bool
+
+    @classmethod
+    def checked(cls, learning_rate: Any, gradient_scale: Any, on_nonfinite: Any) -> "_Options":
+        """Return the options, or raise InvalidArgumentError."""
+        if on_nonfinite not in ("refuse", "skip"):
+            raise InvalidArgumentError(
+                f'expected on_nonfinite to be "refuse" or "skip", found {on_nonfinite!r}'
+            )
+        if learning_rate is not None:
+            learning_rate = fp32_scalar(learning_rate, "learning_rate")
+        scale = fp32_scalar(gradient_scale, "gradient_scale")
+        return cls(learning_rate, scale, on_nonfinite == "skip")
+
+    @property
+    def numbers(self) -> list[int]:
+        """The options as ranks compare them."""
+        rate, scale = self.learning_rate, self.gradient_scale
+        return [
+            int(rate is None),
+            float_bits(rate or 0.0),
+            float_bits(scale),
+            int(self.skips_nonfinite),
+        ]
 
 
 class Replica:
@@ -371,18 +268,18 @@ class Replica:
         """
         self._settle()
         self._check_pushed()
-        numbers = _options(learning_rate, gradient_scale, on_nonfinite)
+        options = _Options.checked(learning_rate, gradient_scale, on_nonfinite)
         own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
-        told = meet(all_gather, Verb.UPDATE, numbers, own)
-        if any(t.numbers != numbers for t in told):
+        told = meet(all_gather, Verb.UPDATE, options.numbers, own)
+        if others := [rank for rank, t in enumerate(told) if t.numbers != options.numbers]:
             raise InvalidArgumentError(
-                "expected all ranks to update with the same options, found others of ranks "
-                f"{[r for r, t in enumerate(told) if t.numbers != numbers]}; all may do it again"
+                f"expected all ranks to update with the same options, found others of ranks "
+                f"{others}; all may do it again"
             )
-        sums = _scaled([t.share for t in told], gradient_scale)
+        sums = _scaled([t.share for t in told], options.gradient_scale)
         if (wrong := _first_nonfinite(sums)) is not None:
-            return self._refuse(*wrong, on_nonfinite)
-        self._changes = [self._change(name, s, learning_rate) for name, s in sums.items()]
+            return self._refuse(*wrong, options)
+        self._changes = [self._change(name, s, options) for name, s in sums.items()]
         self._settle()
         return AcknowledgedUpdate(0, self.t)
 
@@ -395,12 +292,13 @@ class Replica:
         rows = as_rows(self.to_host(gradients), shape, name, "gradients")
         return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
 
-    def _change(self, name: str, sums: _Sums, learning_rate: float | None) -> _Change:
+    def _change(self, name: str, sums: _Sums, options: "_Options") -> _Change:
         table = self._table(name)
         slots, t = self._slots(table, sums.keys), table.t + 1
         if t > _T_MAX:
             raise InvalidArgumentError(f"table {name!r}: t is {_T_MAX} and cannot grow")
-        rate = table.learning_rate if learning_rate is None else learning_rate
+        given = options.learning_rate
+        rate = table.learning_rate if given is None else given
         scalars = update_scalars(table.config.optimizer, t, rate, table.config.dim)
         weights, state = table.rows.updated(slots, sums.gradients, scalars)
         dirty_count = table.dirty_count + int(np.count_nonzero(~table.is_dirty[slots]))
@@ -415,8 +313,8 @@ class Replica:
             table.dirty_count, table.t = change.dirty_count, change.t
         self._changes = []
 
-    def _refuse(self, name: str, key: int, on_nonfinite: OnNonfinite) -> AcknowledgedUpdate:
-        if on_nonfinite == "skip":
+    def _refuse(self, name: str, key: int, options: "_Options") -> AcknowledgedUpdate:
+        if options.skips_nonfinite:
             return AcknowledgedUpdate(0, self.t, skipped=True)
         raise InvalidArgumentError(
             f"table {name!r}: expected finite gradients, found a sum or scaled sum that is not, "
@@ -503,23 +401,6 @@ def _parts(slots: Slots, rows_max: int) -> Iterator[Slots]:
     step = max(rows_max, 1)
     for first in range(0, len(slots), step):
         yield slots[first : first + step]
-
-
-def _options(learning_rate: Any, gradient_scale: Any, on_nonfinite: Any) -> list[int]:
-    """Return an update's options as numbers, checked.
-
-    Raises
-    ------
-    InvalidArgumentError
-    """
-    if on_nonfinite not in ("refuse", "skip"):
-        raise InvalidArgumentError(
-            f'expected on_nonfinite to be "refuse" or "skip", found {on_nonfinite!r}'
-        )
-    rate = 0.0 if learning_rate is None else fp32_scalar(learning_rate, "learning_rate")
-    scale = fp32_scalar(gradient_scale, "gradient_scale")
-    is_given, skips = learning_rate is not None, on_nonfinite == "skip"
-    return [int(is_given), float_bits(rate), float_bits(scale), int(skips)]
 
 
 def _scaled(shares: list[Share], gradient_scale: float) -> dict[str, _Sums]:

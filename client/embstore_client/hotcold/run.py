@@ -23,8 +23,8 @@ behind the batches that it has.
 Several ranks share every step, as they do in a session. In hot phases their gradients meet in the
 caller's `all_gather` hook, and each rank trains its own replica alike; rank 0 alone pushes, and the
 others wait for that in the hook. Which phases come next they agree on in the same way
-(`phases.py`). A hook that fails or waits for ever is the caller's to deal with, as it would be for
-the gradients of the rest of the model.
+(`phases.py`). A rank that fails leaves the others waiting in the hook, which is the caller's to
+end, as it is for the gradients of the rest of the model; only a push that fails is told to all.
 
 The store's own counts of accesses know nothing of those to a replica.
 
@@ -34,7 +34,6 @@ and 7); here only what has changed travels, with it.
 
 import itertools
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
@@ -44,27 +43,27 @@ import numpy as np
 
 from embstore.arrays import Keys
 from embstore.errors import EmbstoreError, InvalidArgumentError
-from embstore.feed.port import OnNonfinite
-from embstore.feed.read_ahead import check_names
-from embstore.feed.run import Run, Step
+from embstore.feed.run import Run
 from embstore.frequency.hotset import HotSet
-from embstore.results import AcknowledgedUpdate
 from embstore_client.hotcold.classifier import Chunk, Classifier
 from embstore_client.hotcold.packer import Batch, Packer
 from embstore_client.hotcold.phases import Phase, Phases
 from embstore_client.hotcold.ranks import AllGather, CheckedGather, Verb, meet
 from embstore_client.hotcold.replica import Replica
 from embstore_client.hotcold.scheduler import RateController
+from embstore_client.hotcold.steps import HotColdStep, HotStep, MixedStep
 
 
 class HotColdRun:
     """One rank's hot/cold training, inside a with block. Not to be shared between threads.
 
-    with HotColdRun(store, hot_set, {"site": "sites", "ad": "ads"}, batch_size=2048) as run:
-        for step in run.steps(chunks):
-            rows = step.lookup()["ads"]
-            ...
-            step.update({"ads": gradients, "sites": ...})
+        with HotColdRun(store, hot_set, {"site": "sites", "ad": "ads"}, batch_size=2048) as run:
+            for step in run.steps(chunks):
+                rows = step.lookup()
+                ...
+                step.update({"sites": site_gradients, "ads": ad_gradients})
+
+    What a step is, and in which order its rows are: see `HotColdStep`.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class HotColdRun:
 
     # The loop
 
-    def steps(self, chunks: Iterable[Chunk], *, skip: int = 0) -> Iterator["HotColdStep"]:
+    def steps(self, chunks: Iterable[Chunk], *, skip: int = 0) -> Iterator[HotColdStep]:
         """Yield a step for each packed batch, in the order in which they are trained.
 
         A step that the loop neither updates, releases nor skips is released when it takes the next
@@ -255,9 +254,9 @@ class HotColdRun:
         self._switch(is_hot=False)
         self._may_loop = True
 
-    def _hot_steps(self, phase: Phase) -> Iterator["HotColdStep"]:
+    def _hot_steps(self, phase: Phase) -> Iterator[HotColdStep]:
         for batch in phase.batches:
-            step = HotStep(self, batch, self._keys(batch))
+            step = HotStep(self._joined, batch, self._keys(batch), self._all_gather)
             yield step
             if not step.is_finished:
                 step.release()
@@ -265,9 +264,9 @@ class HotColdRun:
             if self._joined().unsent_bytes > self._store.limits.call_bytes_max // 2:
                 self._push()
 
-    def _mixed_steps(self, phase: Phase) -> Iterator["HotColdStep"]:
+    def _mixed_steps(self, phase: Phase) -> Iterator[HotColdStep]:
         for step in self._session.steps(phase.batches, self._touched_keys):
-            yield MixedStep(self, step, self._keys(step.batch))
+            yield MixedStep(self._joined, step, self._keys(step.batch))
             self._count("mixed", step.batch)
 
     def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
@@ -353,170 +352,6 @@ class _CountedPort:
             return call(*args, **options)
 
         return counted
-
-
-class HotColdStep(ABC):
-    """One step of a run, for the body of its loop.
-
-    A table's keys are those of its columns, one column after the other in the order in which the
-    run was given them, of each sample after sample. Rows and gradients are in this order.
-    """
-
-    is_hot = False
-
-    def __init__(self, run: HotColdRun, batch: Batch, keys: dict[str, Keys]) -> None:
-        self._run = run
-        self.batch = batch
-        """The samples, in columns."""
-        self.keys = keys
-        """By table, (n,) int64."""
-
-    @property
-    @abstractmethod
-    def is_finished(self) -> bool:
-        """Whether it has been updated, released or skipped."""
-
-    @abstractmethod
-    def lookup(self) -> dict[str, Any]:
-        """Return a row for each key of the batch, in its order: (n, dim) by table."""
-
-    @abstractmethod
-    def update(
-        self,
-        gradients: Mapping[str, Any],
-        *,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-        on_nonfinite: OnNonfinite = "refuse",
-    ) -> AcknowledgedUpdate:
-        """Finish the step by an update, with a gradient for each key of the batch.
-
-        Parameters
-        ----------
-        gradients : of all the run's tables, (n, dim); summed by key here
-        learning_rate : None: the table's; of a hot step, as it was at the last exchange
-
-        Returns
-        -------
-        The tables' t; of a hot step the command number 0, until rows are pushed.
-
-        Raises
-        ------
-        InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
-            as before. Or it is finished already.
-        """
-
-    @abstractmethod
-    def release(self) -> None:
-        """Finish the step, which only read."""
-
-    @abstractmethod
-    def skip(self) -> None:
-        """Finish the step without its update."""
-
-
-class MixedStep(HotColdStep):
-    """A step at the store."""
-
-    def __init__(self, run: HotColdRun, step: Step, keys: dict[str, Keys]) -> None:
-        super().__init__(run, step.batch, keys)
-        self._step = step
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it has been updated, released or skipped."""
-        return self._step.is_finished
-
-    def lookup(self) -> dict[str, Any]:
-        """Return a row for each key; see `HotColdStep`."""
-        replica = self._run._joined()
-        return {table: replica.to_trainer(rows) for table, rows in self._step.lookup().items()}
-
-    def update(
-        self,
-        gradients: Mapping[str, Any],
-        *,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-        on_nonfinite: OnNonfinite = "refuse",
-    ) -> AcknowledgedUpdate:
-        """Finish the step by an update at the store; see `HotColdStep`."""
-        replica = self._run._joined()
-        return self._step.update(
-            {table: replica.to_host(rows) for table, rows in gradients.items()},
-            learning_rate=learning_rate,
-            gradient_scale=gradient_scale,
-            on_nonfinite=on_nonfinite,
-        )
-
-    def release(self) -> None:
-        """Finish the step, which only read."""
-        self._step.release()
-
-    def skip(self) -> None:
-        """Finish the step without its update."""
-        self._step.skip()
-
-
-class HotStep(HotColdStep):
-    """A step on the replica, which calls no store."""
-
-    is_hot = True
-
-    def __init__(self, run: HotColdRun, batch: Batch, keys: dict[str, Keys]) -> None:
-        super().__init__(run, batch, keys)
-        self._finished_by = ""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it has been updated, released or skipped."""
-        return bool(self._finished_by)
-
-    def lookup(self) -> dict[str, Any]:
-        """Return a row for each key; see `HotColdStep`."""
-        return self._open("looked up").lookup(self.keys)
-
-    def update(
-        self,
-        gradients: Mapping[str, Any],
-        *,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-        on_nonfinite: OnNonfinite = "refuse",
-    ) -> AcknowledgedUpdate:
-        """Finish the step by an update of the replica; see `HotColdStep`."""
-        replica = self._open("updated")
-        check_names(gradients, self.keys, "gradients")
-        check_names(self.keys, gradients, "the batch")
-        done = replica.update(
-            {table: (self.keys[table], rows) for table, rows in gradients.items()},
-            learning_rate=learning_rate,
-            gradient_scale=gradient_scale,
-            on_nonfinite=on_nonfinite,
-            all_gather=self._run._all_gather,
-        )
-        self._finished_by = "updated"
-        return done
-
-    def release(self) -> None:
-        """Finish the step, which only read."""
-        self._finish("released", Verb.RELEASE)
-
-    def skip(self) -> None:
-        """Finish the step without its update."""
-        self._finish("skipped", Verb.SKIP)
-
-    def _finish(self, finished_by: str, verb: Verb) -> None:
-        self._open(finished_by)
-        meet(self._run._all_gather, verb, [], {})
-        self._finished_by = finished_by
-
-    def _open(self, verb: str) -> Replica:
-        """Return the replica, if the step may still be `verb`."""
-        replica = self._run._joined()
-        if self.is_finished:
-            raise InvalidArgumentError(f"the step was {self._finished_by} and cannot be {verb}")
-        return replica
 
 
 def _hook(all_gather: AllGather | None, rank: int, world_size: int) -> AllGather | None:

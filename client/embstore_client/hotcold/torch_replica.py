@@ -33,7 +33,8 @@ from embstore.arrays import Rows
 from embstore.config import TableConfig
 from embstore.errors import DeviceError, InvalidArgumentError
 from embstore.frequency.hotset import HotSet
-from embstore_client.hotcold.replica import HotRows, Replica, Slots
+from embstore_client.hotcold.replica import Replica
+from embstore_client.hotcold.rows import HotRows, Slots
 
 _DEVICES = ("cpu", "cuda")
 _PARTIALS = 32

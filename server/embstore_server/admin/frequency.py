@@ -167,7 +167,7 @@ async def pin_hot_set(call: Calling, request: HttpRequest) -> HotSetReply:
 @router.delete("/hot-set", name="UnpinHotSet")
 async def unpin_hot_set(call: Calling) -> HotSetReply:
     """Pin no hot set any more. Its rows may leave the cache like others."""
-    answered = await call.run(lambda store: store.pin_hot_set(None))
+    answered = await call.run_beside(lambda store: store.pin_hot_set(None))
     return HotSetReply(
         context=Context.of(answered.context), hot_set=HotSetDescription.of(answered.value)
     )
