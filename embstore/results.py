@@ -65,6 +65,15 @@ class Announced:
 
 
 @dataclass(frozen=True)
+class TableFacts:
+    """What of a table changes while it is trained, but for its rows."""
+
+    rows: int
+    t: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class HotSetFacts:
     """Which hot set is to be pinned in the cache, and how much of it is."""
 

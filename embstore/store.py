@@ -25,7 +25,7 @@ from embstore.frequency.profile import Profile
 from embstore.hotpins import HotPins
 from embstore.lookahead.sessions import Sessions
 from embstore.popularity import export_profile, frequency_figures, import_profile
-from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts
+from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts, TableFacts
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
 from embstore.table import (
@@ -218,6 +218,12 @@ class Store:
     def tables(self) -> list[str]:
         """Return the names of all tables, sorted."""
         return self._engine.names()
+
+    def table_facts(self) -> dict[str, TableFacts]:
+        """Return rows, t and learning rate of all tables, by name, as one call."""
+        with self._engine.reading():
+            tables = sorted(self._engine.tables.values(), key=lambda table: table.name)
+            return {t.name: TableFacts(t.rows, t.t, t.learning_rate) for t in tables}
 
     def drop_table(self, name: str) -> int:
         """Forget a table and its rows; return the command number.

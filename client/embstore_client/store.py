@@ -15,7 +15,7 @@ from embstore.errors import DeadlineError, InvalidArgumentError, TableNotFoundEr
 from embstore.feed.run import Run
 from embstore.frequency.hotset import HotSet
 from embstore.frequency.profile import Profile
-from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts
+from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts, TableFacts
 from embstore_client import messages
 from embstore_client.calls import Calls
 from embstore_client.sessions import RemoteSessions
@@ -141,6 +141,15 @@ class RemoteStore:
     def tables(self) -> list[str]:
         """Return the names of all tables, sorted."""
         return [described.config.name for described in self._calls.tables()]
+
+    def table_facts(self) -> dict[str, TableFacts]:
+        """Return rows, t and learning rate of all tables, by name, as one call."""
+        return {
+            found.config.name: TableFacts(
+                found.config.rows, found.t, found.config.optimizer.learning_rate
+            )
+            for found in self._calls.tables()
+        }
 
     def drop_table(self, name: str) -> int:
         """Forget a table and its rows; return the command number."""

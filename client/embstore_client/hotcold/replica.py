@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike
 from embstore.arithmetic import add_ranks, scale_sums, sum_by_key, unique, update_scalars
 from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, fp32_scalar
 from embstore.config import TableConfig
-from embstore.errors import InvalidArgumentError
+from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.feed.port import OnNonfinite
 from embstore.frequency.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
@@ -209,10 +209,13 @@ class Replica:
                 f"expected rows to be pushed before others are pulled, found tables {unsent} "
                 "trained since the last push"
             )
+        facts = self._called(self._store.table_facts)
         for name, slots in wanted.items():
             table = self._tables[name]
-            table.t = table.stored_t = self._called(lambda t=table: t.handle.t)
-            table.learning_rate = self._called(lambda t=table: t.handle.learning_rate)
+            if name not in facts:
+                raise TableNotFoundError(f"table {name!r} no longer exists")
+            table.t = table.stored_t = facts[name].t
+            table.learning_rate = facts[name].learning_rate
             for part in _parts(slots, self._store.limits.call_bytes_max // table.row_bytes):
                 self._read(table, part)
         return sum(map(len, wanted.values()))
