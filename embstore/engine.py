@@ -146,6 +146,7 @@ class Engine:
                     "only close() may be called now, and waits for its end"
                 )
             self._busy = True
+            self.stages.start()
             try:
                 yield
             except (KeyboardInterrupt, SystemExit, MemoryError) as exc:

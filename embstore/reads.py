@@ -21,7 +21,6 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
     ------
     InvalidArgumentError, CapacityError, CorruptTableError
     """
-    stages.start()
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
     parts = batches(shares)
     settle(parts)
@@ -47,7 +46,6 @@ def lookup_pooled(
     stages: Stages,
 ) -> None:
     """Write the pooled weights of every bag to `out`, (bags, dim) float32 (contract.md, rule 8)."""
-    stages.start()
     (part,) = parts = batches([share])
     settle(parts)
     stages.lap("unique")

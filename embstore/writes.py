@@ -93,7 +93,6 @@ def update(
     CapacityError, CorruptTableError : nothing has changed.
     """
     check_writer([share.table for share in shares], "")
-    stages.start()
     parts = batches(shares)
     stages.lap("unique")
     return update_batches(
@@ -145,7 +144,6 @@ def update_ranks(
     over the ranks in order.
     """
     check_writer([share.table for shares in ranks for share in shares], session)
-    stages.start()
     one = np.float32(1.0)
     by_pool: dict[int, tuple[Pool, list[RankSums]]] = {}
     for shares in ranks:

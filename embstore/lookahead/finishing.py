@@ -130,7 +130,6 @@ class Finishing:
             ranks = [step.shares[r].gradient_shares(step.sent[r].gradients) for r in session.world]
             return writes.update_ranks(ranks, session=session.name, **how)
         share, gradients = step.shares[0], step.sent[0].gradients
-        self._engine.stages.start()
         batches = share.batches(gradients)
         return writes.update_batches(batches, share.gradient_shares(gradients), **how)
 

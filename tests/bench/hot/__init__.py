@@ -28,7 +28,8 @@ trace would be kinder to all.
 * ``stores.py``      the written store and its copies
 * ``trainer.py``     the model of one contestant, and what its loop took
 * ``contestants.py`` who takes part, and how each comes to its rows
-* ``blocks.py``      blocks of steps that alternate; the figures of each contestant
+* ``blocks.py``      blocks of steps that alternate; medians
+* ``training.py``    what is counted before, all blocks, and every contestant's figures
 * ``costs.py``       counting, classifying, packing, warming, a sampled profile: what they cost
 * ``report.py``      the goals and the table
 * ``plots.py``       the picture, where matplotlib is installed

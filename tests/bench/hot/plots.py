@@ -50,9 +50,9 @@ def _hits(ax: Any, training: dict[str, Any]) -> None:
     ax.set_xticks(range(len(found)), list(found), rotation=30, ha="right")
     ax.set_ylabel("hits of the training lookups, %")
     lowest = min(100 * one["hit_rate_by_unique"] for one in found.values())
-    ax.set_ylim(max(0, lowest - 10), 101)
+    ax.set_ylim(max(0, lowest - 10), 110)
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(fontsize=8, loc="lower right")
+    ax.legend(fontsize=8, ncols=3, loc="upper center")
 
 
 def _times(ax: Any, found: dict[str, Any]) -> None:
@@ -64,6 +64,7 @@ def _times(ax: Any, found: dict[str, Any]) -> None:
     for index, one in enumerate(found.values()):
         ax.text(index, bottoms[index], f"{one['ratio']:.2f}", ha="center", va="bottom", fontsize=8)
     ax.set_xticks(range(len(found)), list(found), rotation=30, ha="right")
-    ax.set_ylabel("ms of a step, median; above: samples/s over the bound's")
+    ax.set_ylabel("ms of a step; above, samples/s : bound")
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(fontsize=8, loc="lower right")
+    ax.set_ylim(top=1.3 * max(bottoms))
+    ax.legend(fontsize=8, ncols=len(PARTS), loc="upper center")

@@ -68,7 +68,7 @@ def quick() -> Scale:
         rounds=2,
         round_steps=8,
         held_out_samples=512,
-        cached_share=0.2,
+        cached_share=0.05,
         lookahead_steps=4,
         cost_repeats=1,
         count_rounds=1,
