@@ -170,10 +170,15 @@ class Warming:
         return {"rows": self._done, "of": self._wanted, "running": self._is_running}
 
     def stop(self) -> None:
-        """Have what runs end soon."""
+        """Have what runs end soon, and nothing begin."""
         self._stopping.set()
+        self._hot_pins.lost = _nothing  # no circle keeps what is closed
 
     def join(self) -> None:
         """Wait for its end. Not with the engine."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+
+def _nothing() -> None:
+    """Pin nothing again: the store is closed."""

@@ -616,6 +616,7 @@ class Pool(SlabSlots):
     def close(self) -> None:
         """Give all memory back."""
         self.finish_arriving()
+        self.unpinners.clear()
         self.device.drop_slots(self.memory, 0, self.slot_count)
         self._slots = self._slots_found = self._sums = None
 

@@ -8,6 +8,7 @@ import pytest
 import embstore
 from embstore import Adam, Uniform
 from embstore.device.gpu import GpuDevice
+from embstore.frequency.hotset import HotSet
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 SEED = 67
@@ -77,6 +78,7 @@ def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):
         )
         for _ in range(3):
             table.update(np.arange(500), np.ones((500, 8), np.float32))
+        store.pin_hot_set(HotSet({"a": np.arange(50)}))
         assert runtime.live_bytes > 100_000
         store.close()
         assert runtime.live_bytes < 100_000, "the index may stay as long as the object"
