@@ -23,7 +23,7 @@ from embstore import errors
 from embstore.errors import CapacityError, DeadlineError, EmbstoreError
 from embstore_server.cli import bench, connection, exits, main
 from embstore_server.cli.output import bytes_text
-from embstore_server.demo import Job
+from embstore_server.demo import Calls, HotCold, Job
 from embstore_server.settings import Settings
 
 ADS = ["--dim", "8", "--rows", "1000", "--optimizer", "rowwise_adagrad", "--learning-rate", "0.01"]
@@ -469,14 +469,15 @@ def test_serve_tells_all_that_is_wrong(shell: Shell, monkeypatch: pytest.MonkeyP
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, exact: bool) -> list[Any]:
-    """Put a demo in place that takes its arguments and ends; return where they are put."""
+    """Put demos in place that take their arguments and end; return where they are put."""
     ran: list[Any] = []
 
-    def run(data: Path | None, **arguments: Any) -> Any:
-        ran.append((data, arguments))
+    def run(*given: Any, **options: Any) -> Any:
+        ran.append((*given, options))
         return SimpleNamespace(exact=exact)
 
-    monkeypatch.setitem(sys.modules, "embstore_server.demo", SimpleNamespace(run=run))
+    monkeypatch.setattr("embstore_server.demo.run", run)
+    monkeypatch.setattr("embstore_server.demo.compare", run)
     return ran
 
 
@@ -485,23 +486,36 @@ def test_demo_passes_on_what_was_given(shell: Shell, monkeypatch: pytest.MonkeyP
     assert shell("demo").status == 0
     words = ["--data", "f", "--samples", "9", "--keep", "k", "--cache-bytes", "1MiB", "--json"]
     assert shell("demo", *words).status == 0
-    given = {"directory": Path("k"), "json": True, "samples": 9, "cache_bytes": 1 << 20}
-    assert ran == [(None, {"directory": None, "json": False}), (Path("f"), given)]
+    assert shell("demo", "--no-session", "--policy", "lfu").status == 0
+    assert shell("demo", "--hotcold", "--budget", "1MiB", "--lookahead", "2").status == 0
+    assert shell("demo", "--compare", "--cache-share", "0.1", "--budget", "1MiB").status == 0
+    nothing = {"directory": None, "json": False}
+    assert ran == [
+        (None, Job(), nothing),
+        (Path("f"), Job(samples=9, cache_bytes=1 << 20), {"directory": Path("k"), "json": True}),
+        (None, Job(policy="lfu", way=Calls()), nothing),
+        (None, Job(way=HotCold(1 << 20, lookahead=2)), nothing),
+        (None, Job(cache_share=0.1), nothing | {"hot_cold": HotCold(1 << 20)}),
+    ]
 
 
 def test_demo_that_is_not_exact_ends_with_1(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     run_with(monkeypatch, exact=False)
     assert shell("demo").status == exits.FAILED
+    assert shell("demo", "--compare").status == exits.FAILED
 
 
 def test_demo_refuses_bad_bytes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run_with(monkeypatch, exact=True)
-    ended = shell("demo", "--cache-bytes", "much")
-    assert (ended.status, ran) == (exits.USAGE, [])
-    assert ended.err.startswith("error: --cache-bytes: expected a number of bytes")
+    for flags in (["--cache-bytes"], ["--hotcold", "--budget"]):
+        ended = shell("demo", *flags, "much")
+        assert (ended.status, ran) == (exits.USAGE, [])
+        assert ended.err.startswith(f"error: {flags[-1]}: expected a number of bytes")
 
 
 def test_demo_tells_the_defaults_that_hold(shell: Shell) -> None:
     shown = shell("demo", "--help").out
-    for default in (f"{Job.samples:,}", f"{Job.batch:,}", str(Job.dim), str(Job.scale)):
+    budget = f"{HotCold.budget_bytes >> 20}MiB"
+    shares = str(Job.scale), str(Job.cache_share)
+    for default in (f"{Job.samples:,}", f"{Job.batch:,}", str(Job.dim), *shares, budget):
         assert f"Default: {default}." in shown

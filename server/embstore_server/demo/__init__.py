@@ -1,45 +1,59 @@
 """The demo: a DLRM trained through a server of its own, and checked to the bit.
 
     criteo, columns, synthetic   the Criteo format: read, turned into keys, written
+    counting                     which rows will be accessed how often
     dlrm, mlp, adam, auc         the model in plain NumPy, and how good it is
     dense                        the check: the same tables in memory, without a store
-    steps                        batches, and their rows: in a session or without one
-    training, job                the loop in lockstep, and the job around it
-    phases, result               what is shown meanwhile and at the end
+    steps, ways                  batches, and the ways to their rows
+    training                     the loop in lockstep
+    job, trial                   what is to be done, and doing it, from a file to a result
+    comparison                   several jobs on one file
+    serving                      a server of one's own
+    phases, result, showing      what is told meanwhile and at the end
 
 `run` starts a server on free ports, trains through the client as any trainer would, and gives the
-server up again. Importing this package starts nothing.
+server up again; `compare` does that for each policy and each way to train. Importing this package
+starts nothing.
 """
 
 import json as json_format
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
-from embstore.config import Optimizer
 from embstore.errors import InvalidArgumentError
-from embstore_server.demo import synthetic
-from embstore_server.demo.job import DEFAULT_OPTIMIZER, Job, check_readable, train_and_compare
+from embstore_server.demo import comparison, serving, synthetic
+from embstore_server.demo.comparison import Comparison
+from embstore_server.demo.counting import count_first
+from embstore_server.demo.job import Job
 from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import DemoResult, SessionResult, show
-from embstore_server.demo.stores import TrainingStore
+from embstore_server.demo.result import DemoResult, HotColdResult, SessionResult
+from embstore_server.demo.showing import show
+from embstore_server.demo.trial import check_readable, train_and_compare
+from embstore_server.demo.ways import Ahead, Calls, HotCold
 
-__all__ = ["DemoResult", "Job", "SessionResult", "run"]
+__all__ = [
+    "Ahead",
+    "Calls",
+    "Comparison",
+    "DemoResult",
+    "HotCold",
+    "HotColdResult",
+    "Job",
+    "SessionResult",
+    "compare",
+    "run",
+]
 
 
 def run(
     data: Path | None = None,
+    job: Job | None = None,
     *,
-    samples: int = Job.samples,
-    batch: int = Job.batch,
-    dim: int = Job.dim,
-    scale: float = Job.scale,
-    optimizer: Optimizer | None = None,
-    cache_bytes: int | None = None,
-    lookahead: int | None = Job.lookahead,
     directory: Path | None = None,
     console: Console | None = None,
     json: bool = False,
@@ -49,46 +63,87 @@ def run(
     Parameters
     ----------
     data : a file in the Criteo format; None: one is written first
-    samples : lines of it to use at most
-    batch : lines of a step; a tenth of them is held out
-    dim : of the embeddings
-    scale : rows of a table for each category that its column has in Criteo Kaggle, in (0, 1]
-    optimizer : of the embeddings; None: row-wise Adagrad
-    cache_bytes : of the server; None: a fifth of the tables
-    lookahead : steps that a session announces ahead; None: train without a session
     directory : keep the file and the store here, absent or empty before; None: keep nothing
     console : where to show progress and result; None: standard output
     json : print one JSON object and nothing else
 
     Raises
     ------
-    InvalidArgumentError : an argument, or a line of the file, is wrong. The first line is looked
-        at before a server is started.
+    InvalidArgumentError : a line of the file is wrong. The first one is looked at before a server
+        is started.
     EmbstoreError : the server did not start, or refused a call.
     """
-    job = Job(
-        samples,
-        batch,
-        dim,
-        scale,
-        optimizer or DEFAULT_OPTIMIZER,
-        cache_bytes=cache_bytes,
-        lookahead=lookahead,
-    )
+    job = Job() if job is None else job
+    with _begun(data, directory, console, json) as (place, phases, shown):
+        path = data or _written(place / "train.txt", job, phases)
+        with serving.served(place / "store", job, phases) as served:
+            result = train_and_compare(
+                job, served.store, path, phases, network_bytes=served.network_bytes
+            )
+    if json:
+        _print_json(shown, result.as_json())
+    else:
+        show(result, shown)
+    return result
+
+
+def compare(
+    data: Path | None = None,
+    job: Job | None = None,
+    *,
+    hot_cold: HotCold | None = None,
+    directory: Path | None = None,
+    console: Console | None = None,
+    json: bool = False,
+) -> Comparison:
+    """Run the demo for each policy and each way to train on one file, and return all results.
+
+    Parameters
+    ----------
+    job : of all of them, but for policy and way
+    hot_cold : how the last one is trained; None: as it is by default
+    data, directory, console, json : as in `run`; each has a store of its own in `directory`
+
+    Raises
+    ------
+    As `run` does.
+    """
+    job = Job() if job is None else job
+    jobs = comparison.jobs_of(job, HotCold() if hot_cold is None else hot_cold)
+    results: dict[str, DemoResult] = {}
+    with _begun(data, directory, console, json) as (place, phases, shown):
+        path = data or _written(place / "train.txt", job, phases)
+        counted = count_first(job, path, phases)
+        for number, (name, one) in enumerate(jobs.items(), 1):
+            titled = phases.titled(f"{name}: ")
+            with serving.served(place / f"store-{number}", one, titled) as served:
+                results[name] = train_and_compare(
+                    one,
+                    served.store,
+                    path,
+                    titled,
+                    counted=counted,
+                    network_bytes=served.network_bytes,
+                )
+    compared = Comparison(results, count_s=counted.seconds)
+    if json:
+        _print_json(shown, compared.as_json())
+    else:
+        comparison.show(compared, shown)
+    return compared
+
+
+@contextmanager
+def _begun(
+    data: Path | None, directory: Path | None, console: Console | None, json: bool
+) -> Iterator[tuple[Path, Phases, Console]]:
+    """Return where to work, what shows the phases meanwhile, and where the result is shown."""
     if data is not None:
         check_readable(data)
     console = Console() if console is None else console
     phases = Phases(Console(quiet=True) if json else console)
     with _workplace(directory) as place, phases.shown():
-        path = data or _written(place / "train.txt", job, phases)
-        with _served(place / "store", job, phases) as store:
-            result = train_and_compare(job, store, path, phases)
-    if json:
-        text = json_format.dumps(result.as_json())
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    else:
-        show(result, console)
-    return result
+        yield place, phases, console
 
 
 @contextmanager
@@ -111,16 +166,5 @@ def _written(path: Path, job: Job, phases: Phases) -> Path:
     return path
 
 
-@contextmanager
-def _served(place: Path, job: Job, phases: Phases) -> Iterator[TrainingStore]:
-    """Start a server and connect to it; both end with the block."""
-    from embstore_client import connect  # here, as only a run needs them
-    from embstore_server.launch import ServerProcess
-
-    with ExitStack() as running:
-        with phases.phase("starting the server") as advance:
-            options = ("--cache-bytes", str(job.store_cache_bytes))
-            server = running.enter_context(ServerProcess(place, *options))
-            store = running.enter_context(connect(server.address))
-            advance(1, f"gRPC {server.address}, REST {server.admin}")
-        yield store
+def _print_json(console: Console, document: dict[str, Any]) -> None:
+    console.print(json_format.dumps(document), markup=False, highlight=False, soft_wrap=True)

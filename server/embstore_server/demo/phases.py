@@ -36,9 +36,16 @@ class Advance(Protocol):
 class Phases:
     """Shows one phase after the other on a console, while it is entered. One thread."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, prefix: str = "") -> None:
         self._console = console
+        self._prefix = prefix
         self._bars: Progress | None = None
+
+    def titled(self, prefix: str) -> "Phases":
+        """Return phases that are shown where these are, with a prefix to each title."""
+        titled = Phases(self._console, prefix)
+        titled._bars = self._bars
+        return titled
 
     @contextmanager
     def shown(self) -> Iterator["Phases"]:
@@ -61,6 +68,7 @@ class Phases:
     @contextmanager
     def phase(self, title: str, total: int | None = None) -> Iterator[Advance]:
         """Show a phase of `total` things; None: nobody can say how many."""
+        title = self._prefix + title
         if self._bars is None:
             yield from self._told(title, total)
             return

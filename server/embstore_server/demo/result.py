@@ -1,4 +1,4 @@
-"""What a demo came to: all figures, as data, as JSON and as a table on a console.
+"""What a demo came to: all figures, as data and as JSON.
 
 Two hit rates of the cache, because both are in use. By unique key: of the distinct keys of each
 lookup, how many were in the cache (what the cache must do). By access: of all keys as the trainer
@@ -6,14 +6,12 @@ named them, repeats included (what most papers report, and always higher, as hot
 
 Neither says much in a session: keys are announced once each, and their rows are in the cache before
 they are looked up. There the session's own figures are shown, and its hit rate must be 100 %; only
-a step in parts, whose rows do not fit the cache together, may miss some.
+a step in parts, whose rows do not fit the cache together, may miss some. Of hot/cold training they
+are those of the mixed batches; hot ones are answered here.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,46 @@ class SessionResult:
 
 
 @dataclass(frozen=True)
+class PopularityResult:
+    """What was known of the rows' frequencies before training."""
+
+    count_s: float
+    """Seconds that it took to count the file."""
+    counted_rows: int
+    """Rows that will be accessed."""
+    warmed_rows: int
+    """Brought into the cache before the first step; 0 where the policy does not go by them."""
+
+
+@dataclass(frozen=True)
+class HotColdResult:
+    """Figures of hot/cold training: what was trained on the replica, and what rows it took."""
+
+    budget_bytes: int
+    hot_rows: int
+    """Of the replica."""
+    hot_bytes: int
+    """Of these rows, weights and state."""
+    threshold: int
+    """Accesses in the file from which on a row is hot."""
+    hot_batches: int
+    mixed_batches: int
+    hot_samples: int
+    mixed_samples: int
+    hot_share: float
+    """Of the samples trained on, those in all-hot batches, 0 to 1."""
+    switches: int
+    """Times that rows were exchanged with the store."""
+    rows_pulled: int
+    rows_pushed: int
+    exchanged_bytes: int
+    calls_in_hot_batches: int
+    """Calls to the store while hot batches were trained: none, if all is well."""
+    lookup_keys: int
+    """Keys of the lookups that the replica answered, by unique key."""
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """Figures of one demo. Rates are of 0 to 1; `seconds` by what they were spent on."""
 
@@ -62,9 +100,11 @@ class DemoResult:
     loss: float
     auc: float | None
     """Of the held-out samples; None if they have one label only."""
+    policy: str
     hit_rate_unique: float
-    """Of lookups while training, by unique key."""
-    hit_rate_access: float
+    """Of lookups while training, by unique key; a replica's rows are hits."""
+    hit_rate_access: float | None
+    """None: not known, as a session that misses any knows no accesses."""
     tables: int
     rows: int
     dim: int
@@ -74,11 +114,18 @@ class DemoResult:
     cache_bytes: int
     """What the store may use for resident rows, their index and staging."""
     bytes_read: int
-    """By the store, from its directory."""
+    """Of rows while training, by the store from its directory."""
     bytes_written: int
+    """The same to its directory; the rows in the cache are written by the checkpoint after it."""
+    network_bytes: int | None
+    """Of requests and replies while training; None: there was no network."""
     seconds: dict[str, float]
+    popularity: PopularityResult | None
+    """None: nothing was counted."""
     session: SessionResult | None
     """None: there was no session."""
+    hot: HotColdResult | None
+    """None: everything was trained at the store."""
     digest: str
     """Hash of the digests of all tables of the store, in the order of the columns."""
     digest_of_check: str
@@ -99,84 +146,3 @@ class DemoResult:
     def as_json(self) -> dict[str, Any]:
         """Return all figures as a JSON object."""
         return asdict(self) | {"exact": self.exact}
-
-
-def show(result: DemoResult, console: Console) -> None:
-    """Print a result as a table."""
-    table = Table(title="embstore demo", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for lines in (_training(result), _store(result), _lookups(result), _exactness(result)):
-        for name, text in lines:
-            table.add_row(name, text)
-        table.add_section()
-    console.print(table)
-
-
-def _training(result: DemoResult) -> list[tuple[str, str]]:
-    auc = "unknown: the held-out samples have one label only"
-    if result.auc is not None:
-        auc = f"{result.auc:.4f} of {result.samples_held_out:,} samples"
-    shares = ", ".join(f"{stage} {spent:.1f}" for stage, spent in result.seconds.items())
-    return [
-        ("trained", f"{result.samples:,} samples in {result.steps:,} steps"),
-        ("samples/s", f"{result.samples_per_second:,.0f} (the dense check not counted)"),
-        ("seconds", shares),
-        ("loss at the end", f"{result.loss:.4f}"),
-        ("AUC, held out", auc),
-    ]
-
-
-def _store(result: DemoResult) -> list[tuple[str, str]]:
-    share = result.cache_bytes / result.table_bytes
-    return [
-        ("tables", f"{result.tables}, {result.rows:,} rows of {result.dim}, {result.optimizer}"),
-        ("bytes of the tables", _megabytes(result.table_bytes)),
-        ("bytes of the cache", f"{_megabytes(result.cache_bytes)} ({share:.0%} of the tables)"),
-        ("read from disk", _megabytes(result.bytes_read)),
-        ("written to disk", _megabytes(result.bytes_written)),
-    ]
-
-
-def _lookups(result: DemoResult) -> list[tuple[str, str]]:
-    session = result.session
-    if session is None:
-        return [
-            ("look-ahead", "none, there was no session"),
-            ("hits by unique key", f"{result.hit_rate_unique:.1%}"),
-            ("hits by access", f"{result.hit_rate_access:.1%}"),
-        ]
-    waited = result.seconds.get("lookup", 0.0)
-    return [
-        ("look-ahead", f"{session.lookahead:,} steps at most"),
-        ("hits at lookup", _hits(session)),
-        ("early bytes", f"{session.early_share:.1%} of the rows, sent before their step's turn"),
-        ("stalled", f"{session.stall_s:.2f} s; the trainer waited {waited:.2f} s in lookups"),
-        ("steps in parts", f"{session.steps_in_parts:,}"),
-    ]
-
-
-def _hits(session: SessionResult) -> str:
-    """Tell the hit rate, which is 100 % only if not one key missed."""
-    keys = f"of {session.lookup_keys:,} unique keys"
-    if session.hit_rate == 1:
-        return f"100 % {keys}"
-    missed = round((1 - session.hit_rate) * session.lookup_keys)
-    return f"[bold red]not 100 %[/]: {missed:,} {keys} missed"
-
-
-def _exactness(result: DemoResult) -> list[tuple[str, str]]:
-    if result.exact:
-        verdict = "[bold green]equal to the dense check, bit for bit[/]"
-    else:
-        verdict = f"[bold red]not equal to the dense check[/]: {result.digest_of_check}"
-    lines = [("digest", result.digest), ("exact", verdict)]
-    if result.first_difference:
-        lines.append(("first difference", result.first_difference))
-    if result.differing_tables:
-        lines.append(("tables that differ", ", ".join(result.differing_tables)))
-    return lines
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

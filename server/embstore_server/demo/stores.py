@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from embstore.arrays import Keys, Rows
 from embstore.config import Initializer, Optimizer
-from embstore.results import SessionFacts
+from embstore.frequency.profile import Profile
 
 
 class Digested(Protocol):
@@ -36,10 +36,6 @@ class TrainingStep(Protocol):
 
 class TrainingRun(Protocol):
     """A session that is entered."""
-
-    @property
-    def facts(self) -> SessionFacts:
-        """Return what it is."""
 
     def steps(
         self, batches: Iterable[Any], keys: Callable[[Any], Mapping[str, Keys]]
@@ -79,6 +75,14 @@ class TrainingStore(Protocol):
     @property
     def sessions(self) -> LiveSessions:
         """Return the sessions that are open."""
+
+    def import_profile(self, profile: Profile) -> None:
+        """Rank the rows of the tables by a profile."""
+
+    def warm_cache(
+        self, share: float, *, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Bring the most frequent rows into a share of the cache, and return how many."""
 
     def stats(self) -> dict[str, Any]:
         """Return what the store is and did."""

@@ -6,7 +6,7 @@ One step is one batch of samples, one lookup and one update over all 26 tables:
                |  equal, to the bit?               |
             check.lookup                        check.update
 
-By default the steps are those of a session, which announces keys ahead of them.
+Where the steps come from is the way's to say (ways.py); the loop is the same for all.
 
 The check is asked for the same rows before each step, so a difference is found in the step after
 the one that made it, and named; training stops there, because everything after it would differ.
@@ -33,9 +33,9 @@ from embstore_server.demo.criteo import INTEGERS, Samples
 from embstore_server.demo.dense import DenseTables
 from embstore_server.demo.dlrm import Dlrm, dense_features
 from embstore_server.demo.phases import Advance
-from embstore_server.demo.result import SessionResult
-from embstore_server.demo.steps import Batch, CallStep, batches
+from embstore_server.demo.steps import Batch, HeldOut
 from embstore_server.demo.stores import TrainingStep, TrainingStore
+from embstore_server.demo.ways import Feed
 
 _DENSE_LEARNING_RATE = 2e-3
 _LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
@@ -46,7 +46,7 @@ class Trained:
     """What training came to; times in seconds by what they were spent on.
 
     "read" is how long the loop waited for its next step. In a session another thread reads, and
-    announces, so that is little once it is ahead.
+    announces, so that is little once it is ahead; where rows are exchanged, that is in it, too.
     """
 
     steps: int = 0
@@ -54,8 +54,6 @@ class Trained:
     loss: float = float("nan")
     first_difference: str | None = None
     """Where a row looked up first differed from the check's, or None."""
-    session: SessionResult | None = None
-    """None: there was no session."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @contextmanager
@@ -86,25 +84,12 @@ def table_configs(rows: tuple[int, ...], *, dim: int, optimizer: Optimizer) -> l
 class Trainer:
     """A DLRM whose embeddings are in a store, and in a dense check beside it. One thread."""
 
-    def __init__(
-        self,
-        store: TrainingStore,
-        configs: list[TableConfig],
-        *,
-        lookahead: int | None,
-        seed: int = 0,
-    ) -> None:
-        """Make the tables and the model.
-
-        Parameters
-        ----------
-        lookahead : steps that a session announces ahead; None: train without a session
-        """
+    def __init__(self, store: TrainingStore, configs: list[TableConfig], *, seed: int = 0) -> None:
+        """Make the tables and the model."""
         self.check = DenseTables(configs)
-        self.held_out: list[Samples] = []
+        self.held_out = HeldOut()
         self.result = Trained()
         self._store = store
-        self._lookahead = lookahead
         self._rows = tuple(config.rows for config in configs)
         self.tables = [config.name for config in configs]
         self._model = Dlrm(integers=INTEGERS, columns=len(configs), dim=configs[0].dim, seed=seed)
@@ -118,40 +103,28 @@ class Trainer:
                 initializer=config.initializer,
             )
 
-    def train(self, blocks: Iterable[Samples], advance: Advance) -> None:
-        """Train on each block but what is held out of it, until a row differs from the check."""
-        read = batches(blocks, self._rows)
-        if self._lookahead is None:
-            self._train((CallStep(self._store, batch) for batch in read), advance)
-        else:
-            self._train_in_session(read, self._lookahead, advance)
-        if not self.result.samples:
-            raise InvalidArgumentError("expected at least two samples, one of them to hold out")
+    def train(self, blocks: Iterable[Samples], feed: Feed, advance: Advance) -> None:
+        """Train on each block but what is held out of it, until a row differs from the check.
 
-    def _train_in_session(self, read: Iterator[Batch], lookahead: int, advance: Advance) -> None:
-        with self._store.session(self.tables, lookahead=lookahead) as run:
-            self._train(run.steps(read, keys=lambda batch: batch.keys), advance)
-            # Only while it is open does the store tell of a session.
-            facts = {told["name"]: told for told in self._store.sessions.facts()}
-            self.result.session = SessionResult.of(facts[run.facts.name])
-
-    def _train(self, steps: Iterator[TrainingStep], advance: Advance) -> None:
+        Parameters
+        ----------
+        feed : makes steps of blocks; a thread of its own may read them
+        """
+        steps = feed.steps(self.held_out.without(blocks))
         while self.result.first_difference is None:
             with self.result.timed("read"):
                 step = next(steps, None)
             if step is None:
                 break
-            batch: Batch = step.batch
-            if len(batch.held_out):
-                self.held_out.append(batch.held_out)
-            if len(batch.samples):
-                self._step(step, batch)
-            advance(len(batch), f"loss {self.result.loss:.4f}")
+            self._step(step)
+            advance(len(step.batch), f"loss {self.result.loss:.4f}")
+        if not self.result.samples:
+            raise InvalidArgumentError("expected at least two samples, one of them to hold out")
 
     def scores(self, advance: Advance) -> NDArray[np.float32]:
         """Return the logits of the held-out samples, in their order."""
         parts = []
-        for samples in self.held_out:
+        for samples in self.held_out.parts:
             keys = keys_by_table(samples.categories, self._rows)
             embeddings = self._stacked(self._store.lookup(keys, admit=False))
             parts.append(self._model.scores(dense_features(samples.integers), embeddings))
@@ -160,32 +133,32 @@ class Trainer:
 
     def held_out_auc(self, advance: Advance) -> float | None:
         """Return the AUC of the held-out samples; None if they have one label only."""
-        labels = np.concatenate([samples.labels for samples in self.held_out])
+        labels = np.concatenate([samples.labels for samples in self.held_out.parts])
         return area_under_curve(labels, self.scores(advance))
 
-    def _step(self, step: TrainingStep, batch: Batch) -> None:
-        result, samples, keys = self.result, batch.samples, batch.keys
+    def _step(self, step: TrainingStep) -> None:
+        result, batch, keys = self.result, step.batch, step.batch.keys
         with result.timed("lookup"):
             rows = step.lookup()
         with result.timed("check"):
             result.first_difference = self._difference(rows, keys)
         with result.timed("model"):
-            gradients = self._gradients(samples, rows)
+            gradients = self._gradients(batch, rows)
         with result.timed("update"):
             step.update(gradients)
         with result.timed("check"):
             self.check.update({name: (keys[name], gradients[name]) for name in keys})
         result.steps += 1
-        result.samples += len(samples)
+        result.samples += len(batch)
 
     def _difference(self, rows: dict[str, Rows], keys: dict[str, Keys]) -> str | None:
         where = self.check.difference(rows, keys)
         return where and f"step {self.result.steps + 1}, {where}"
 
-    def _gradients(self, samples: Samples, rows: dict[str, Rows]) -> dict[str, Rows]:
+    def _gradients(self, batch: Batch, rows: dict[str, Rows]) -> dict[str, Rows]:
         """Train the dense part on a batch, and return the gradients of its rows by table."""
-        features = dense_features(samples.integers)
-        found = self._model.gradients(features, self._stacked(rows), samples.labels)
+        features = dense_features(batch.integers)
+        found = self._model.gradients(features, self._stacked(rows), batch.labels)
         self._dense_optimizer.step(found.dense)
         before = self.result.loss if self.result.steps else found.loss
         self.result.loss = _LOSS_MEMORY * before + (1 - _LOSS_MEMORY) * found.loss

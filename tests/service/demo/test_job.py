@@ -1,6 +1,5 @@
 """The job through an embedded store: exact, and better than guessing; a wrong store is found."""
 
-import io
 import json
 import subprocess
 import sys
@@ -13,31 +12,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import embstore
 from embstore.arrays import Keys, Rows
 from embstore.config import Adagrad
 from embstore.errors import InvalidArgumentError
 from embstore_server import demo
-from embstore_server.demo import synthetic
-from embstore_server.demo.job import CHECKPOINT_LABEL, Job, train_and_compare
+from embstore_server.demo import serving, synthetic
+from embstore_server.demo.job import Job
 from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import DemoResult, SessionResult, show
-from embstore_server.demo.stores import TrainingRun, TrainingStep, TrainingStore
+from embstore_server.demo.result import SessionResult
+from embstore_server.demo.serving import Served
+from embstore_server.demo.showing import show
+from embstore_server.demo.stores import TrainingRun, TrainingStep
+from embstore_server.demo.trial import CHECKPOINT_LABEL
+from embstore_server.demo.ways import Ahead, Calls, Way
+from tests.service.demo.embedded import console, text_of, trained
 
 SMALL = Job(samples=20_000, batch=256, dim=8, scale=0.002)
-EITHER_WAY = pytest.mark.parametrize("lookahead", [4, None], ids=["session", "no session"])
-
-
-def console(*, terminal: bool = False) -> Console:
-    return Console(file=io.StringIO(), width=100, force_terminal=terminal)
-
-
-def text_of(shown: Console) -> str:
-    file = shown.file
-    assert isinstance(file, io.StringIO)
-    return file.getvalue()
+EITHER_WAY = pytest.mark.parametrize("way", [Ahead(4), Calls()], ids=["session", "no session"])
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +40,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(
-    job: Job, path: Path, directory: Path, wrapped: Any = lambda store: store
-) -> DemoResult:
-    with embstore.open(directory, cache_bytes=job.store_cache_bytes) as store:
-        result = train_and_compare(job, wrapped(store), path, Phases(console()))
-        store.check_integrity()
-    return result
-
-
 @EITHER_WAY
-def test_training_is_exact_and_learns(path: Path, tmp_path: Path, lookahead: int | None) -> None:
-    result = trained(replace(SMALL, lookahead=lookahead), path, tmp_path)
+def test_training_is_exact_and_learns(path: Path, tmp_path: Path, way: Way) -> None:
+    result = trained(replace(SMALL, way=way), path, tmp_path)
     assert result.exact
     assert result.digest == result.digest_of_check
     assert result.auc is not None and result.auc > 0.6
     assert result.steps == 79
     assert result.samples + result.samples_held_out == SMALL.samples
     assert result.samples_held_out == 78 * 26 + 4
-    assert (result.session is None) == (lookahead is None)
+    assert (result.session is None) == isinstance(way, Calls)
     assert result.bytes_written > 0
     with embstore.open(tmp_path) as store:
         assert store.checkpoints()[-1].label == CHECKPOINT_LABEL
@@ -86,11 +70,11 @@ def test_the_digest_depends_on_neither_cache_nor_run(path: Path, tmp_path: Path)
 
 def test_a_session_changes_no_bit_and_misses_no_key(path: Path, tmp_path: Path) -> None:
     job = replace(SMALL, samples=5000)
-    alone = trained(replace(job, lookahead=None), path, tmp_path / "alone")
+    alone = trained(replace(job, way=Calls()), path, tmp_path / "alone")
     assert alone.session is None
     assert 0 < alone.hit_rate_unique < alone.hit_rate_access < 1
-    for lookahead in (1, Job.lookahead):
-        result = trained(replace(job, lookahead=lookahead), path, tmp_path / str(lookahead))
+    for lookahead in (1, Ahead.lookahead):
+        result = trained(replace(job, way=Ahead(lookahead)), path, tmp_path / str(lookahead))
         assert result.exact
         assert (result.digest, result.loss, result.auc) == (alone.digest, alone.loss, alone.auc)
         session = result.session
@@ -102,7 +86,7 @@ def test_a_session_changes_no_bit_and_misses_no_key(path: Path, tmp_path: Path) 
 
 def test_a_step_too_large_for_the_cache_is_done_in_parts(path: Path, tmp_path: Path) -> None:
     job = Job(samples=8192, batch=4096, dim=16, scale=0.02, cache_bytes=1 << 20)
-    alone = trained(replace(job, lookahead=None), path, tmp_path / "alone")
+    alone = trained(replace(job, way=Calls()), path, tmp_path / "alone")
     result = trained(job, path, tmp_path / "session")
     assert result.exact
     assert result.digest == alone.digest
@@ -115,8 +99,8 @@ def test_a_block_that_is_all_held_out_is_no_step(path: Path, tmp_path: Path) -> 
     """Of one line, the only one is held out."""
     job = replace(SMALL, samples=513)
     alone, result = (
-        trained(replace(job, lookahead=lookahead), path, tmp_path / str(lookahead))
-        for lookahead in (None, 16)
+        trained(replace(job, way=way), path, tmp_path / type(way).__name__)
+        for way in (Calls(), Ahead())
     )
     assert alone.exact and result.exact
     assert (result.steps, result.samples, result.samples_held_out) == (2, 460, 53)
@@ -155,9 +139,7 @@ class ForgetfulStore:
     @contextmanager
     def session(self, tables: Sequence[str], *, lookahead: int) -> Iterator[Any]:
         with self._store.session(tables, lookahead=lookahead) as run:
-            yield SimpleNamespace(
-                facts=run.facts, steps=lambda batches, keys: forgetful_steps(run, batches, keys)
-            )
+            yield SimpleNamespace(steps=lambda batches, keys: forgetful_steps(run, batches, keys))
 
 
 class ForgetfulStep:
@@ -181,10 +163,8 @@ def forgetful_steps(run: TrainingRun, batches: Any, keys: Any) -> Iterator[Any]:
 
 
 @EITHER_WAY
-def test_a_lost_gradient_is_found_and_named_at_once(
-    path: Path, tmp_path: Path, lookahead: int | None
-) -> None:
-    result = trained(replace(SMALL, lookahead=lookahead), path, tmp_path, ForgetfulStore)
+def test_a_lost_gradient_is_found_and_named_at_once(path: Path, tmp_path: Path, way: Way) -> None:
+    result = trained(replace(SMALL, way=way), path, tmp_path, ForgetfulStore)
     assert not result.exact
     assert result.first_difference is not None
     assert result.first_difference.startswith("step 4, table 'criteo/c09', key ")
@@ -197,15 +177,13 @@ def test_a_lost_gradient_is_found_and_named_at_once(
 
 
 @EITHER_WAY
-def test_malformed_line_far_in_the_file_is_named(
-    path: Path, tmp_path: Path, lookahead: int | None
-) -> None:
+def test_malformed_line_far_in_the_file_is_named(path: Path, tmp_path: Path, way: Way) -> None:
     lines = path.read_bytes().splitlines(keepends=True)[:2000]
     lines[1500] = b"0\tnonsense\n"
     broken = tmp_path / "broken.txt"
     broken.write_bytes(b"".join(lines))
     with pytest.raises(InvalidArgumentError, match=r"broken\.txt, line 1501: expected 40 fields"):
-        trained(replace(SMALL, lookahead=lookahead), broken, tmp_path / "store")
+        trained(replace(SMALL, way=way), broken, tmp_path / "store")
 
 
 @pytest.mark.parametrize("lines", [2, 3, 11])
@@ -233,13 +211,19 @@ def test_one_line_is_not_enough(path: Path, tmp_path: Path) -> None:
         {"scale": 2},
         {"dim": 0},
         {"cache_bytes": 0},
-        {"lookahead": 0},
+        {"cache_share": 0.0},
+        {"policy": "oldest"},
     ],
     ids=str,
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         Job(**wrong)
+
+
+def test_wrong_ways_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="lookahead"):
+        Ahead(0)
 
 
 def session_of(hit_rate: float = 1.0, early_bytes: int = 500) -> SessionResult:
@@ -276,6 +260,8 @@ def test_a_session_is_shown_and_one_miss_is_not_rounded_away(path: Path, tmp_pat
 
 # The whole of it, with an embedded store in place of the server
 
+LITTLE = Job(samples=4000, batch=512, scale=0.001)
+
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -283,33 +269,33 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     places: list[Path] = []
 
     @contextmanager
-    def opened(place: Path, job: Job, phases: Phases) -> Iterator[TrainingStore]:
+    def opened(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
         places.append(place)
-        with phases.phase("starting"), embstore.open(place) as store:
-            yield store
+        with phases.phase("starting"), embstore.open(place, policy=job.policy) as store:
+            yield Served(store, None)
 
-    monkeypatch.setattr(demo, "_served", opened)
+    monkeypatch.setattr(serving, "served", opened)
     return places
 
 
 def test_run_writes_a_file_and_shows_a_table(served: list[Path], tmp_path: Path) -> None:
     shown, kept = console(), tmp_path / "kept"
-    result = demo.run(samples=4000, batch=512, scale=0.001, directory=kept, console=shown)
+    result = demo.run(job=LITTLE, directory=kept, console=shown)
     assert result.exact
-    assert result.session is not None and result.session.lookahead == Job.lookahead
+    assert result.session is not None and result.session.lookahead == Ahead.lookahead
     for line in ("writing samples ...", "training ...", "bit for bit", result.digest):
         assert line in text_of(shown)
     assert (kept / "train.txt").is_file()
     assert served == [kept / "store"]
     with pytest.raises(InvalidArgumentError, match="absent or empty"):
-        demo.run(samples=4000, directory=kept, console=shown)
+        demo.run(job=LITTLE, directory=kept, console=shown)
 
 
 def test_run_with_json_prints_one_object_only(
     served: list[Path], path: Path, tmp_path: Path
 ) -> None:
     shown = console(terminal=True)
-    result = demo.run(path, samples=2000, batch=512, scale=0.001, console=shown, json=True)
+    result = demo.run(path, replace(LITTLE, samples=2000), console=shown, json=True)
     assert json.loads(text_of(shown)) == json.loads(json.dumps(result.as_json()))
     assert result.as_json()["exact"] is True
     assert not served[0].exists()  # nothing is kept
@@ -317,9 +303,9 @@ def test_run_with_json_prints_one_object_only(
 
 def test_run_on_a_terminal_draws_bars(served: list[Path], path: Path) -> None:
     shown = console(terminal=True)
-    demo.run(path, samples=2000, batch=512, scale=0.001, console=shown)
+    demo.run(path, replace(LITTLE, samples=2000), console=shown)
     assert "training" in text_of(shown)
-    assert "2000/2000" in text_of(shown)
+    assert "1797/1797" in text_of(shown)
 
 
 def test_run_refuses_a_wrong_file_before_anything_starts(

@@ -1,0 +1,237 @@
+"""The ways to train: where the steps of a loop, and their rows, come from.
+
+    Calls     a step is a lookup and an update like any other; nobody knows what comes next
+    Ahead     a session: a thread reads batches ahead and announces their keys, and the store brings
+              their rows before the step asks
+    HotCold   a session as well, for the batches that need the store; samples whose rows are all hot
+              make batches of their own, which are trained on a replica here
+
+The loop cannot tell the ways apart: each gives it steps, one after the other. Neither Ahead nor any
+cache changes a bit of the tables. HotCold changes the order of the samples, and so what is learnt,
+a little; for the order that it makes, the bits are the ones that any other way would come to.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from embstore.errors import InvalidArgumentError
+from embstore.frequency.hotset import HotSet, choose_hot_set
+from embstore.frequency.profile import Profile
+from embstore_server.demo.criteo import Samples
+from embstore_server.demo.result import HotColdResult, SessionResult
+from embstore_server.demo.steps import Batch, CallStep, batches
+from embstore_server.demo.stores import TrainingRun, TrainingStep, TrainingStore
+
+if TYPE_CHECKING:
+    from embstore_client.hotcold import HotColdRun
+    from embstore_client.hotcold.steps import HotColdStep
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a way is given to train with."""
+
+    store: TrainingStore
+    rows: dict[str, int]
+    """Of each table, in the order of the columns."""
+    row_bytes: int
+    """Of a row of any of them, weights and state."""
+    batch: int
+    """Samples of a step."""
+    profile: Profile | None
+    """There for the ways that need one."""
+
+    def batches(self, blocks: Iterable[Samples]) -> Iterator[Batch]:
+        """Yield a batch for each block."""
+        return batches(blocks, tuple(self.rows.values()))
+
+
+class Feed(Protocol):
+    """A way under way."""
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        """Yield the steps that train on blocks of samples."""
+
+    def session(self) -> SessionResult | None:
+        """Return what its session did so far; None: it has none."""
+
+    def hot(self) -> HotColdResult | None:
+        """Return what was trained away from the store; None: nothing ever is."""
+
+
+class Way(Protocol):
+    """A way to train."""
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether the file is to be counted before."""
+
+    def opened(self, material: Material) -> AbstractContextManager[Feed]:
+        """Return what feeds a loop inside a with block."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """By single calls."""
+
+    needs_profile = False
+
+    @contextmanager
+    def opened(self, material: Material) -> Iterator[Feed]:
+        """Feed a loop inside the with block."""
+        yield _CallFeed(material)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """In a look-ahead session."""
+
+    lookahead: int = 16
+    """Steps that are announced beyond the last finished one, at most."""
+    needs_profile = False
+
+    def __post_init__(self) -> None:
+        check_count(self.lookahead, "lookahead", least=1)
+
+    @contextmanager
+    def opened(self, material: Material) -> Iterator[Feed]:
+        """Hold the session while the with block runs."""
+        with material.store.session(list(material.rows), lookahead=self.lookahead) as run:
+            yield _AheadFeed(material, run)
+
+
+@dataclass(frozen=True)
+class HotCold:
+    """All-hot batches on a replica, the others in a look-ahead session."""
+
+    budget_bytes: int = 4 << 20
+    """For the hot rows, weights and state. Of the default demo's accesses 97 % are to so many rows,
+    and four samples in ten have no other ids; 16 MiB would hold all rows that it ever uses."""
+    lookahead: int = Ahead.lookahead
+    """Steps that the session announces beyond the last finished one, at most."""
+    needs_profile = True
+
+    def __post_init__(self) -> None:
+        check_count(self.budget_bytes, "budget_bytes", least=1)
+        check_count(self.lookahead, "lookahead", least=1)
+
+    @contextmanager
+    def opened(self, material: Material) -> Iterator[Feed]:
+        """Hold session and replica while the with block runs."""
+        from embstore_client.hotcold import HotColdRun  # here, as only a run needs it
+
+        assert material.profile is not None
+        costs = dict.fromkeys(material.rows, material.row_bytes)
+        chosen = choose_hot_set(material.profile, self.budget_bytes, costs)
+        with HotColdRun(
+            material.store,
+            chosen,
+            {name: name for name in material.rows},
+            batch_size=material.batch,
+            lookahead=self.lookahead,
+        ) as run:
+            yield _HotColdFeed(material, run, chosen, self.budget_bytes)
+
+
+def check_count(value: Any, name: str, *, least: int) -> None:
+    """Raise InvalidArgumentError if a setting is no integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgumentError(f"expected {name} to be an integer >= {least}, found {value!r}")
+
+
+class _CallFeed:
+    def __init__(self, material: Material) -> None:
+        self._material = material
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        for batch in self._material.batches(blocks):
+            yield CallStep(self._material.store, batch)
+
+    def session(self) -> None:
+        return None
+
+    def hot(self) -> None:
+        return None
+
+
+class _AheadFeed:
+    def __init__(self, material: Material, run: TrainingRun) -> None:
+        self._material = material
+        self._run = run
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        return self._run.steps(self._material.batches(blocks), keys=lambda batch: batch.keys)
+
+    def session(self) -> SessionResult:
+        return _session_of(self._material.store)
+
+    def hot(self) -> None:
+        return None
+
+
+class _HotColdFeed:
+    """Gives samples away in columns, and takes steps of them back."""
+
+    def __init__(
+        self, material: Material, run: "HotColdRun", chosen: HotSet, budget_bytes: int
+    ) -> None:
+        self._material = material
+        self._run = run
+        self._chosen = chosen
+        self._budget_bytes = budget_bytes
+        self._hot_calls = self._hot_keys = 0
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        for step in self._run.steps(self._chunks(blocks)):
+            batch = Batch(step.batch["labels"], step.batch["integers"], step.keys)
+            before = self._run.stats()["store_calls"]
+            yield _HotColdStep(step, batch)
+            if step.is_hot:
+                self._hot_calls += self._run.stats()["store_calls"] - before
+                self._hot_keys += sum(len(np.unique(keys)) for keys in batch.keys.values())
+
+    def _chunks(self, blocks: Iterable[Samples]) -> Iterator[dict[str, Any]]:
+        """Yield blocks in columns: labels and dense features travel with the ids."""
+        for batch in self._material.batches(blocks):
+            yield {"labels": batch.labels, "integers": batch.integers, **batch.keys}
+
+    def session(self) -> SessionResult:
+        return _session_of(self._material.store)
+
+    def hot(self) -> HotColdResult:
+        did = self._run.stats()
+        samples = did["hot_samples"] + did["mixed_samples"]
+        return HotColdResult(
+            budget_bytes=self._budget_bytes,
+            hot_rows=self._chosen.row_count,
+            hot_bytes=self._chosen.bytes,
+            threshold=self._chosen.threshold,
+            hot_batches=did["hot_batches"],
+            mixed_batches=did["mixed_batches"],
+            hot_samples=did["hot_samples"],
+            mixed_samples=did["mixed_samples"],
+            hot_share=did["hot_samples"] / max(1, samples),
+            switches=did["switches"],
+            rows_pulled=did["pulled_rows"],
+            rows_pushed=did["pushed_rows"],
+            exchanged_bytes=did["bytes"],
+            calls_in_hot_batches=self._hot_calls,
+            lookup_keys=self._hot_keys,
+        )
+
+
+class _HotColdStep:
+    def __init__(self, step: "HotColdStep", batch: Batch) -> None:
+        self.batch = batch
+        self.lookup = step.lookup
+        self.update = step.update
+
+
+def _session_of(store: TrainingStore) -> SessionResult:
+    """Return the figures of the session that is open: the store of a demo has no other."""
+    [facts] = store.sessions.facts()
+    return SessionResult.of(facts)

@@ -1,0 +1,80 @@
+"""All policies and ways on one file, side by side."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import embstore
+from embstore_server import demo
+from embstore_server.demo import comparison, serving
+from embstore_server.demo.comparison import Comparison
+from embstore_server.demo.job import Job
+from embstore_server.demo.phases import Phases
+from embstore_server.demo.serving import Served
+from embstore_server.demo.ways import HotCold
+from tests.service.demo.embedded import console, text_of
+
+LITTLE = Job(samples=6000, batch=512, dim=8, scale=0.001, cache_share=0.05)
+HOT = HotCold(budget_bytes=256 << 10, lookahead=4)
+NAMES = ["LRU", "LFU", "warm rank", "look-ahead", "hot/cold"]
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have stores in this process in place of servers."""
+
+    @contextmanager
+    def opened(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
+        cache_bytes = job.store_cache_bytes
+        with embstore.open(place, cache_bytes=cache_bytes, policy=job.policy) as store:
+            yield Served(store, None)
+
+    monkeypatch.setattr(serving, "served", opened)
+
+
+def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(
+    embedded: None, tmp_path: Path
+) -> None:
+    shown = console()
+    compared = demo.compare(job=LITTLE, hot_cold=HOT, directory=tmp_path / "kept", console=shown)
+    results = compared.results
+    assert compared.exact and list(results) == NAMES
+    assert len({results[name].digest for name in NAMES[:4]}) == 1
+    assert results["hot/cold"].digest != results["LRU"].digest
+    assert [results[name].policy for name in NAMES] == ["lru", "lfu", "rank", "lru", "lru"]
+    assert results["look-ahead"].session is not None
+    assert results["look-ahead"].session.lookahead == 4
+    hot = results["hot/cold"].hot
+    assert hot is not None and hot.hot_samples > 0 and hot.mixed_samples > 0
+    assert {results[name].samples_held_out for name in NAMES} == {609}
+    said = text_of(shown)
+    assert said.count("counting accesses ...") == 1
+    for word in (*NAMES, "hot/cold: training ...", "hits by unique key", "AUC", "over the network"):
+        assert word in said
+    assert len(list((tmp_path / "kept").glob("store-*"))) == 5
+
+
+def test_json_has_all_of_it(embedded: None) -> None:
+    shown = console(terminal=True)
+    compared = demo.compare(
+        job=replace(LITTLE, samples=2000), hot_cold=HOT, console=shown, json=True
+    )
+    document = json.loads(text_of(shown))
+    assert document == json.loads(json.dumps(compared.as_json()))
+    assert document["exact"] is True and document["count_s"] > 0
+    assert 0 <= document["results"]["hot/cold"]["hot"]["hot_share"] <= 1
+
+
+def test_one_that_is_not_exact_is_told(embedded: None) -> None:
+    compared = demo.compare(job=replace(LITTLE, samples=2000), hot_cold=HOT, console=console())
+    wrong = replace(compared.results["LFU"], first_difference="step 4")
+    broken = Comparison({**compared.results, "LFU": wrong}, compared.count_s)
+    assert not broken.exact
+    shown = console()
+    comparison.show(broken, shown)
+    [exact] = [line for line in text_of(shown).splitlines() if "exact" in line]
+    assert exact.split() == ["│", "exact", "│", "yes", "│", "no", "│"] + ["yes", "│"] * 3
