@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 from typing import Any
@@ -86,8 +86,8 @@ class Engine:
         self._process = os.getpid()
         self.before_change: Callable[[], None] = _nothing
         """Has look-ahead take back what ended sessions hold, before tables or slabs go."""
-        self.before_going: Callable[[Iterable[TableState]], None] = _nothing_of
-        """Takes the pins of a hot set back, before its tables go."""
+        self.before_going: Callable[[Sequence[TableState], bool], None] = _nothing_of
+        """Takes the pins of a hot set back, before its tables go; says whether they are dropped."""
         self._open_tables(storage.catalogue.head.tables)
         self.frequencies.kept.forget_others(storage.catalogue.table_ids())
 
@@ -138,6 +138,7 @@ class Engine:
         An interrupt can strike between any two lines, and memory may then be half changed; so it
         fails the store, which opens again at its last commit.
         """
+        self._check_process()
         with self._turn():
             self._check_open()
             if self._busy:
@@ -173,11 +174,19 @@ class Engine:
         finally:
             self._waiting.discard(token)
 
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the store is closed, or another process's. Takes no lock."""
+        self._check_process()
+        self._check_open()
+
+    def _check_process(self) -> None:
+        """Before any lock: a fork has those that other threads held, and nobody to release them."""
+        if os.getpid() != self._process:
+            raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError("the store is closed; open it again")
-        if os.getpid() != self._process:
-            raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
 
     def table(self, table_id: int, name: str) -> TableState:
         """Return a table by id; `name` is for the message.
@@ -186,6 +195,7 @@ class Engine:
         ------
         TableNotFoundError : it has been dropped, or the restored checkpoint did not have it.
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             table = self.tables.get(table_id)
@@ -200,6 +210,7 @@ class Engine:
         ------
         TableNotFoundError : there is none.
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             table_id = self._names.get(name) if isinstance(name, str) else None
@@ -210,6 +221,7 @@ class Engine:
 
     def names(self) -> list[str]:
         """Return the names of all tables, sorted."""
+        self._check_process()
         with self._lock:
             self._check_open()
             return sorted(self._names)
@@ -304,8 +316,8 @@ class Engine:
         with self.writing():
             table = self.find(name)
             self._check_unheld("drop it", [table])
-            self.before_going([table])
             self.storage.drop_table(table.table_id)
+            self.before_going([table], True)
             table.pool.remove_table(table.table_id)
             self._leave_if_empty(table.pool)
             del self.tables[table.table_id], self._names[name]
@@ -422,7 +434,7 @@ class Engine:
         with self.writing():
             self._check_unheld("restore", self.tables.values())
             self._check_room_for(label)
-            self.before_going(list(self.tables.values()))
+            self.before_going(list(self.tables.values()), False)
             for pool in self.pools.values():
                 pool.finish_arriving()
             head = self.storage.restore(label, self.command_number + 1)
@@ -465,12 +477,12 @@ class Engine:
         CapacityError, StorageError, DeviceError : not everything could be committed; the store is
             closed all the same, and opens at its last commit.
         """
+        if os.getpid() != self._process:
+            self._closed = True
+            return  # a forked child: all that is open is its parent's
         with self._lock:
             if self._closed:
                 return
-            if os.getpid() != self._process:
-                self._closed = True
-                return  # a forked child: all that is open is its parent's
             if self._busy:
                 self._close_asked = True
                 return
@@ -521,7 +533,7 @@ def _nothing() -> None:
     """Take nothing back: there are no sessions."""
 
 
-def _nothing_of(tables: Iterable[TableState]) -> None:
+def _nothing_of(tables: Sequence[TableState], are_dropped: bool) -> None:
     """Take no pins of a table back: there is no hot set."""
 
 

@@ -10,13 +10,17 @@ Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sess
 left of the slots that may be pinned; where a session's pins stand in a hot row's way they are taken
 from it, and its steps planned again.
 
-Slots that go (a smaller cache) take their pins along, as does a restore or a dropped table; then
-more is wanted than is pinned, and `pin_wanted` makes up for it.
+A set that is asked for is pinned whole, or the one before comes back. What takes slots or tables
+away (a smaller cache, a restore, a drop) takes pins along; what is wanted then is pinned again as
+far as it can be: as far as there is room, and but for rows that cannot be read.
+
+The set belongs to tables, not to names: a table that is dropped leaves it, and another one of its
+name is not in it. In the directory it is therefore by table id.
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +31,7 @@ from embstore.cache.pool import Pool
 from embstore.engine import Engine
 from embstore.errors import (
     CapacityError,
+    CorruptTableError,
     EmbstoreError,
     InvalidArgumentError,
     TableNotFoundError,
@@ -39,6 +44,26 @@ PIECE_ROWS = 1024
 """Pinned at once: a few milliseconds of the engine's where all must be read."""
 _HOT_QUARTERS = 3
 _LOOKED_AT = 16 * PIECE_ROWS
+_PATIENCE_S = 0.05
+_WANTED, _PINNED, _UNREADABLE = 0, 1, 2
+
+Places = NDArray[np.int64]
+
+
+@contextmanager
+def turn(lock: threading.Lock, engine: Engine) -> Iterator[None]:
+    """Hold a lock that is not the engine's; who waits for it finds out when the store is closed.
+
+    Raises
+    ------
+    StoreClosedError
+    """
+    while not lock.acquire(timeout=_PATIENCE_S):
+        engine.check_open()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(eq=False)
@@ -47,7 +72,7 @@ class _HotRows:
 
     table: TableState
     keys: Keys  # (k,) ascending row keys
-    is_pinned: NDArray[np.bool_]  # (k,)
+    states: NDArray[np.int8]  # (k,)
     pinned_count: int = 0
     _begin: int = 0
     """Where the next piece is looked for: the places before have been dealt with."""
@@ -55,80 +80,111 @@ class _HotRows:
     @classmethod
     def of(cls, table: TableState, keys: Keys) -> "_HotRows":
         """Return rows of which none is pinned."""
-        return cls(table, table.table_id << KEY_BITS | keys, np.zeros(len(keys), np.bool_))
+        return cls(table, table.table_id << KEY_BITS | keys, np.zeros(len(keys), np.int8))
 
-    def take_over(self, other: "_HotRows") -> None:
-        """Take the pins of rows that another set has too."""
-        _, here, there = np.intersect1d(self.keys, other.keys, True, return_indices=True)
-        taken = here[other.is_pinned[there]]
-        other.mark(there[other.is_pinned[there]], pinned=False)
-        self.mark(taken, pinned=True)
+    def take_over(self, other: "_HotRows", here: Places, there: Places) -> None:
+        """Take the pins of rows that another set has too: its places `there`, `here` in this."""
+        pinned = other.states[there] == _PINNED
+        other.mark(there[pinned], _WANTED)
+        self.mark(here[pinned], _PINNED)
 
-    def piece(self, *, pinned: bool) -> NDArray[np.int64]:
-        """Return the places of a piece of the rows that are, or are not, pinned.
+    def piece(self, state: int) -> Places:
+        """Return the places of a piece of the rows in a state.
 
-        A set's rows are gone through once: all of one are asked for, and marked, one after the
-        other, before any of the other kind.
+        Rows are gone through once: all of one state are asked for, and marked, one piece after the
+        other, before any of another state.
         """
         while self._begin < len(self.keys):
-            here = self.is_pinned[self._begin : self._begin + _LOOKED_AT] == pinned
-            places = self._begin + np.flatnonzero(here)[:PIECE_ROWS]
+            here = self.states[self._begin : self._begin + _LOOKED_AT] == state
+            places: Places = self._begin + np.flatnonzero(here)[:PIECE_ROWS]
             if len(places):
                 return places
             self._begin += _LOOKED_AT
         return np.empty(0, np.int64)
 
-    def mark(self, places: NDArray[np.int64], *, pinned: bool) -> None:
-        """Note that rows are pinned now, which were not, or the other way round."""
-        self.is_pinned[places] = pinned
-        self.pinned_count += len(places) if pinned else -len(places)
+    def mark(self, places: Places, state: int) -> None:
+        """Note the state of rows; places are unique."""
+        self.pinned_count -= int(np.count_nonzero(self.states[places] == _PINNED))
+        self.states[places] = state
+        self.pinned_count += len(places) if state == _PINNED else 0
 
     def begin_again(self) -> None:
         """Look for pieces from the first row on."""
         self._begin = 0
+
+    def give_up(self) -> None:
+        """Find no pieces any more."""
+        self._begin = len(self.keys)
 
 
 class HotPins:
     """The pinned hot set of one store. Any thread; sets are swapped one after the other."""
 
     def __init__(self, engine: Engine) -> None:
-        self.wanted: HotSet | None = engine.frequencies.kept.hot_set()
         self.lost: Callable[[], None] = _nothing
         """Is called when pins were taken away, with the engine; must not wait."""
         self._engine = engine
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
         self._old: list[_HotRows] = []  # of the one before, while it is let go
+        self._ids: dict[str, int] = {}  # of the tables of the wanted set
+        self.wanted = self._kept()
         engine.before_going = self._let_tables_go
+
+    def _kept(self) -> HotSet | None:
+        kept = self._engine.frequencies.kept.hot_set()
+        if kept is None:
+            return None
+        names = {str(table.table_id): table.name for table in self._engine.tables.values()}
+        tables = {names[known]: keys for known, keys in kept.tables.items() if known in names}
+        self._ids = {names[known]: int(known) for known in kept.tables if known in names}
+        return HotSet(tables, kept.version, kept.threshold, kept.bytes)
 
     def pin(self, hot_set: HotSet | None) -> HotSetFacts:
         """Pin a set in place of the one that is pinned; None: none.
 
         Raises
         ------
-        InvalidArgumentError : its version is not above that of the one pinned, or a key is beyond
-            its table. TableNotFoundError : a table is not there. CapacityError : more rows than
-            may be pinned. Nothing has changed.
+        InvalidArgumentError : no hot set, its version is not above that of the one pinned, or a key
+            is beyond its table.
+        TableNotFoundError : a table is not there.
+        CapacityError, CorruptTableError : more rows than may be pinned, no room on the disk, a row
+            that cannot be read. The set before is pinned.
         """
-        with self._swapping:
+        if hot_set is not None and not isinstance(hot_set, HotSet):
+            raise InvalidArgumentError(f"expected a HotSet, found {type(hot_set).__name__}")
+        with turn(self._swapping, self._engine):
             if hot_set is not None and not self._is_wanted(hot_set):
-                with self._engine.reading():
-                    self._check(hot_set)
-            elif hot_set is None:
-                hot_set = HotSet({})
-            self._swap(hot_set)
-            self.wanted = hot_set if hot_set.tables else None
-            self._engine.frequencies.kept.keep_hot_set(self.wanted)
+                self._check(hot_set)
+            before, ids = self.wanted, self._ids
+            try:
+                self._want(hot_set)
+                self._swap(hot_set or HotSet({}), at_all_costs=True)
+            except BaseException:
+                with suppress(EmbstoreError):
+                    self._want(before, ids)
+                    self._pin_possible()
+                raise
             return self.facts()
 
     def pin_wanted(self) -> None:
-        """Pin what is wanted and not pinned, as far as it can be.
+        """Pin what is wanted and not pinned, as far as it can be."""
+        with suppress(EmbstoreError), turn(self._swapping, self._engine):
+            self._pin_possible()
 
-        Tables may be gone, or slots; a row that cannot be read is told to whoever asks for it.
-        """
-        with self._swapping, suppress(EmbstoreError):
-            if self.wanted is not None:
-                self._swap(self._possible(self.wanted))
+    def _pin_possible(self) -> None:
+        if self.wanted is not None:
+            self._swap(self._possible(self.wanted), at_all_costs=False)
+
+    def _want(self, hot_set: HotSet | None, ids: dict[str, int] | None = None) -> None:
+        """Take a set for the one wanted; the directory has it first."""
+        if ids is None:
+            with self._engine.reading():
+                names = hot_set.tables if hot_set is not None else ()
+                ids = {name: self._engine.find(name).table_id for name in names}
+        wanted = hot_set if hot_set is not None and hot_set.tables else None
+        self._engine.frequencies.kept.keep_hot_set(wanted and _by_id(wanted, ids))
+        self.wanted, self._ids = wanted, ids
 
     def _is_wanted(self, hot_set: HotSet) -> bool:
         """Say whether the set is the pinned one, asked for again."""
@@ -146,77 +202,120 @@ class HotPins:
 
     def _check(self, hot_set: HotSet) -> None:
         needed: dict[Pool, int] = {}
-        for name, keys in hot_set.tables.items():
-            table = self._engine.find(name)
-            if len(keys) and keys[-1] >= table.rows:
-                raise InvalidArgumentError(
-                    f"hot set: table {name!r}: expected keys in [0, {table.rows}), found {keys[-1]}"
-                )
-            needed[table.pool] = needed.get(table.pool, 0) + len(keys)
+        with self._engine.reading():
+            for name, keys in hot_set.tables.items():
+                table = self._engine.find(name)
+                if len(keys) and keys[-1] >= table.rows:
+                    raise InvalidArgumentError(
+                        f"hot set: table {name!r}: expected keys in [0, {table.rows}), found "
+                        f"{keys[-1]}"
+                    )
+                needed[table.pool] = needed.get(table.pool, 0) + len(keys)
+        self._grow(needed)
         for pool, rows in needed.items():
-            if not _has_room(pool, rows):
-                raise CapacityError(
-                    f"hot set: {rows} rows are more than {_hot_max(pool)}, three quarters of the "
-                    f"slots for rows of dim {pool.layout.dim}; a larger cache_bytes has more"
-                )
+            if rows > _hot_max(pool):
+                raise _no_room(pool, rows)
+
+    def _grow(self, needed: dict[Pool, int]) -> None:
+        """Have pools take the slabs that there are, for so many hot rows; slab by slab."""
+        for pool, rows in needed.items():
+            while _hot_max(pool) < rows:
+                with self._engine.background():
+                    if not pool.grow():
+                        break
 
     def _possible(self, hot_set: HotSet) -> HotSet:
         """Return as much of a set as there are tables and slots for now."""
-        tables, left = {}, dict[Pool, int]()
+        found: dict[str, tuple[Pool, Keys]] = {}
         with self._engine.reading():
             for name, keys in hot_set.tables.items():
-                try:
+                with suppress(TableNotFoundError):
                     table = self._engine.find(name)
-                except TableNotFoundError:
-                    continue
-                pool, here = table.pool, keys[keys < table.rows]
-                if pool not in left:
-                    _has_room(pool, hot_set.row_count)
-                    left[pool] = _hot_max(pool)
-                tables[name] = here[: left[pool]]
-                left[pool] -= len(tables[name])
+                    if table.table_id == self._ids[name]:
+                        found[name] = table.pool, keys[keys < table.rows]
+        needed: dict[Pool, int] = {}
+        for pool, keys in found.values():
+            needed[pool] = needed.get(pool, 0) + len(keys)
+        self._grow(needed)
+        left = {pool: _hot_max(pool) for pool in needed}
+        tables = {}
+        for name, (pool, keys) in found.items():
+            tables[name] = keys[: left[pool]]
+            left[pool] -= len(tables[name])
         return HotSet(tables, hot_set.version, hot_set.threshold, hot_set.bytes)
 
-    def _swap(self, hot_set: HotSet) -> None:
+    # Swapping
+
+    def _swap(self, hot_set: HotSet, *, at_all_costs: bool) -> None:
+        """Pin a set in place of what is pinned; not `at_all_costs`: what is possible of it."""
         with self._engine.reading():
-            self._old = [*self._old, *self._rows]
+            tables = {name: self._engine.find(name) for name in hot_set.tables}
+            before = [*self._old, *self._rows]
+        rows = [_HotRows.of(table, hot_set.tables[name]) for name, table in tables.items()]
+        shared = [
+            (new, old, *np.intersect1d(new.keys, old.keys, True, return_indices=True)[1:])
+            for new in rows
+            for old in before
+            if old.table is new.table
+        ]
+        with self._engine.reading():
+            alive = self._engine.tables.values()
+            self._old = [old for old in before if old in (*self._old, *self._rows)]
+            self._rows = [new for new in rows if new.table in alive]
+            for new, old, here, there in shared:
+                if new in self._rows and old in self._old:
+                    new.take_over(old, here, there)
             for old in self._old:
                 old.begin_again()
-            tables = {name: self._engine.find(name) for name in hot_set.tables}
-            self._rows = [_HotRows.of(t, hot_set.tables[n]) for n, t in tables.items()]
-            for rows in self._rows:
-                for old in self._old:
-                    if old.table.table_id == rows.table.table_id:
-                        rows.take_over(old)
-        while self._pin_some():
+        while self._pin_some(at_all_costs):
             pass
         while self._unpin_some():
             pass
         self._old = []
 
-    def _pin_some(self) -> bool:
+    def _pin_some(self, at_all_costs: bool) -> bool:
         with self._engine.background():
             for rows in self._rows:
-                places = rows.piece(pinned=False)
+                places = rows.piece(_WANTED)
                 if len(places):
-                    self._pin_piece(rows, places)
+                    self._pin_piece(rows, places, at_all_costs)
                     return True
         return False
 
-    def _pin_piece(self, rows: _HotRows, places: NDArray[np.int64]) -> None:
+    def _pin_piece(self, rows: _HotRows, places: Places, at_all_costs: bool) -> None:
         pool = rows.table.pool
         pool.unpinners["hot set"] = lambda: self._let_pool_go(pool)
-        while not self._fits(pool, len(places)) and self._unpin_of(pool):
-            pass
+        while (room := _hot_max(pool) - self._pinned_in(pool)) < len(places):
+            if not self._unpin_of(pool) and not pool.grow():
+                break
         if pool.pinned_count + len(places) > pool.pinned_max:
             pool.unpinners.get("lookahead", _nothing)()
-        places = places[: pool.part_keys(len(places))]
-        slots = pool.hold(pool.device.upload(rows.keys[places]))
-        pool.pin(slots)
-        rows.mark(places, pinned=True)
+        places = places[: max(0, min(room, pool.pinned_max - pool.pinned_count))]
+        if len(places):
+            self._hold(rows, places, at_all_costs)
+        elif at_all_costs:
+            raise _no_room(pool, len(rows.keys))
+        else:
+            rows.give_up()
 
-    def _fits(self, pool: Pool, rows: int) -> bool:
-        return _has_room(pool, self._pinned_in(pool) + rows)
+    def _hold(self, rows: _HotRows, places: Places, at_all_costs: bool) -> None:
+        """Bring rows in and pin them; those that cannot be read are passed over, or raised."""
+        pool = rows.table.pool
+        places = places[: pool.part_keys(len(places))]
+        try:
+            slots = pool.hold(pool.device.upload(rows.keys[places]))
+        except CorruptTableError:
+            if at_all_costs:
+                raise
+            if len(places) == 1:
+                rows.mark(places, _UNREADABLE)
+            else:
+                middle = len(places) // 2
+                for half in (places[:middle], places[middle:]):
+                    self._hold(rows, half, at_all_costs)
+            return
+        pool.pin(slots)
+        rows.mark(places, _PINNED)
 
     def _pinned_in(self, pool: Pool) -> int:
         here = [rows for rows in (*self._rows, *self._old) if rows.table.pool is pool]
@@ -225,8 +324,7 @@ class HotPins:
     def _unpin_of(self, pool: Pool) -> bool:
         """Let a piece of the set before go, in a pool; False: nothing of it is left there."""
         for rows in self._old:
-            places = rows.piece(pinned=True)
-            if rows.table.pool is pool and len(places):
+            if rows.table.pool is pool and len(places := rows.piece(_PINNED)):
                 self._unpin(rows, places)
                 return True
         return False
@@ -235,7 +333,7 @@ class HotPins:
         with self._engine.background():
             return any(self._unpin_of(rows.table.pool) for rows in self._old)
 
-    def _unpin(self, rows: _HotRows, places: NDArray[np.int64]) -> None:
+    def _unpin(self, rows: _HotRows, places: Places) -> None:
         """Take the pins of rows, which are where they were pinned. Engine thread."""
         pool = rows.table.pool
         d_slots = pool.device.allocate(len(places), np.int64)
@@ -244,7 +342,7 @@ class HotPins:
         )
         assert not missing, "a pinned row does not leave"
         pool.unpin(d_slots)
-        rows.mark(places, pinned=False)
+        rows.mark(places, _WANTED)
 
     # What takes pins away. Engine thread
 
@@ -252,16 +350,30 @@ class HotPins:
         self._let_go([rows for rows in (*self._rows, *self._old) if rows.table.pool is pool])
         self.lost()
 
-    def _let_tables_go(self, tables: Iterable[TableState]) -> None:
-        ids = {table.table_id for table in tables}
-        gone = [rows for rows in (*self._rows, *self._old) if rows.table.table_id in ids]
+    def _let_tables_go(self, tables: Sequence[TableState], are_dropped: bool) -> None:
+        gone = [rows for rows in (*self._rows, *self._old) if rows.table in tables]
         self._let_go(gone)
         self._rows = [rows for rows in self._rows if rows not in gone]
         self._old = [rows for rows in self._old if rows not in gone]
+        if are_dropped and self.wanted is not None:
+            self._forget(tables)
+
+    def _forget(self, tables: Iterable[TableState]) -> None:
+        """Want no rows of tables any more that have been dropped."""
+        assert self.wanted is not None
+        ids = {table.table_id for table in tables}
+        wanted, left = self.wanted, dict(self.wanted.tables)
+        for name in [name for name, known in self._ids.items() if known in ids]:
+            del left[name]
+        if len(left) < len(wanted.tables):
+            one = HotSet(left, wanted.version, wanted.threshold) if left else None
+            self.wanted = one
+            with suppress(EmbstoreError):  # what is there of it means no table that there is
+                self._engine.frequencies.kept.keep_hot_set(one and _by_id(one, self._ids))
 
     def _let_go(self, gone: list[_HotRows]) -> None:
         for rows in gone:
-            places = np.flatnonzero(rows.is_pinned)
+            places = np.flatnonzero(rows.states == _PINNED)
             if len(places):
                 self._unpin(rows, places)
             rows.begin_again()
@@ -288,11 +400,17 @@ def _hot_max(pool: Pool) -> int:
     return pool.slot_count * _HOT_QUARTERS // 4
 
 
-def _has_room(pool: Pool, rows: int) -> bool:
-    """Say whether so many hot rows may be in a pool; add the slabs that it needs."""
-    while _hot_max(pool) < rows and pool.grow():
-        pass
-    return rows <= _hot_max(pool)
+def _no_room(pool: Pool, rows: int) -> CapacityError:
+    return CapacityError(
+        f"hot set: {rows} rows are more than {_hot_max(pool)}, three quarters of the slots for "
+        f"rows of dim {pool.layout.dim}; a larger cache_bytes has more"
+    )
+
+
+def _by_id(hot_set: HotSet, ids: dict[str, int]) -> HotSet:
+    """Return a set as the directory has it: its tables by their ids."""
+    tables = {str(ids[name]): keys for name, keys in hot_set.tables.items()}
+    return HotSet(tables, hot_set.version, hot_set.threshold, hot_set.bytes)
 
 
 def _same(one: HotSet, other: HotSet) -> bool:

@@ -20,9 +20,14 @@ from numpy.typing import NDArray
 from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.pool import Pool
 from embstore.engine import Engine
-from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.errors import (
+    CorruptTableError,
+    EmbstoreError,
+    InvalidArgumentError,
+    StoreClosedError,
+)
 from embstore.frequency.profile import Counts
-from embstore.hotpins import PIECE_ROWS, HotPins
+from embstore.hotpins import PIECE_ROWS, HotPins, turn
 from embstore.popularity import lfu_counts
 
 Progress = Callable[[int, int], None]
@@ -81,7 +86,7 @@ class Warming:
         self._hot_pins.pin_wanted()
         if share:
             with suppress(EmbstoreError):  # whoever asks for the rows is told
-                self.warm(share, None)
+                self._warm(share, None, at_all_costs=False)
 
     def warm(self, share: float, progress: Progress | None) -> int:
         """Bring the most frequent rows in, for a share of the slots; return how many they are.
@@ -95,20 +100,27 @@ class Warming:
             raise InvalidArgumentError(
                 f"expected share to be above 0 and at most 1, found {share!r}"
             )
-        with self._warming:
+        return self._warm(float(share), progress, at_all_costs=True)
+
+    def _warm(self, share: float, progress: Progress | None, *, at_all_costs: bool) -> int:
+        with turn(self._warming, self._engine):
             self._is_running = True
             try:
-                return self._warm(float(share), progress)
+                return self._bring_all(share, progress, at_all_costs)
             finally:
                 self._is_running = False
 
-    def _warm(self, share: float, progress: Progress | None) -> int:
+    def _bring_all(self, share: float, progress: Progress | None, at_all_costs: bool) -> int:
         chosen = list(self._chosen(share))
         self._done, self._wanted = 0, sum(len(one.keys) for one in chosen)
         for one in chosen:
             for low in range(0, len(one.keys), PIECE_ROWS):
                 piece = slice(low, low + PIECE_ROWS)
-                self._done += self._bring(one, piece)
+                try:
+                    self._done += self._bring(one, piece)
+                except CorruptTableError:
+                    if at_all_costs:
+                        raise
                 if progress is not None:
                     progress(self._done, self._wanted)
         return self._done
@@ -140,29 +152,32 @@ class Warming:
     ) -> _Chosen:
         keys = np.concatenate([part[0] for part in parts])
         counts = np.concatenate([part[1] for part in parts])
-        with self._engine.reading():
-            while share * pool.slot_count < len(keys) and pool.grow():
-                pass
-            room = int(share * min(pool.slot_count, pool.pinned_max))
+        while share * pool.slot_count < len(keys):
+            with self._engine.background():
+                if not pool.grow():
+                    break
+        room = int(share * min(pool.slot_count, pool.pinned_max))
         accesses = int(counts.sum())
-        if room < len(keys):
+        if not room:
+            keys, counts = keys[:0], counts[:0]
+        elif room < len(keys):
             top = np.argpartition(counts, len(counts) - room)[len(counts) - room :]
             keys, counts = keys[top], counts[top]
         order = np.argsort(counts, kind="stable")
         return _Chosen(pool, keys[order], counts[order].astype(np.int64), accesses)
 
     def _bring(self, one: _Chosen, piece: slice) -> int:
-        pool, keys = one.pool, one.keys[piece]
+        pool, keys, counts = one.pool, one.keys[piece], one.counts[piece]
         with self._engine.background():
             if self._stopping.is_set():
                 raise StoreClosedError("the store was closed while the cache was warmed")
             ids = [table_id for table_id in pool.tables if table_id in self._engine.tables]
-            keys = keys[np.isin(keys >> KEY_BITS, ids)]  # a table may have been dropped meanwhile
-            keys = keys[: pool.part_keys(len(keys))]
-            if len(keys):
+            here = np.isin(keys >> KEY_BITS, ids)  # a table may have been dropped meanwhile
+            room = pool.part_keys(int(np.count_nonzero(here))) if here.any() else 0
+            keys, counts = keys[here][:room], counts[here][:room]
+            if room:
                 slots = pool.hold(pool.device.upload(keys))
-                seeds = lfu_counts(one.counts[piece][: len(keys)], one.accesses, pool)
-                pool.policy.seed(slots, seeds)
+                pool.policy.seed(slots, lfu_counts(counts, one.accesses, pool))
         return len(keys)
 
     def facts(self) -> dict[str, Any]:

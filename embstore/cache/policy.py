@@ -60,6 +60,8 @@ class Policy:
     memory: SlotMemory
     name: str
     levels: Levels
+    is_foreseeing: bool = False
+    """Whether slots may be FORESEEN, which have no levels."""
     clock: int = 0
     _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -99,6 +101,22 @@ class Policy:
         """Give rows their levels where something else has taken their place, or they changed."""
         if self.name == "rank":
             self.device.set_counts(self.memory, slots, self.levels(keys))
+
+    def foresee(self, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
+        """Have slots leave by their next use; see `Device.foresee`."""
+        self.is_foreseeing = True
+        self.device.foresee(self.memory, slots, scores)
+
+    def forget_foreseen(self, slot_count: int) -> None:
+        """Have no slot leave by its next use any more."""
+        self.is_foreseeing = False
+        self.device.forget_foreseen(self.memory, slot_count)
+        self.forget()
+
+    @property
+    def has_lost_levels(self) -> bool:
+        """Whether rows that are touched may have lost their levels to a rank by next use."""
+        return self.name == "rank" and self.is_foreseeing
 
     def forget(self) -> None:
         """Drop the queue: scores or slots have changed wholesale."""

@@ -217,6 +217,8 @@ class Pool(SlabSlots):
         if batch is not None:
             self._count_hits(batch, slots, counts, missing, first)
         self.policy.touch(slots, len(keys) - missing, self.slot_count)
+        if self.policy.has_lost_levels:
+            self.policy.rank_again(slots, self.device.download(keys))
         if missing:
             self._slots_of = None
             places, absent = self.device.absent(keys, slots, missing)
@@ -617,6 +619,7 @@ class Pool(SlabSlots):
         """Give all memory back."""
         self.finish_arriving()
         self.unpinners.clear()
+        self._is_full = True
         self.device.drop_slots(self.memory, 0, self.slot_count)
         self._slots = self._slots_found = self._sums = None
 

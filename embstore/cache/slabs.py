@@ -166,7 +166,7 @@ class SlabSlots:
             self.index.shrink(self.slot_count, self.memory, self.slot_count)
 
     def grow(self) -> bool:
-        """Add a slab, if there is one to be had."""
+        """Add a slab, if there is one to be had; a closed pool has none."""
         if self._is_full or self._grown_count > self._sizes.slots_max:
             return False
         if not self.arena.grant(self):

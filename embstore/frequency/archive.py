@@ -1,8 +1,21 @@
 """Files of profiles and hot sets: a JSON header and arrays of integers, in an .npz archive.
 
-Arrays are of unsigned integers, each of the narrowest kind that its values fit. What a file says is
-never trusted: sizes are compared before memory is taken, nothing is unpickled, the checksum of each
-array is read to its end. The same content makes the same bytes.
+Arrays are of unsigned integers, each of the narrowest kind that its values fit. The same content
+makes the same bytes.
+
+**What a file says is never trusted.** Nothing is unpickled, and the checksum of each array is read
+to its end. Before memory is taken, sizes are compared:
+
+    directory    at most DIRECTORY_BYTES_MAX, found at the file's end before anything else is read
+    members      not compressed, each once, all together no longer than the file: members may
+                 overlap in it, and a MiB then has hundreds
+    header       at most HEADER_BYTES_MAX, since JSON becomes objects of up to 28 times its size,
+                 and no other thread runs meanwhile; no larger one is written
+    arrays       exactly those that the header calls for, known before the first is read; then read
+                 and widened to int64 one at a time, when they are asked for
+
+So a file of n bytes takes the header's objects, one array as it is written, and 8 n at most of
+arrays that were widened.
 
 NumPy only: clients import this.
 """
@@ -12,8 +25,9 @@ import json
 import math
 import os
 import secrets
+import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +39,52 @@ from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError, StorageError
 from embstore.frequency.checks import check
 
+HEADER_BYTES_MAX = 4 << 20
+"""Names and figures of as many tables as a store may have, their names as long as they may be."""
+DIRECTORY_BYTES_MAX = 4 << 20
+"""About 60 bytes of each member; a table has two."""
+
+_END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_REASON_CHARACTERS_MAX = 1000
+
+
+class Members:
+    """The arrays of a file, each read when it is taken."""
+
+    def __init__(self, file: zipfile.ZipFile, content_bytes: int) -> None:
+        self._file = file
+        self._members = {member.filename: member for member in file.infolist()}
+        members = file.infolist()
+        check(len(self._members) == len(members), "each array once", "one twice")
+        for member in members:
+            is_stored = member.compress_type == zipfile.ZIP_STORED
+            check(is_stored, "no compression", member.filename)
+        total = sum(member.file_size for member in members)
+        check(total <= content_bytes, f"{total} bytes of arrays", f"{content_bytes} bytes in all")
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise unless these arrays are left, and no others."""
+        expected = {_filename(name) for name in names}
+        missing = sorted(expected - self._members.keys())
+        check(not missing, "an array", f"no {''.join(missing[:1])}")
+        more = sorted(self._members.keys() - expected)
+        check(not more, "no more in it", more[:1])
+
+    def header_bytes(self) -> bytes:
+        """Take the header, as it is written."""
+        member = self._members.get(_filename("header"))
+        size = 0 if member is None else member.file_size - _ARRAY_FRONT_BYTES_MAX
+        check(size <= HEADER_BYTES_MAX, f"a header of at most {HEADER_BYTES_MAX} bytes", size)
+        return self.take("header").astype(np.uint8).tobytes()
+
+    def take(self, name: str) -> NDArray[np.int64]:
+        """Read an array to its end, where its checksum is compared. It is there no more."""
+        return _read_array(self._file.read(self._members.pop(_filename(name))))
+
+
 Unpacked = TypeVar("Unpacked")
-Unpack = Callable[[dict[str, Any], dict[str, NDArray[np.int64]]], Unpacked]
+Unpack = Callable[[dict[str, Any], Members], Unpacked]
 
 
 class Archive:
@@ -41,32 +99,40 @@ class Archive:
         """Return the file. Its bytes depend on the arguments alone."""
         whole = {"format": self.what, "version": self._version, **header}
         text = json.dumps(whole, allow_nan=False).encode()
+        expected = f"{self.what} whose names and figures take at most {HEADER_BYTES_MAX} bytes"
+        check(len(text) <= HEADER_BYTES_MAX, expected, len(text))
         file = io.BytesIO()
         narrow: dict[str, Any] = {name: _narrowest(values) for name, values in arrays.items()}
         np.savez(file, header=np.frombuffer(text, np.uint8), **narrow)
         return file.getvalue()
 
     def read(self, content: bytes, what: str, unpack: Unpack[Unpacked]) -> Unpacked:
-        """Return what `unpack` makes of header and arrays, int64; it takes out all that it knows.
+        """Return what `unpack` makes of header and arrays.
+
+        It takes out of the header all that it knows, and calls `Members.check_names` before it
+        takes the first array.
 
         Raises
         ------
         InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves
-            some of it; `what` is named.
+            some of its header; `what` is named.
         """
         try:
-            arrays = _read_arrays(content)
-            header = json.loads(arrays.pop("header").astype(np.uint8).tobytes())
-            self._check_format(header)
-            unpacked = unpack(header, arrays)
-            check(not header and not arrays, "no more in it", [*header, *arrays])
+            _check_directory(content)
+            with zipfile.ZipFile(io.BytesIO(content)) as file:
+                members = Members(file, len(content))
+                header = json.loads(members.header_bytes())
+                self._check_format(header)
+                unpacked = unpack(header, members)
+            check(not header, "no more in it", [*header])
             return unpacked
         except MemoryError:
             raise  # It may well be one.
         except Exception as exc:  # zipfile, json and NumPy have a dozen for bytes that are foreign.
             reason = str(exc) if isinstance(exc, InvalidArgumentError) else repr(exc)
             raise InvalidArgumentError(
-                f"{what}: expected {self.what}, found another file, or a damaged one: {reason}"
+                f"{what}: expected {self.what}, found another file, or a damaged one: "
+                f"{reason[:_REASON_CHARACTERS_MAX]}"
             ) from exc
 
     def _check_format(self, header: Any) -> None:
@@ -76,19 +142,25 @@ class Archive:
         check(found == (self.what, self._version), expected, f"{found[0]} of version {found[1]}")
 
 
-def _read_arrays(content: bytes) -> dict[str, NDArray[np.int64]]:
-    """Return the arrays of an archive. Each is read to its end, where its checksum is compared."""
-    with zipfile.ZipFile(io.BytesIO(content)) as file:
-        members = file.infolist()
-        names = {member.filename for member in members}
-        check(len(names) == len(members), "each array once", sorted(names))
-        arrays = {}
-        for member in members:
-            # Uncompressed, so that nothing takes more memory than the file is long.
-            check(member.compress_type == zipfile.ZIP_STORED, "no compression", member.filename)
-            check(member.file_size <= len(content), "a file as long as it says", len(content))
-            arrays[member.filename.removesuffix(".npy")] = _read_array(file.read(member))
-    return arrays
+def _filename(name: str) -> str:
+    return f"{name}.npy"
+
+
+def _check_directory(content: bytes) -> None:
+    """Check how long a list of members the file's end announces.
+
+    zipfile would make an object of half a KiB of each. It looks for the end in the same places, for
+    an archive without a comment, and takes the longer form of it where there is one.
+    """
+    end = len(content) - _END.size
+    check(end >= 0, "the end of an archive", f"{len(content)} bytes")
+    signature, *_, size, _offset, comment = _END.unpack_from(content, end)
+    is_end = signature == b"PK\x05\x06" and comment == 0
+    check(is_end, "the end of an archive", f"{signature!r}")
+    longer = end - _LOCATOR.size - _END_64.size
+    if longer >= 0 and content.startswith(b"PK\x06\x07", end - _LOCATOR.size):
+        *_, size, _offset = _END_64.unpack_from(content, longer)
+    check(size <= DIRECTORY_BYTES_MAX, f"a list of at most {DIRECTORY_BYTES_MAX} bytes", size)
 
 
 def _read_array(content: bytes) -> NDArray[np.int64]:
@@ -120,14 +192,36 @@ def read_file(path: str | os.PathLike[str], what: str) -> bytes:
         raise InvalidArgumentError(f"{path}: expected {what}, found {exc.strerror}") from exc
 
 
+def is_replaceable(path: str | os.PathLike[str]) -> bool:
+    """Say whether there is a regular file, or none, and a folder to have one.
+
+    A device or a pipe must not become a file. Of a symbolic link it is asked what it leads to.
+    """
+    final = _followed(path)
+    try:
+        return final.parent.is_dir() and (final.is_file() or not Path(path).exists())
+    except OSError:
+        return False
+
+
+def _followed(path: str | os.PathLike[str]) -> Path:
+    """Return where symbolic links lead, so that what they lead to is replaced, and not they."""
+    return Path(os.path.realpath(path))
+
+
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file beside `path` and give it that name when all of it is on the disk.
 
+    Where `path` is a symbolic link, it is the file that it leads to that is replaced.
+
     Raises
     ------
-    StorageError : the disk said no; what was there before is as it was.
+    StorageError : the disk said no, or there is something that is no regular file; what was there
+        before is as it was.
     """
-    final = Path(path)
+    if not is_replaceable(path):
+        raise StorageError(f"{path}: expected a regular file, or a folder to have one, found none")
+    final = _followed(path)
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     try:
         try:
@@ -148,5 +242,8 @@ def keys_to_gaps(keys: Keys) -> NDArray[np.int64]:
 
 
 def gaps_to_keys(gaps: NDArray[np.int64]) -> Keys:
-    """Return the keys of `keys_to_gaps`. Too large a sum wraps round, and no longer ascends."""
-    return np.cumsum(gaps, dtype=np.int64)
+    """Make gaps the keys of `keys_to_gaps` again, where they stand.
+
+    Too large a sum wraps round, and no longer ascends.
+    """
+    return np.cumsum(gaps, out=gaps)

@@ -439,12 +439,12 @@ class Planner:
                 pool.policy.touch(part.pins.slots, len(uses), pool.slot_count)
                 self._rank_again(part)
                 scores = self._scores(session, uses)
-                pool.device.foresee(pool.memory, part.pins.slots, scores)
+                pool.policy.foresee(part.pins.slots, scores)
 
     def _rank_again(self, part: Part) -> None:
         """Give rows their levels again: a rank by next use has taken their place."""
         pool = part.pool
-        if part.pins is not None and pool.policy_name == "rank":
+        if part.pins is not None and pool.policy.has_lost_levels:
             keys = pool.device.download(part.batch().unique_keys)
             pool.policy.rank_again(part.pins.slots, keys)
 
@@ -462,7 +462,7 @@ class Planner:
         slots = pool.device.allocate(len(keys), np.int64)
         pool.device.find(pool.index.arrays, keys, slots)
         scores = self._scores(session, np.full(len(keys), number))
-        pool.device.foresee(pool.memory, slots, scores)
+        pool.policy.foresee(slots, scores)
 
     def _give_back(self) -> None:
         """Take back what sessions had that have ended."""
@@ -491,8 +491,7 @@ class Planner:
 
     def _forget_foreseen(self, session: Session) -> None:
         for pool in {id(t.pool): t.pool for t in session.tables.values()}.values():
-            pool.device.forget_foreseen(pool.memory, pool.slot_count)
-            pool.policy.forget()
+            pool.policy.forget_foreseen(pool.slot_count)
             pool.rank_again()
 
     # Looking
