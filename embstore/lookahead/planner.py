@@ -285,6 +285,8 @@ class Planner:
             return 0  # the step's planning will find the same
 
     def _plan_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
+        if session.planned_step + 1 < steps[0].number:
+            return []  # a step before them has lost its pins meanwhile, and comes first
         planned = []
         with self._engine.arena.fixed():
             for step in steps:

@@ -117,6 +117,26 @@ def test_pins_of_another_pool_do_not_leak_when_those_of_one_are_taken(open_twin:
     assert pinned_rows(twin.store) == 0
 
 
+def test_steps_that_lose_their_pins_while_later_ones_are_planned_are_planned_again(
+    open_twin: Open, backend: Holding
+) -> None:
+    """What was planned last counted as planned so far, and the steps before it waited for ever."""
+    twin = written(open_twin, cache_bytes=1 << 20, rows=1000)
+    steps = steps_of(runs(0, 50, 6))
+    rank = Rank(twin.store, Plan(("a",)), 0)
+    rank.announce(steps[:2])
+    await_planned(twin.store, 2)
+    backend.files.hold("lookahead:plan")
+    rank.announce(steps[2:])
+    assert backend.files.is_held.wait(PATIENCE_S)
+    with twin.store._engine.reading():
+        pool_of(twin.store, "a").unpin_all()
+    backend.files.let_go()
+    rank.train(steps, expect(twin.reference, steps))
+    rank.close()
+    check_free(twin)
+
+
 def test_an_ended_session_gives_its_pins_back_before_its_slabs_go(open_twin: Open) -> None:
     """Slots left with the pins of a session whose lease had run out, and were pinned for ever."""
     twin = written(open_twin, cache_bytes=512 << 10)
