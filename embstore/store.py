@@ -10,6 +10,13 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from embstore import reads, writes
+from embstore.arguments import (
+    check_call_bytes,
+    checked_options,
+    gradient_share,
+    lookup_share,
+    output,
+)
 from embstore.arrays import Rows, as_pair, as_ranks
 from embstore.cache.policy import POLICIES
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
@@ -28,14 +35,7 @@ from embstore.popularity import export_profile, frequency_figures, import_profil
 from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts, TableFacts
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.table import (
-    Table,
-    check_call_bytes,
-    checked_options,
-    gradient_share,
-    lookup_share,
-    output,
-)
+from embstore.table import Table
 from embstore.tablestate import Share
 from embstore.warming import Warming
 from embstore.writes import OnNonfinite

@@ -52,6 +52,7 @@ from embstore.device.base import (
     Counts,
     Device,
     Gradients,
+    SlotContents,
     Slots,
     TableParameters,
 )
@@ -639,26 +640,9 @@ class Pool(SlabSlots):
         """Raise AssertionError if an invariant of the module's docstring does not hold."""
         self.finish_arriving()
         here = self.contents()
-        keys, dirty_count = here.keys, int(np.count_nonzero(here.dirty))
-        resident = np.flatnonzero(keys != EMPTY_KEY)
-        free = np.sort(self._free[: self._free_count])
-        d_slots = self.device.allocate(len(resident), np.int64)
-        missing = self.device.find(self.index.arrays, self.device.upload(keys[resident]), d_slots)
-        slots = self.device.download(d_slots)
-        faults = {
-            "a key has two slots": len(np.unique(keys[resident])) != len(resident),
-            "the index does not lead to a key's slot": missing or (slots != resident).any(),
-            "the free list is not the free slots": not np.array_equal(
-                free, np.flatnonzero(keys == EMPTY_KEY)
-            ),
-            "a free slot is dirty": here.dirty[free].any(),
-            "the pinned slots are not those counted": (
-                np.count_nonzero(here.scores[resident] >> PIN_SHIFT) != self.pinned_count
-            ),
+        dirty_count = int(np.count_nonzero(here.dirty))
+        faults = self._faults_of_slots(here) | {
             "more rows are dirty than are accounted for": dirty_count > self._dirty_max,
-            "a resident row's table is not of this pool": not (
-                set(np.unique(keys[resident] >> KEY_BITS).tolist()) <= self.tables
-            ),
             "the arena's budget is exceeded": (
                 self.arena.memory_bytes > self.arena.budget_bytes and self.slab_count > 1
             ),
@@ -666,6 +650,25 @@ class Pool(SlabSlots):
         for fault, found in faults.items():
             if found:
                 raise AssertionError(f"integrity of pool {self.layout}: {fault}")
+
+    def _faults_of_slots(self, here: SlotContents) -> dict[str, bool]:
+        keys, free = here.keys, np.sort(self._free[: self._free_count])
+        resident = np.flatnonzero(keys != EMPTY_KEY)
+        d_slots = self.device.allocate(len(resident), np.int64)
+        missing = self.device.find(self.index.arrays, self.device.upload(keys[resident]), d_slots)
+        slots = self.device.download(d_slots)
+        pinned = np.count_nonzero(here.scores[resident] >> PIN_SHIFT)
+        ids = set(np.unique(keys[resident] >> KEY_BITS).tolist())
+        return {
+            "a key has two slots": len(np.unique(keys[resident])) != len(resident),
+            "the index does not lead to a key's slot": bool(missing or (slots != resident).any()),
+            "the free list is not the free slots": not np.array_equal(
+                free, np.flatnonzero(keys == EMPTY_KEY)
+            ),
+            "a free slot is dirty": bool(here.dirty[free].any()),
+            "the pinned slots are not those counted": bool(pinned != self.pinned_count),
+            "a resident row's table is not of this pool": not ids <= self.tables,
+        }
 
 
 def _no_parameters() -> TableParameters:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from embstore import writes
+from embstore.arguments import check_call_bytes, checked_options, put_of
 from embstore.arrays import Rows, as_out
 from embstore.engine import Engine
 from embstore.errors import DeadlineError, InvalidArgumentError, StoreClosedError
@@ -32,7 +33,6 @@ from embstore.lookahead.handles import Readiness, StepLookup, StepOutcome
 from embstore.lookahead.registry import Registry, checked_facts, checked_tables
 from embstore.lookahead.step import Options
 from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
-from embstore.table import check_call_bytes, checked_options, put_of
 from embstore.tablestate import Share
 
 

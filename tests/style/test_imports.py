@@ -26,7 +26,7 @@ LEVELS = (  # the lowest first
     {"stages"},
     {"cache", "storage"},
     {"digest"},
-    {"tablestate", "reads", "writes", "engine", "figures", "frequencies", "lookahead", "session", "table"},
+    {"arguments", "tablestate", "reads", "writes", "engine", "figures", "frequencies", "lookahead", "session", "table"},
     {"popularity", "hotpins"},
     {"warming"},
     {"store"},
