@@ -140,14 +140,19 @@ class Meeting:
 
 
 def train_ranks(
-    store: Any, work: Callable[[int, HotColdRun], Any], ranks: int = 2, **options: Any
+    store: Any,
+    work: Callable[[int, HotColdRun], Any],
+    ranks: int = 2,
+    make: Callable[..., HotColdRun] = run_of,
+    **options: Any,
 ) -> list[Any]:
-    """Do the work of every rank in a thread of its own; return what they return."""
+    """Do the work of every rank in a thread of its own, on the run that `make` makes of the store,
+    rank and options; return what they return."""
     meeting = Meeting(ranks)
 
     def of_rank(rank: int) -> Any:
         try:
-            with run_of(
+            with make(
                 store,
                 name="run",
                 rank=rank,

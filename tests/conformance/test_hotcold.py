@@ -275,6 +275,9 @@ def test_leaving_early_keeps_what_was_trained(twin: Any, how: str, in_hot: bool)
             assert error is None
             with pytest.raises(InvalidArgumentError, match="another run"):
                 next(run.steps([]))
+            assert run.exchange() == len(trainer.kinds)
+            count_commands(twin)
+            twin.check()
 
     if error is None:
         leave_early()
@@ -303,6 +306,7 @@ def test_session_that_has_ended_leaves_the_store_as_at_the_last_exchange(twin: A
     count_commands(twin)
     twin.check()
     assert all(twin.store.table(t).t == stored for t in TABLES)
+    assert run.stats()["stored_batches"] == stored
     again = Trainer(twin.reference)
     with run_of(twin.store, name="run") as run:
         for step in run.steps(chunks, skip=stored):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore_client.hotcold.packer import Packed
-from embstore_client.hotcold.phases import AGREED_BATCHES_MAX, Phases
+from embstore_client.hotcold.phases import AGREED_BATCHES_MAX, Phases, PushRoom
 from tests.conformance.hotcold import Meeting
 
 EMPTY = {"id": np.empty(0, np.int64)}
@@ -26,11 +26,17 @@ def packed(kinds: list[bool]) -> Any:
         before = is_hot
 
 
+def phases_of(kinds: list[bool], all_gather: Any = None, bytes_max: int = 10) -> Phases:
+    """Return the phases of such a stream; a hot batch adds its number's last digit to a push."""
+    room = PushRoom(bytes_max, lambda batch: int(batch["id"][0]) % 10)
+    return Phases(packed(kinds), lambda: EMPTY, room, all_gather)
+
+
 def taken(phases: Phases) -> list[tuple[bool, list[list[int]]]]:
     """Go through all phases; return their kinds, and the numbers in each of their batches."""
     found = []
     while (phase := phases.following()) is not None:
-        found.append((phase.is_hot, [batch["id"].tolist() for batch in phase.batches]))
+        found.append((phase.is_hot, [batch["id"].tolist() for batch, _ in phase.batches]))
     return found
 
 
@@ -38,7 +44,23 @@ def taken(phases: Phases) -> list[tuple[bool, list[list[int]]]]:
 def test_phases_of_one_rank_are_its_stretches_of_one_kind(kinds: list[bool]) -> None:
     numbers = iter(range(len(kinds)))
     wanted = [(kind, [[next(numbers)] for _ in group]) for kind, group in groupby(kinds)]
-    assert taken(Phases(packed(kinds), EMPTY, None)) == wanted
+    assert taken(phases_of(kinds)) == wanted
+
+
+def test_hot_batches_that_no_push_takes_are_of_mixed_phases() -> None:
+    """Of one rank those that are too large, of several those that are too large together."""
+    alone = taken(phases_of([True] * 10, bytes_max=7))
+    assert [(is_hot, len(b)) for is_hot, b in alone] == [(True, 8), (False, 2)]
+    meeting = Meeting(2)
+
+    def of_rank(rank: int) -> Any:
+        return taken(phases_of([True] * 12 if rank else [True] * 8, meeting.of(rank), bytes_max=9))
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(of_rank, range(2)))
+    assert [[(is_hot, len(b)) for is_hot, b in phases] for phases in found] == [
+        [(True, 5), (False, 3), (True, 4)]
+    ] * 2
 
 
 @given(ranks=st.lists(kinds_of_a_rank, min_size=2, max_size=3))
@@ -48,7 +70,7 @@ def test_ranks_agree_and_lose_no_batch(ranks: list[list[bool]]) -> None:
     with ThreadPoolExecutor(len(ranks)) as pool:
         found = list(
             pool.map(
-                lambda rank: taken(Phases(packed(ranks[rank]), EMPTY, meeting.of(rank))),
+                lambda rank: taken(phases_of(ranks[rank], meeting.of(rank), bytes_max=1000)),
                 range(len(ranks)),
             )
         )
@@ -68,7 +90,7 @@ def test_ranks_of_alike_streams_train_all_their_hot_batches_hot() -> None:
     meeting = Meeting(2)
     with ThreadPoolExecutor(2) as pool:
         found = list(
-            pool.map(lambda rank: taken(Phases(packed(kinds), EMPTY, meeting.of(rank))), range(2))
+            pool.map(lambda rank: taken(phases_of(kinds, meeting.of(rank), 1000)), range(2))
         )
     assert found[0] == found[1]
     assert sum(len(b) for is_hot, b in found[0] if is_hot) == 140

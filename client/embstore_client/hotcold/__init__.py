@@ -7,6 +7,7 @@
     steps          what its body sees of a batch
     replica        the hot rows at the trainer, in NumPy
     rows           one table's hot rows, in slots
+    update         one update of them, of all ranks
     torch_replica  the same in torch tensors, on the trainer's device
     phases         stretches of one kind, on all ranks alike
     ranks          what ranks tell each other

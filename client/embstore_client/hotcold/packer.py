@@ -90,6 +90,7 @@ class Packer:
         self._batch_size = as_positive(batch_size, "batch_size")
         self._window_batches = as_positive(window_batches, "window_batches")
         self._controller = as_controller(rate)
+        self._layout: _Layout | None = None  # Of the last stream's chunks; None before the first.
         self._is_hot = False  # The kind of the last batch emitted.
         self._batches = {True: 0, False: 0}  # By whether they are hot, as the samples.
         self._samples = {True: 0, False: 0}
@@ -101,6 +102,13 @@ class Packer:
     def held_samples(self) -> int:
         """Samples taken from the stream and not emitted yet."""
         return self._held_samples
+
+    @property
+    def empty_batch(self) -> Batch | None:
+        """A batch of no samples, with all columns of the stream; None before its first chunk."""
+        if self._layout is None:
+            return None
+        return {name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self._layout.items()}
 
     @property
     def stats(self) -> PackerStats:
@@ -131,11 +139,12 @@ class Packer:
             that chunk, and of the samples held, is emitted.
         """
         self._held_samples = 0
+        self._layout = None
         queues: dict[bool, _Queue] | None = None
         for chunk in chunks:
             columns = _as_columns(chunk)
             if queues is None:
-                layout = _layout(columns)
+                layout = self._layout = _layout(columns)
                 queues = {kind: _Queue(layout, self._batch_size) for kind in (True, False)}
             _check_layout(columns, layout)
             yield from self._add(queues, columns)

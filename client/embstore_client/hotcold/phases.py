@@ -7,14 +7,21 @@ many there are of it. The phase is hot if all of these are, and as long as the s
 Otherwise it is mixed, and a hot batch in it is trained as a mixed one, which it is as well: that
 costs a little traffic and changes no bit.
 
-A rank that has no batches left takes part with empty ones, as all columns of length 0, until the
-last rank has none: the steps of the others need it, and no sample is lost.
+So is a hot batch whose rows, of all ranks together, are more than one push takes: trained at the
+trainer, it could never be sent. Ranks say beside how many bytes each of their hot batches may add
+to a push, and a phase ends where it would be the other way about.
+
+A rank that has no batches left takes part with empty ones, which have all columns of its stream,
+until the last rank has none: the steps of the others need it, and no sample is lost. A stream
+without any chunk has no columns, and is refused where others have batches.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
+from embstore.errors import InvalidArgumentError
 from embstore_client.hotcold.packer import Batch, Packed
 from embstore_client.hotcold.ranks import AllGather, Verb, meet
 
@@ -22,23 +29,51 @@ AGREED_BATCHES_MAX = 64
 """Batches that ranks agree on at once, at most: a rank holds as many, beside the packer's."""
 
 
+class PhaseBatch(NamedTuple):
+    """A batch of a phase."""
+
+    batch: Batch
+    push_bytes: int
+    """That a hot one adds to the next push, of all ranks together, at most."""
+
+
 class Phase(NamedTuple):
     """Consecutive batches that are trained alike."""
 
     is_hot: bool
-    batches: Iterator[Batch]
+    batches: Iterator[PhaseBatch]
+
+
+class PushRoom(NamedTuple):
+    """How much one push takes, and how much of it a hot batch may need."""
+
+    bytes_max: int
+    bytes_of: Callable[[Batch], int]
+
+
+class _Ready(NamedTuple):
+    """A batch that is held."""
+
+    batch: Batch
+    is_hot: bool
+    push_bytes: int
 
 
 class Phases:
     """The phases of one rank's stream. One thread at a time."""
 
     def __init__(
-        self, packed: Iterator[Packed], empty: Batch, all_gather: AllGather | None
+        self,
+        packed: Iterator[Packed],
+        empty: Callable[[], Batch | None],
+        room: PushRoom,
+        all_gather: AllGather | None,
     ) -> None:
-        """Take the stream; `empty` is a batch without samples, if the stream has none at all."""
+        """Take the stream; `empty` returns a batch of no samples once its columns are known."""
         self._packed = packed
-        self._ready: deque[Packed] = deque()
+        self._ready: deque[_Ready] = deque()
         self._empty = empty
+        self._room = room
         self._all_gather = all_gather
 
     def following(self) -> Phase | None:
@@ -46,6 +81,7 @@ class Phases:
 
         Raises
         ------
+        InvalidArgumentError : a rank had no chunk, and others have batches; at all ranks.
         What the stream raises, and the hook.
         """
         if self._all_gather is None:
@@ -54,46 +90,68 @@ class Phases:
         return self._agreed(self._all_gather)
 
     def _agreed(self, all_gather: AllGather) -> Phase | None:
-        first = self._peek()
-        count = self._count_ahead()
-        numbers = [first is not None and first.is_hot, count]
+        ahead = self._ahead()
+        is_hot = bool(ahead) and ahead[0].is_hot
+        numbers = [is_hot, self._empty() is not None, *(ready.push_bytes for ready in ahead)]
         told = [t.numbers for t in meet(all_gather, Verb.PHASE, numbers, {})]
-        going = [(bool(is_hot), count) for is_hot, count in told if count]
+        going = [(bool(is_hot), sizes) for is_hot, _, *sizes in told if sizes]
         if not going:
             return None
-        is_hot = all(is_hot for is_hot, _ in going)
-        return Phase(is_hot, self._next(min(count for _, count in going)))
+        if chunkless := [rank for rank, (_, has_columns, *_) in enumerate(told) if not has_columns]:
+            raise InvalidArgumentError(
+                "expected a chunk of every rank, of no samples where there are none, because its "
+                f"batches are to have columns; found none of ranks {chunkless}"
+            )
+        sums = [sum(sizes) for sizes in zip(*(sizes for _, sizes in going), strict=False)]
+        if not all(is_hot for is_hot, _ in going):
+            return Phase(False, self._next(sums))
+        return self._fitting(sums)
 
-    def _peek(self) -> Packed | None:
-        if not self._ready:
-            packed = next(self._packed, None)
-            if packed is None:
-                return None
-            self._ready.append(packed)
-        return self._ready[0]
+    def _fitting(self, sums: list[int]) -> Phase:
+        """Return a phase of batches that are hot at all ranks, and as far as they fit a push."""
+        fits = self._fits(sums[0])
+        alike = takewhile(lambda push_bytes: self._fits(push_bytes) is fits, sums)
+        return Phase(fits, self._next([*alike]))
 
-    def _count_ahead(self) -> int:
-        """Return how many batches of one kind come next, and hold them."""
-        while len(self._ready) < AGREED_BATCHES_MAX and self._ends_alike():
-            packed = next(self._packed, None)
-            if packed is None:
+    def _fits(self, push_bytes: int) -> bool:
+        return push_bytes <= self._room.bytes_max
+
+    def _take(self) -> bool:
+        """Hold one batch more; return whether there was one."""
+        packed = next(self._packed, None)
+        if packed is None:
+            return False
+        push_bytes = self._room.bytes_of(packed.batch) if packed.is_hot else 0
+        is_hot = packed.is_hot and self._fits(push_bytes)
+        self._ready.append(_Ready(packed.batch, is_hot, push_bytes))
+        return True
+
+    def _peek(self) -> _Ready | None:
+        return self._ready[0] if self._ready or self._take() else None
+
+    def _ahead(self) -> list[_Ready]:
+        """Return the next batches of one kind, which are held."""
+        if self._peek() is None:
+            return []
+        is_hot = self._ready[0].is_hot
+        while len(self._ready) < AGREED_BATCHES_MAX and self._ready[-1].is_hot == is_hot:
+            if not self._take():
                 break
-            self._ready.append(packed)
-        return sum(p.is_hot == self._ready[0].is_hot for p in self._ready)
+        return [*takewhile(lambda ready: ready.is_hot == is_hot, self._ready)]
 
-    def _ends_alike(self) -> bool:
-        """Whether the batches held are all of one kind; if not, the first ones end the phase."""
-        return bool(self._ready) and self._ready[0].is_hot == self._ready[-1].is_hot
+    def _of_kind(self, is_hot: bool) -> Iterator[PhaseBatch]:
+        while (first := self._peek()) is not None and first.is_hot == is_hot:
+            self._ready.popleft()
+            yield PhaseBatch(first.batch, first.push_bytes)
 
-    def _of_kind(self, is_hot: bool) -> Iterator[Batch]:
-        while (packed := self._peek()) is not None and packed.is_hot == is_hot:
-            yield self._ready.popleft().batch
+    def _next(self, sums: list[int]) -> Iterator[PhaseBatch]:
+        for push_bytes in sums:
+            yield PhaseBatch(self._batch(), push_bytes)
 
-    def _next(self, count: int) -> Iterator[Batch]:
-        for _ in range(count):
-            if self._ready:
-                batch = self._ready.popleft().batch
-                self._empty = {name: values[:0] for name, values in batch.items()}
-                yield batch
-            else:
-                yield self._empty
+    def _batch(self) -> Batch:
+        """Return the next batch, an empty one where none is left."""
+        if self._ready:
+            return self._ready.popleft().batch
+        empty = self._empty()
+        assert empty is not None, "ranks without columns do not agree on a phase"
+        return empty

@@ -6,9 +6,13 @@ is given has one form whatever it is for: by table, keys (k,) int64 and rows (k,
 says beside what it is about, as numbers under the name NUMBERS, which no table can have: so ranks
 that are not at the same place, or update with other options, are found out where they meet, and not
 by a digest that is wrong.
+
+Whether they have one hot set they ask as a loop begins: a rank with another would pack other
+batches, and fail at the first key that it has not, after updates which the others have done.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -16,6 +20,7 @@ import numpy as np
 
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError, RankFailedError
+from embstore.frequency.hotset import HotSet
 
 Share = dict[str, tuple[Keys, Rows]]
 """By table, keys (k,) and a row for each, (k, d)."""
@@ -29,13 +34,16 @@ NUMBERS = ""
 class Verb(IntEnum):
     """What ranks meet for."""
 
-    PHASE = 0  # to agree on the kind and length of the next phase
-    UPDATE = 1
-    RELEASE = 2
-    SKIP = 3
-    REFRESH = 4  # to tell which rows mixed steps have touched
-    PUSHED = 5  # rank 0 has sent the hot rows to the store
-    FAILED = 6  # it could not
+    BEGIN = 0  # to compare their hot sets
+    PHASE = 1  # to agree on the kind and length of the next phase
+    UPDATE = 2
+    RELEASE = 3
+    SKIP = 4
+    REFRESH = 5  # to tell which rows mixed steps have touched
+    RATES = 6  # to take rank 0's learning rates, once the rows are here
+    EXCHANGE = 7  # to push before the phase ends
+    PUSHED = 8  # rank 0 has sent the hot rows to the store
+    FAILED = 9  # it could not
 
 
 class Told(NamedTuple):
@@ -95,6 +103,39 @@ def meet(
     return [Told(t.numbers[1:], t.share) for t in told]
 
 
+def check_hot_set(all_gather: AllGather | None, hot_set: HotSet, tables: Iterable[str]) -> None:
+    """Check that all ranks have one hot set, of the tables that they train.
+
+    Raises
+    ------
+    InvalidArgumentError : one has another version, or other keys.
+    """
+    if all_gather is None:
+        return
+    told = [t.numbers for t in meet(all_gather, Verb.BEGIN, _numbers_of(hot_set, tables), {})]
+    if others := _others(told, told[0]):
+        versions = [version for version, *_ in told]
+        raise InvalidArgumentError(
+            f"expected all ranks to have one hot set, found versions {versions}, and other keys or "
+            f"versions than rank 0's at ranks {others}"
+        )
+
+
+def _numbers_of(hot_set: HotSet, tables: Iterable[str]) -> list[int]:
+    """Return a hot set's version, and a hash of its keys."""
+    found = hashlib.sha256()
+    for name in sorted(tables):
+        keys = hot_set.tables[name]
+        found.update(f"{len(keys)} {name}\0".encode())
+        found.update(np.ascontiguousarray(keys, "<i8").data)
+    return [hot_set.version, *np.frombuffer(found.digest(), "<i8").tolist()]
+
+
+def _others(told: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
+    """Return the ranks that told other numbers."""
+    return [rank for rank, numbers in enumerate(told) if [*numbers] != [*wanted]]
+
+
 def _told(answer: Mapping[str, tuple[Keys, Rows]]) -> Told:
     numbers = [int(n) for n in answer[NUMBERS][0]]
     return Told(numbers, {name: part for name, part in answer.items() if name != NUMBERS})
@@ -107,3 +148,8 @@ def _numbers(numbers: Sequence[int] | Keys) -> Share:
 def float_bits(value: float) -> int:
     """Return a float64 as an integer of the same bits."""
     return int(np.float64(value).view(np.int64))
+
+
+def float_of(bits: int) -> float:
+    """Return the float64 of these bits."""
+    return float(np.int64(bits).view(np.float64))

@@ -21,10 +21,15 @@ t, which only this replica can have moved.
 
 An update is computed beside the rows and then put in place, from a list that is kept until all of
 it is done. An interrupt in between (Ctrl-C) leaves that list, and what comes next does it again: to
-put a row in place twice is the same as once. So an update happens whole or not at all here, too.
+put a row in place twice is the same as once. So an update happens whole or not at all here, too. A
+**receipt** holds the list, and whoever gave the receipt can tell by it whether the update is taken:
+both become so by one assignment.
 
 Of several ranks each has a replica of the same rows, and sums of gradients meet in a hook of the
 caller (`ranks.py`), are added in rank order (contract.md, rule 6) and applied by each rank alike.
+With them ranks compare each table's t and learning rate, without which replicas would part in
+silence. A rate that changes at the store while one rank has pulled and another has not is none to
+part by: after a refresh all take rank 0's.
 Rejected: rank 0 training for all, who would have to send rows instead of sums; and each rank
 pushing its part, which would be as many commands.
 """
@@ -35,15 +40,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from embstore.arithmetic import add_ranks, scale_sums, sum_by_key, unique, update_scalars
-from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, fp32_scalar
+from embstore.arithmetic import sum_by_key, unique, update_scalars
+from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.feed.port import OnNonfinite
 from embstore.frequency.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
-from embstore_client.hotcold.ranks import AllGather, Share, Verb, float_bits, meet
+from embstore_client.hotcold.ranks import AllGather, Verb, float_bits, float_of, meet
 from embstore_client.hotcold.rows import HostRows, HotRows, HotTable, Slots
+from embstore_client.hotcold.update import Options, Sums, check_alike, first_nonfinite, scaled
 
 _T_MAX = 2**64 - 1
 
@@ -59,42 +65,24 @@ class _Change(NamedTuple):
     dirty_count: int
 
 
-class _Sums(NamedTuple):
-    """One table's gradients, summed by key (and over ranks), then scaled."""
+class Receipt:
+    """By which whoever updates can tell whether it was done, though it ended by an interrupt."""
 
-    keys: Keys  # (u,) distinct
-    gradients: Rows  # (u, dim)
-
-
-class _Options(NamedTuple):
-    """An update's options, checked."""
-
-    learning_rate: float | None  # None: the tables'
-    gradient_scale: float
-    skips_nonfinite: bool
-
-    @classmethod
-    def checked(cls, learning_rate: Any, gradient_scale: Any, on_nonfinite: Any) -> "_Options":
-        """Return the options, or raise InvalidArgumentError."""
-        if on_nonfinite not in ("refuse", "skip"):
-            raise InvalidArgumentError(
-                f'expected on_nonfinite to be "refuse" or "skip", found {on_nonfinite!r}'
-            )
-        if learning_rate is not None:
-            learning_rate = fp32_scalar(learning_rate, "learning_rate")
-        scale = fp32_scalar(gradient_scale, "gradient_scale")
-        return cls(learning_rate, scale, on_nonfinite == "skip")
+    def __init__(self) -> None:
+        self._changes: list[_Change] | None = None  # None: not taken. Empty: in place.
 
     @property
-    def numbers(self) -> list[int]:
-        """The options as ranks compare them."""
-        rate, scale = self.learning_rate, self.gradient_scale
-        return [
-            int(rate is None),
-            float_bits(rate or 0.0),
-            float_bits(scale),
-            int(self.skips_nonfinite),
-        ]
+    def is_taken(self) -> bool:
+        """Whether the update is one of the replica's: it must not be done again."""
+        return self._changes is not None
+
+
+class _Push(NamedTuple):
+    """A push whose end is not seen yet."""
+
+    t: dict[str, int]  # Which the tables get by it.
+    rows: int
+    bytes: int
 
 
 class Replica:
@@ -118,8 +106,8 @@ class Replica:
         self.pulled_rows = self.pushed_rows = 0
         self.pulled_bytes = self.pushed_bytes = 0
         self._store = store
-        self._changes: list[_Change] = []  # Of an update that is being put in place.
-        self._pushing: dict[str, int] = {}  # The t that tables get by a push whose end is not seen.
+        self._receipt = Receipt()  # Of the last update, whose changes may not all be in place.
+        self._pushing: _Push | None = None
         names = [*hot_set.tables] if tables is None else [*tables]
         self._tables = {name: self._open(name) for name in names}
 
@@ -164,6 +152,19 @@ class Replica:
         """Bytes that a push now would send."""
         self._settle()
         return sum(table.dirty_count * table.row_bytes for table in self._tables.values())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes that a push of all hot rows would send."""
+        return self.push_bytes({n: len(t.index.keys) for n, t in self._tables.items()})
+
+    def push_bytes(self, counts: Mapping[str, int]) -> int:
+        """Return how many bytes a push of so many hot rows of each table would send, at most."""
+        sizes = []
+        for name, count in counts.items():
+            table = self._table(name)
+            sizes.append(min(count, len(table.index.keys)) * table.row_bytes)
+        return sum(sizes)
 
     # Pulling
 
@@ -227,6 +228,14 @@ class Replica:
         self.pulled_rows += len(slots)
         self.pulled_bytes += len(slots) * table.row_bytes
 
+    def take_rates(self, all_gather: AllGather | None) -> None:
+        """Take rank 0's learning rates: another rank may have pulled them before they changed."""
+        tables = [self._tables[name] for name in sorted(self._tables)]
+        rates = [float_bits(table.learning_rate) for table in tables]
+        first = meet(all_gather, Verb.RATES, rates, {})[0]
+        for table, bits in zip(tables, first.numbers, strict=True):
+            table.learning_rate = float_of(bits)
+
     # Training
 
     def lookup(self, keys: Mapping[str, ArrayLike]) -> dict[str, Any]:
@@ -251,6 +260,7 @@ class Replica:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
         all_gather: AllGather | None = None,
+        receipt: Receipt | None = None,
     ) -> AcknowledgedUpdate:
         """Train hot rows by one update of all named tables, or none.
 
@@ -259,6 +269,7 @@ class Replica:
         gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
         learning_rate : None: the tables', as they were when they were pulled
         all_gather : of several ranks, which all call this; what they give is added in their order
+        receipt : a new one, which tells whether this was done, if it is interrupted
 
         Returns
         -------
@@ -267,24 +278,31 @@ class Replica:
         Raises
         ------
         InvalidArgumentError : shape, dtype, a key that is not hot; a sum that is not finite; ranks
-            that give other options. Nothing has changed.
+            that give other options, or whose replicas have parted. Nothing has changed.
         """
         self._settle()
         self._check_pushed()
-        options = _Options.checked(learning_rate, gradient_scale, on_nonfinite)
+        options = Options.checked(learning_rate, gradient_scale, on_nonfinite)
         own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
-        told = meet(all_gather, Verb.UPDATE, options.numbers, own)
-        if others := [rank for rank, t in enumerate(told) if t.numbers != options.numbers]:
-            raise InvalidArgumentError(
-                f"expected all ranks to update with the same options, found others of ranks "
-                f"{others}; all may do it again"
-            )
-        sums = _scaled([t.share for t in told], options.gradient_scale)
-        if (wrong := _first_nonfinite(sums)) is not None:
+        tables = [] if all_gather is None else self._numbers(options.learning_rate)
+        told = meet(all_gather, Verb.UPDATE, [*options.numbers, *tables], own)
+        check_alike(told, options.numbers, tables)
+        sums = scaled([t.share for t in told], options.gradient_scale)
+        if (wrong := first_nonfinite(sums)) is not None:
             return self._refuse(*wrong, options)
-        self._changes = [self._change(name, s, options) for name, s in sums.items()]
+        self._receipt = receipt or Receipt()
+        self._receipt._changes = [self._change(name, s, options) for name, s in sums.items()]
         self._settle()
         return AcknowledgedUpdate(0, self.t)
+
+    def _numbers(self, learning_rate: float | None) -> list[int]:
+        """Return each table's t and the rate of an update, as ranks compare them."""
+        numbers = []
+        for name in sorted(self._tables):
+            table = self._tables[name]
+            rate = table.learning_rate if learning_rate is None else learning_rate
+            numbers += [table.t, float_bits(rate)]
+        return numbers
 
     def _summed(self, name: str, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
         """Return one table's gradients, summed by key (contract.md, rule 2)."""
@@ -295,7 +313,7 @@ class Replica:
         rows = as_rows(self.to_host(gradients), shape, name, "gradients")
         return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
 
-    def _change(self, name: str, sums: _Sums, options: "_Options") -> _Change:
+    def _change(self, name: str, sums: Sums, options: Options) -> _Change:
         table = self._table(name)
         slots, t = self._slots(table, sums.keys), table.t + 1
         if t > _T_MAX:
@@ -309,14 +327,15 @@ class Replica:
 
     def _settle(self) -> None:
         """Put an update in place; one that was interrupted in this as well."""
-        for change in self._changes:
+        for change in self._receipt._changes or ():
             table = change.table
             table.rows.write(change.slots, change.weights, change.state)
             table.is_dirty[change.slots] = True
             table.dirty_count, table.t = change.dirty_count, change.t
-        self._changes = []
+        if self._receipt.is_taken:
+            self._receipt._changes = []
 
-    def _refuse(self, name: str, key: int, options: "_Options") -> AcknowledgedUpdate:
+    def _refuse(self, name: str, key: int, options: Options) -> AcknowledgedUpdate:
         if options.skips_nonfinite:
             return AcknowledgedUpdate(0, self.t, skipped=True)
         raise InvalidArgumentError(
@@ -365,35 +384,40 @@ class Replica:
         EmbstoreError : what the store says. The rows are still here, and may be pushed again.
         """
         self._settle()
-        if self._pushing and self._has_arrived():
+        if self._pushing is not None and self._has_arrived(self._pushing):
             self.note_pushed()
         rows = {name: self._unsent(t) for name, t in self._tables.items() if t.t != t.stored_t}
         if not rows:
             return None
-        self._pushing = {name: self._tables[name].t for name in rows}
+        self._pushing = _Push(
+            {name: self._tables[name].t for name in rows},
+            sum(len(keys) for keys, *_ in rows.values()),
+            self.unsent_bytes,
+        )
         done: AcknowledgedUpdate = self._called(self._store.sessions.put_rows, member, rows)
-        self.pushed_rows += sum(len(keys) for keys, *_ in rows.values())
-        self.pushed_bytes += self.unsent_bytes
         self.note_pushed()
         return done
 
     def note_pushed(self) -> None:
-        """Note that the store has what was trained here, as another rank has pushed it."""
+        """Note that the store has what was trained here, whichever rank has pushed it."""
         for table in self._tables.values():
             table.is_sent()
-        self._pushing = {}
+        pushed, self._pushing = self._pushing, None
+        if pushed is not None:
+            self.pushed_rows += pushed.rows
+            self.pushed_bytes += pushed.bytes
 
     def _unsent(self, table: HotTable) -> tuple[Keys, Rows, Rows, int]:
         slots = np.flatnonzero(table.is_dirty)
         return table.index.keys[slots], *table.rows.read(slots), table.t - table.stored_t
 
-    def _has_arrived(self) -> bool:
+    def _has_arrived(self, pushed: _Push) -> bool:
         """Ask the store whether a push was done whose end this replica has not seen."""
-        name, t = next(iter(self._pushing.items()))
+        name, t = next(iter(pushed.t.items()))
         return bool(self._called(lambda: self._tables[name].handle.t) == t)
 
     def _check_pushed(self) -> None:
-        if self._pushing:
+        if self._pushing is not None:
             raise InvalidArgumentError(
                 "expected the last push to have succeeded before more is trained; push again"
             )
@@ -404,30 +428,3 @@ def _parts(slots: Slots, rows_max: int) -> Iterator[Slots]:
     step = max(rows_max, 1)
     for first in range(0, len(slots), step):
         yield slots[first : first + step]
-
-
-def _scaled(shares: list[Share], gradient_scale: float) -> dict[str, _Sums]:
-    """Add the ranks' sums of each table in rank order, and scale (contract.md, rules 6 and 4)."""
-    names = dict.fromkeys(name for share in shares for name in share)
-    sums = {}
-    for name in names:
-        parts = [share[name] for share in shares if name in share]
-        keys, total = parts[0] if len(parts) == 1 else _added(parts)
-        sums[name] = _Sums(keys, scale_sums(total, gradient_scale))
-    return sums
-
-
-def _added(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:
-    keys, inverse = unique(np.concatenate([keys for keys, _ in parts]))
-    ids = np.split(inverse, np.cumsum([len(keys) for keys, _ in parts])[:-1])
-    total = add_ranks(len(keys), [(i, sums) for i, (_, sums) in zip(ids, parts, strict=True)])
-    return keys, total
-
-
-def _first_nonfinite(sums: Mapping[str, _Sums]) -> tuple[str, int] | None:
-    """Return table and key of the first gradient that is not finite (contract.md, rule 9)."""
-    for name, (keys, gradients) in sums.items():
-        is_finite = np.isfinite(gradients).all(axis=1)
-        if not is_finite.all():
-            return name, int(keys[~is_finite][0])
-    return None

@@ -13,18 +13,28 @@ then:
 
 A mixed batch may touch hot rows too, which is why both are needed. So rows, state and t are at any
 exchange what plain updates in the order of the steps would have made them, bit for bit. In a hot
-phase the store is as at the last exchange, exactly; then t counts the batches that it has.
+phase the store is as at the last exchange, exactly.
+
+One push is one call, so it may not be larger than a call. Before a hot step that could make it so,
+what was trained is pushed; a batch whose rows alone are more than a push takes is trained as a
+mixed one.
+
+How many batches of the stream the store has is `stats()["stored_batches"]`: t does not say it, as
+batches that were skipped or released add nothing to it. With the same chunks, batch size, window
+and rate, `steps(chunks, skip=...)` goes on behind so many. A checkpoint is of what the store has:
+in the loop, `exchange()` pushes before it and returns that number, to be kept in its metadata.
 
 Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes what was trained. If the
 store does not answer, or the session has ended, that is lost, and the store is as at the last
-exchange: with the same chunks, batch size, window and rate, `steps(chunks, skip=...)` goes on
-behind the batches that it has.
+exchange. A mixed step that is left while its update is out is not counted, and may be done
+nevertheless, as any call whose answer is lost.
 
 Several ranks share every step, as they do in a session. In hot phases their gradients meet in the
 caller's `all_gather` hook, and each rank trains its own replica alike; rank 0 alone pushes, and the
-others wait for that in the hook. Which phases come next they agree on in the same way
-(`phases.py`). A rank that fails leaves the others waiting in the hook, which is the caller's to
-end, as it is for the gradients of the rest of the model; only a push that fails is told to all.
+others wait for that in the hook; what it pushes as it leaves, it alone knows of. Which phases come
+next they agree on in the same way (`phases.py`). A rank that fails leaves the others waiting in the
+hook, which is the caller's to end, as it is for the gradients of the rest of the model; only a push
+that fails is told to all.
 
 The store's own counts of accesses know nothing of those to a replica.
 
@@ -37,7 +47,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -47,11 +57,18 @@ from embstore.feed.run import Run
 from embstore.frequency.hotset import HotSet
 from embstore_client.hotcold.classifier import Chunk, Classifier
 from embstore_client.hotcold.packer import Batch, Packer
-from embstore_client.hotcold.phases import Phase, Phases
-from embstore_client.hotcold.ranks import AllGather, CheckedGather, Verb, meet
+from embstore_client.hotcold.phases import Phase, Phases, PushRoom
+from embstore_client.hotcold.ranks import AllGather, CheckedGather, Verb, check_hot_set, meet
 from embstore_client.hotcold.replica import Replica
 from embstore_client.hotcold.scheduler import RateController
 from embstore_client.hotcold.steps import HotColdStep, HotStep, MixedStep
+
+
+class _Latest(NamedTuple):
+    """The last step that was given to the body of a loop."""
+
+    step: HotColdStep
+    place: int  # Of its batch in the loop's stream, from 1.
 
 
 class HotColdRun:
@@ -126,12 +143,16 @@ class HotColdRun:
             world_size=world_size,
             **session,
         )
-        self._rank = rank
+        self._rank, self._world_size = rank, world_size
         self._all_gather = _hook(all_gather, rank, world_size)
         self._replica: Replica | None = None  # None until the with block.
         self._figures = dict.fromkeys(
             ("hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"), 0
         )
+        self._latest: _Latest | None = None  # Of the loop at hand, or the last one.
+        self._counted_place = 0  # Of the last step in the figures.
+        self._skipped_batches = 0  # By the loop's `skip`.
+        self._pushed_batches = 0  # Batches of its stream that the store had at the last exchange.
         self._is_hot = False  # Rows may be trained here that the store has not.
         self._has_refreshed = False
         self._may_loop = False
@@ -148,6 +169,7 @@ class HotColdRun:
         self._replica = self._make_replica(self._store, self._hot_set, tables=self._tables)
         self._session.__enter__()
         self._is_hot = self._has_refreshed = False
+        self._begin_stream(0)
         self._may_loop = True
         return self
 
@@ -163,6 +185,7 @@ class HotColdRun:
         """
         reason = failure
         try:
+            self._count_finished()
             self._push_at_last(failure)
         except BaseException as exc:
             reason = exc
@@ -175,6 +198,7 @@ class HotColdRun:
             return
         try:
             self._joined().push(self._session.member)
+            self._pushed_batches = self._finished_batches
         except EmbstoreError as exc:
             if failure is None:
                 raise
@@ -200,13 +224,16 @@ class HotColdRun:
         """Return what the run did so far.
 
         "hot_batches", "mixed_batches", "hot_samples", "mixed_samples" by where they were trained;
-        "switches" between phases; "store_calls", without the renewals of the lease, which a thread
-        does however long a phase is; "pulled_rows", "pushed_rows" and "bytes" of the exchanges;
-        "hot_rows" and "hot_set_version".
+        "stored_batches", those of the loop's stream that the store has, `skip` included, for the
+        loop at hand or the last one in the with block; "switches" between phases; "store_calls",
+        without the renewals of the lease, which a thread does however long a phase is;
+        "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and "hot_set_version".
         """
+        self._count_finished()
         replica = self._replica
         exchanged = {"store_calls": self._port.calls, "pulled_rows": 0, "pushed_rows": 0}
         exchanged |= {"bytes": 0, "hot_rows": self._hot_set.row_count}
+        exchanged |= {"stored_batches": self._stored_batches}
         if replica is not None:
             exchanged |= {
                 "store_calls": self._port.calls + replica.store_calls,
@@ -224,17 +251,18 @@ class HotColdRun:
 
         A step that the loop neither updates, releases nor skips is released when it takes the next
         one. When the loop has ended, the store has everything; until then, while steps are hot, it
-        is as at the last exchange.
+        is as at the last exchange (`exchange`).
 
         Parameters
         ----------
         chunks : samples in columns, of any number; a thread may iterate over them
-        skip : batches to leave out at the beginning, because the store has them already
+        skip : batches to leave out at the beginning, because the store has them already: what
+            "stored_batches" of `stats` was
 
         Raises
         ------
         InvalidArgumentError : outside the with block, within another loop, or after one that was
-            left early; a chunk is wrong.
+            left early; a chunk is wrong; ranks have other hot sets, or one of them has no chunk.
         What `chunks` raise, and the store.
         """
         self._joined()
@@ -245,9 +273,12 @@ class HotColdRun:
         if isinstance(skip, bool) or not isinstance(skip, int | np.integer) or skip < 0:
             raise InvalidArgumentError(f"expected skip to be an integer >= 0, found {skip!r}")
         self._may_loop = False
-        packed = itertools.islice(self._make_packer().pack(chunks), skip, None)
-        empty = {column: np.empty(0, np.int64) for column in self._columns}
-        phases = Phases(packed, empty, self._all_gather)
+        self._begin_stream(int(skip))
+        check_hot_set(self._all_gather, self._hot_set, self._tables)
+        packer = self._make_packer()
+        packed = itertools.islice(packer.pack(chunks), skip, None)
+        room = PushRoom(self._store.limits.call_bytes_max, self._push_bytes)
+        phases = Phases(packed, lambda: packer.empty_batch, room, self._all_gather)
         while (phase := phases.following()) is not None:
             self._switch(phase.is_hot)
             yield from self._hot_steps(phase) if phase.is_hot else self._mixed_steps(phase)
@@ -255,19 +286,43 @@ class HotColdRun:
         self._may_loop = True
 
     def _hot_steps(self, phase: Phase) -> Iterator[HotColdStep]:
-        for batch in phase.batches:
-            step = HotStep(self._joined, batch, self._keys(batch), self._all_gather)
-            yield step
-            if not step.is_finished:
-                step.release()
-            self._count("hot", batch)
-            if self._joined().unsent_bytes > self._store.limits.call_bytes_max // 2:
+        for batch, push_bytes in phase.batches:
+            if self._joined().unsent_bytes + push_bytes > self._store.limits.call_bytes_max:
                 self._push()
+            yield from self._trained(
+                HotStep(self._joined, batch, self._keys(batch), self._all_gather)
+            )
 
     def _mixed_steps(self, phase: Phase) -> Iterator[HotColdStep]:
-        for step in self._session.steps(phase.batches, self._touched_keys):
-            yield MixedStep(self._joined, step, self._keys(step.batch))
-            self._count("mixed", step.batch)
+        batches = (batch for batch, _ in phase.batches)
+        for step in self._session.steps(batches, self._touched_keys):
+            yield from self._trained(MixedStep(self._joined, step, self._keys(step.batch)))
+
+    def _trained(self, step: HotColdStep) -> Iterator[HotColdStep]:
+        """Yield a step to the body of the loop, and see to it that it is finished then."""
+        self._latest = _Latest(step, self._finished_batches + 1)
+        yield step
+        if not step.is_finished:
+            step.release()
+        self._count_finished()
+
+    def _push_bytes(self, batch: Batch) -> int:
+        """Return how many bytes a hot batch of this rank adds to the next push, at most.
+
+        By its ids, repeated ones too; by its distinct keys only where such batches of all ranks
+        might be too much for one push. 0 where a push takes all hot rows that there are.
+        """
+        replica, bytes_max = self._joined(), self._store.limits.call_bytes_max
+        if replica.hot_bytes <= bytes_max:
+            return 0
+        counts = dict.fromkeys(self._tables, 0)
+        for column, table in self._columns.items():
+            counts[table] += batch[column].size
+        by_ids = replica.push_bytes(counts)
+        if by_ids <= bytes_max // self._world_size:
+            return by_ids
+        keys = self._keys(batch)
+        return replica.push_bytes({table: len(np.unique(k)) for table, k in keys.items()})
 
     def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
         """Return a mixed batch's keys by table, and note that their rows will change.
@@ -284,11 +339,55 @@ class HotColdRun:
             parts[table].append(np.asarray(batch[column], np.int64).reshape(-1))
         return {t: p[0] if len(p) == 1 else np.concatenate(p) for t, p in parts.items()}
 
-    def _count(self, kind: str, batch: Batch) -> None:
+    # Which batches are finished
+
+    def _begin_stream(self, skip: int) -> None:
+        self._latest, self._counted_place = None, skip
+        self._skipped_batches = self._pushed_batches = skip
+
+    @property
+    def _finished_batches(self) -> int:
+        """Batches of the loop's stream that are finished, or were left out."""
+        if self._latest is None:
+            return self._skipped_batches
+        step, place = self._latest
+        return place if step.is_finished else place - 1
+
+    @property
+    def _stored_batches(self) -> int:
+        return self._pushed_batches if self._is_hot else self._finished_batches
+
+    def _count_finished(self) -> None:
+        """Count the step at hand, if it is finished, and was not counted."""
+        if self._counted_place == self._finished_batches or self._latest is None:
+            return
+        step, self._counted_place = self._latest
+        kind = "hot" if step.is_hot else "mixed"
         self._figures[f"{kind}_batches"] += 1
-        self._figures[f"{kind}_samples"] += len(next(iter(batch.values())))
+        self._figures[f"{kind}_samples"] += len(next(iter(step.batch.values())))
 
     # Exchanging rows
+
+    def exchange(self) -> int:
+        """Push what was trained on hot rows, so that the store has every batch finished by now.
+
+        For a checkpoint within the loop. Of several ranks, all call it at the same step.
+
+        Returns
+        -------
+        "stored_batches" of `stats`: to be kept with the checkpoint, as it is `skip` of the loop
+        that goes on behind it.
+
+        Raises
+        ------
+        InvalidArgumentError : outside the with block; or other ranks do something else.
+        EmbstoreError : what the store says. What was trained is still here, to be pushed again.
+        """
+        self._joined()
+        if self._is_hot:
+            meet(self._all_gather, Verb.EXCHANGE, [], {})
+            self._push()
+        return self._stored_batches
 
     def _switch(self, is_hot: bool) -> None:
         """Bring rows to where the next phase trains them."""
@@ -296,6 +395,7 @@ class HotColdRun:
             return
         if is_hot:
             self._refresh()
+            self._pushed_batches = self._finished_batches
         else:
             self._push()
         self._is_hot = is_hot
@@ -308,6 +408,7 @@ class HotColdRun:
             for told in meet(self._all_gather, Verb.REFRESH, [], rows):
                 replica.mark_stale({table: keys for table, (keys, _) in told.share.items()})
         replica.refresh()
+        replica.take_rates(self._all_gather)
         self._has_refreshed = True
 
     def _push(self) -> None:
@@ -322,6 +423,7 @@ class HotColdRun:
                 raise
         meet(self._all_gather, Verb.PUSHED, [], {})
         replica.note_pushed()
+        self._pushed_batches = self._finished_batches
 
 
 class _Session(Run):

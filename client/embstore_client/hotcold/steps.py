@@ -16,7 +16,7 @@ from embstore.feed.run import Step
 from embstore.results import AcknowledgedUpdate
 from embstore_client.hotcold.packer import Batch
 from embstore_client.hotcold.ranks import AllGather, Verb, meet
-from embstore_client.hotcold.replica import Replica
+from embstore_client.hotcold.replica import Receipt, Replica
 
 ReplicaNow = Callable[[], Replica]
 """Returns the run's replica; raises InvalidArgumentError outside the run's with block."""
@@ -61,7 +61,7 @@ class HotColdStep(ABC):
         Parameters
         ----------
         gradients : of all the run's tables, (n, dim); summed by key here
-        learning_rate : None: the table's; of a hot step, as it was at the last exchange
+        learning_rate : None: the table's; of a hot step, as it was when the phase began
 
         Returns
         -------
@@ -70,7 +70,8 @@ class HotColdStep(ABC):
         Raises
         ------
         InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
-            as before. Or it is finished already.
+            as before. Or it is finished already: as it is, where `is_finished` says so, after an
+            interrupt (Ctrl-C) in here too.
         """
 
     @abstractmethod
@@ -139,12 +140,13 @@ class HotStep(HotColdStep):
     ) -> None:
         super().__init__(replica, batch, keys)
         self._all_gather = all_gather
+        self._receipt = Receipt()
         self._finished_by = ""
 
     @property
     def is_finished(self) -> bool:
         """Whether it has been updated, released or skipped."""
-        return bool(self._finished_by)
+        return bool(self._finished_by) or self._receipt.is_taken
 
     def lookup(self) -> dict[str, Any]:
         """Return a row for each key; see `HotColdStep`."""
@@ -168,6 +170,7 @@ class HotStep(HotColdStep):
             gradient_scale=gradient_scale,
             on_nonfinite=on_nonfinite,
             all_gather=self._all_gather,
+            receipt=self._receipt,
         )
         self._finished_by = "updated"
         return done
@@ -189,5 +192,6 @@ class HotStep(HotColdStep):
         """Return the replica, if the step may still be `verb`."""
         replica = self._replica()
         if self.is_finished:
-            raise InvalidArgumentError(f"the step was {self._finished_by} and cannot be {verb}")
+            finished_by = self._finished_by or "updated"  # An interrupt may have come between.
+            raise InvalidArgumentError(f"the step was {finished_by} and cannot be {verb}")
         return replica
