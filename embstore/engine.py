@@ -442,6 +442,8 @@ class Engine:
                 for pool in list(self.pools.values()):
                     pool.tables.clear()
                     self._leave_if_empty(pool)
+                rows = {entry.table_id: entry.rows for entry in head.tables}
+                self.frequencies.go_back(self.tables.values(), rows)
                 self.tables.clear()
                 self._names.clear()
                 self._open_tables(head.tables)
@@ -509,6 +511,7 @@ class Engine:
             for pool in self.pools.values():
                 stack.callback(pool.close)
             stack.callback(self.storage.close)
+            stack.callback(self.frequencies.kept.close)  # before the directory is another's
 
     def _changed(self) -> bool:
         head = self.storage.catalogue.head

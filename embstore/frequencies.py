@@ -5,25 +5,28 @@ the directory has of a table is taken up when the table is, its levels go to its
 policy goes by them, and what was counted is written when the store is closed.
 """
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from embstore.device.base import Device
 from embstore.errors import EmbstoreError
-from embstore.frequency.accesses import Accesses, TableAccess
+from embstore.frequency.accesses import Accesses, TableAccess, within
 from embstore.frequency.kept import KeptFiles, KeptProfiles
 from embstore.frequency.levels import RowLevels
 from embstore.tablestate import Share, TableState
 
 
 class Frequencies:
-    """The access frequencies of one store. Engine thread only."""
+    """The access frequencies of one store. Engine thread only, but for `kept` and `importing`."""
 
     def __init__(
         self, files: KeptFiles, device: Device, *, count_rate: float, read_only: bool
     ) -> None:
         self.accesses = Accesses(count_rate)
         self.kept = KeptProfiles(files, read_only=read_only)
+        self.importing = threading.Lock()
+        """Held while a profile is kept and ranked, so that what is kept is what is ranked."""
         self.profiled_rows: dict[int, int] = {}
         """By table id: how many rows of it the imported profile ranks."""
         self._device = device
@@ -32,22 +35,38 @@ class Frequencies:
         """Go by what the directory knows of a table."""
         imported = self.kept.profile("imported", table.table_id)
         if imported is not None:
-            self.rank(table, len(imported[0].keys), RowLevels(*imported))
-        if self.accesses.rate:
+            profile = within(imported[0], table.rows)
+            goes_by_levels = table.pool.policy_name == "rank"
+            levels = RowLevels(profile, imported[1]) if goes_by_levels else None
+            self.rank(table, len(profile.keys), levels)
+        if self.accesses.rate and not self.accesses.is_counting(table.table_id):
             counted = self.kept.profile("counted", table.table_id)
             if counted is not None:
-                self.accesses.resume(table.table_id, counted[0])
+                self.accesses.resume(table.table_id, *counted, table.rows)
 
-    def rank(self, table: TableState, rows: int, levels: RowLevels) -> None:
-        """Rank a table's rows, `rows` of which have a profile."""
+    def rank(self, table: TableState, rows: int, levels: RowLevels | None) -> None:
+        """Rank a table's rows, `rows` of which have a profile; None: the policy has no levels."""
         self.profiled_rows[table.table_id] = rows
-        if table.pool.policy_name == "rank":
+        if levels is not None:
             table.pool.ranks.tables[table.table_id] = levels
 
     def forget(self, table: TableState) -> None:
         """Let a table go."""
-        self.accesses.forget(table.table_id)
+        self.accesses.forget(table.table_id, table.name)
         self.profiled_rows.pop(table.table_id, None)
+
+    def go_back(self, tables: Iterable[TableState], rows: Mapping[int, int]) -> None:
+        """Let go what a restore takes from the present tables, which has `rows` by table id."""
+        for table in tables:
+            if table.table_id not in rows:
+                self.forget(table)
+            elif rows[table.table_id] < table.rows:
+                self.accesses.cut(table.table_id, table.name, rows[table.table_id])
+
+    def clear_counts(self) -> None:
+        """Count anew, whatever was kept."""
+        self.accesses.clear()
+        self.kept.forget_counted()
 
     def note(self, shares: Sequence[Share]) -> None:
         """Count a lookup, if it is one of those that are counted."""
@@ -63,8 +82,9 @@ class Frequencies:
             )
 
     def keep_counts(self, tables: Iterable[TableState]) -> None:
-        """Write what was counted. Where the disk refuses, the counts of before stay."""
-        with suppress(EmbstoreError):
-            for table in tables if self.accesses.counted_calls else ():
+        """Write what has changed. Where the disk refuses a table's, its counts of before stay."""
+        for table in [table for table in tables if table.table_id in self.accesses.changed]:
+            with suppress(EmbstoreError):
                 counted = self.accesses.table_profile(table.table_id, table.name, table.rows)
                 self.kept.keep("counted", table.table_id, counted, self.accesses.rate)
+                self.accesses.changed.discard(table.table_id)

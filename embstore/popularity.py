@@ -8,27 +8,31 @@ directory (kept.py). No row, no t and no digest depends on any of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK
+from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.cache.policy import AGEING_TOUCHES
 from embstore.cache.pool import Pool
 from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError, TableNotFoundError
-from embstore.frequency.accesses import no_counts
+from embstore.frequency.accesses import at_rate, no_counts, within
 from embstore.frequency.levels import RowLevels
-from embstore.frequency.profile import Counts, Profile, TableProfile
+from embstore.frequency.profile import Counts, Profile, TableProfile, Trace
+from embstore.hotpins import turn
 from embstore.kernels.slots import COUNT_MAX
 from embstore.tablestate import TableState
 
-Source = Literal["counted", "imported"]
+PIECE_SLOTS = 1 << 17
+"""Ranked at once: a few milliseconds of the engine's."""
 
 
 def export_profile(engine: Engine, source: str) -> Profile:
     """Return what was counted, or what was imported; tables without either are there, empty.
+
+    Other calls go on in between: only copies are made while they wait, of a table at a time.
 
     Raises
     ------
@@ -38,39 +42,50 @@ def export_profile(engine: Engine, source: str) -> Profile:
         raise InvalidArgumentError(
             f'expected source to be "counted" or "imported", found {source!r}'
         )
-    store_id = engine.storage.catalogue.store_id
-    if source == "counted":
-        with engine.reading():
-            accesses = engine.frequencies.accesses
-            tables = [accesses.table_profile(t.table_id, t.name, t.rows) for t in _all(engine)]
-            return accesses.profile(tables, store_id)
     with engine.reading():
-        names = {t.table_id: (t.name, t.rows) for t in _all(engine)}
-    kept = {table_id: engine.frequencies.kept.profile("imported", table_id) for table_id in names}
-    rates = {found[1] for found in kept.values() if found}
-    rate = rates.pop() if len(rates) == 1 else 1.0
-    tables = [
-        no_counts(*names[table_id]) if found is None else _at_rate(*found, rate)
-        for table_id, found in kept.items()
+        tables = sorted(engine.tables.values(), key=lambda table: table.name)
+    return _counted(engine, tables) if source == "counted" else _imported(engine, tables)
+
+
+def _counted(engine: Engine, tables: Sequence[TableState]) -> Profile:
+    accesses, copies = engine.frequencies.accesses, []
+    for table_id in [table.table_id for table in tables]:
+        with engine.background():
+            table = engine.tables.get(table_id)  # a restore has made it anew, or it is gone
+            if table is not None:
+                copies.append((table.name, table.rows, accesses.copied(table_id)))
+    with engine.background():
+        trace = accesses.copied_trace()
+    profiles = [
+        no_counts(name, rows) if copy is None else copy.profile(name, rows)
+        for name, rows, copy in copies
     ]
-    return Profile({table.name: table for table in tables}, rate=rate, store_id=store_id)
+    return Profile(
+        {profile.name: profile for profile in profiles},
+        rate=accesses.rate or 1.0,
+        trace=Trace(**trace),
+        store_id=engine.storage.catalogue.store_id,
+    )
 
 
-def _all(engine: Engine) -> Sequence[TableState]:
-    return sorted(engine.tables.values(), key=lambda table: table.name)
-
-
-def _at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
-    """Return a profile as one that counted another share would have found it, about."""
-    if counted == rate:
-        return table
-    counts = np.maximum(np.rint(table.counts * (rate / counted)), 1).astype(np.int64)
-    accesses = max(int(counts.sum()), round(table.accesses * rate / counted))
-    return replace(table, counts=counts, accesses=accesses)
+def _imported(engine: Engine, tables: Sequence[TableState]) -> Profile:
+    kept = [engine.frequencies.kept.profile("imported", table.table_id) for table in tables]
+    rates = {found[1] for found in kept if found}
+    rate = rates.pop() if len(rates) == 1 else 1.0
+    profiles = {
+        table.name: no_counts(table.name, table.rows)
+        if found is None
+        else at_rate(within(found[0], table.rows), found[1], rate)
+        for table, found in zip(tables, kept, strict=True)
+    }
+    return Profile(profiles, rate=rate, store_id=engine.storage.catalogue.store_id)
 
 
 def import_profile(engine: Engine, profile: Profile, rename: Mapping[str, str] | None) -> None:
     """Rank the rows of the profile's tables by it.
+
+    One import after the other. Other calls go on in between; what one of them has done to a table,
+    the import finds.
 
     Parameters
     ----------
@@ -80,27 +95,33 @@ def import_profile(engine: Engine, profile: Profile, rename: Mapping[str, str] |
     ------
     InvalidArgumentError, TableNotFoundError : it is no profile, or not of this store's tables.
         Nothing has changed.
-    CapacityError, StorageError : it could not be kept; some tables may have it.
+    CapacityError, StorageError, StoreClosedError : it could not be kept; some tables may have it.
     """
     if not isinstance(profile, Profile):
         raise InvalidArgumentError(f"expected a Profile, found {type(profile).__name__}")
-    with engine.reading():
-        engine.storage.check_usable(write=True)
-        found = _checked(engine, profile, dict(rename or {}))
-    for table, given in found:
-        engine.frequencies.kept.keep("imported", table.table_id, given, profile.rate)
-    levels = {t.table_id: RowLevels(given, profile.rate) for t, given in found}
-    with engine.reading():
-        for table, given in found:
-            if table.table_id in engine.tables:
-                _rank(engine, table, given, levels[table.table_id])
-        for pool in engine.pools.values():
-            pool.rank_again()
+    renamed = _checked_names({} if rename is None else rename)
+    with turn(engine.frequencies.importing, engine):
+        with engine.reading():
+            engine.storage.check_usable(write=True)
+            found = _checked(engine, profile, renamed)
+        for table_id, given in found.items():
+            engine.frequencies.kept.keep("imported", table_id, given, profile.rate)
+        _rank(engine, found, profile.rate)
 
 
-def _checked(
-    engine: Engine, profile: Profile, rename: dict[str, str]
-) -> list[tuple[TableState, TableProfile]]:
+def _checked_names(rename: object) -> dict[str, str]:
+    is_so = isinstance(rename, Mapping) and all(
+        isinstance(name, str) for pair in rename.items() for name in pair
+    )
+    if not is_so:
+        raise InvalidArgumentError(
+            f"expected rename to be a mapping of names to names, found {rename!r}"
+        )
+    return dict(cast(Mapping[str, str], rename))
+
+
+def _checked(engine: Engine, profile: Profile, rename: dict[str, str]) -> dict[int, TableProfile]:
+    """Return the profiles by the ids of their tables."""
     unknown = sorted(rename.keys() - profile.tables.keys())
     if unknown:
         raise InvalidArgumentError(
@@ -110,7 +131,7 @@ def _checked(
     targets = {name: rename.get(name, name) for name in profile.tables}
     if len(set(targets.values())) < len(targets):
         raise InvalidArgumentError(f"expected each table to get one profile, found {targets}")
-    found = []
+    found = {}
     for name, target in targets.items():
         table, given = _found(engine, target, name), profile.tables[name]
         bound = given.key_bound
@@ -119,7 +140,7 @@ def _checked(
                 f"table {target!r} has {table.rows} rows, the profile of {name!r} is of a table of "
                 f"{bound} or more: it is another table's, or was counted after it had grown"
             )
-        found.append((table, replace(given, name=target, rows=table.rows)))
+        found[table.table_id] = replace(given, name=target, rows=table.rows)
     return found
 
 
@@ -133,14 +154,48 @@ def _found(engine: Engine, target: str, name: str) -> TableState:
         ) from exc
 
 
-def _rank(engine: Engine, table: TableState, given: TableProfile, levels: RowLevels) -> None:
-    engine.frequencies.rank(table, len(given.keys), levels)
-    pool = table.pool
-    if pool.policy_name == "lfu":
-        keys = pool.slot_keys
-        slots = np.flatnonzero((keys != EMPTY_KEY) & (keys >> KEY_BITS == table.table_id))
-        counts = _counts_of(given, keys[slots] & KEY_MASK)
-        pool.policy.seed(slots, lfu_counts(counts, given.accesses, pool))
+def _rank(engine: Engine, found: Mapping[int, TableProfile], rate: float) -> None:
+    """Have tables, by id, go by their profiles, and then the rows of theirs that are resident."""
+    levels: dict[int, RowLevels] = {}
+    if engine.policy == "rank":
+        levels = {table_id: RowLevels(given, rate) for table_id, given in found.items()}
+    with engine.reading():
+        pools: dict[int, Pool] = {}
+        for table_id, given in found.items():
+            table = engine.tables.get(table_id)  # a restore has made it anew, or it is gone
+            if table is not None:
+                engine.frequencies.rank(table, len(given.keys), levels.get(table_id))
+                pools[id(table.pool)] = table.pool
+    for pool in pools.values():
+        low = 0
+        while low >= 0:
+            low = _rank_piece(engine, pool, found, low)
+
+
+def _rank_piece(engine: Engine, pool: Pool, found: Mapping[int, TableProfile], low: int) -> int:
+    """Rank the rows of some slots from `low` on; return where the next begin, -1: nowhere.
+
+    Rows that change slots meanwhile come with their levels, but not with LFU's counts: some of them
+    may have to earn these.
+    """
+    with engine.background():
+        if pool not in engine.pools.values() or low >= pool.slot_count:
+            return -1
+        high = min(low + PIECE_SLOTS, pool.slot_count)
+        if pool.policy_name == "lfu":
+            _seed(pool, found, low, high)
+        pool.rank_again(low, high)
+        return high
+
+
+def _seed(pool: Pool, found: Mapping[int, TableProfile], low: int, high: int) -> None:
+    keys = pool.device.read_range(pool.memory, low, high).keys
+    for table_id in found.keys() & pool.tables:
+        given = found[table_id]
+        places = np.flatnonzero(keys >> KEY_BITS == table_id)
+        if len(places):
+            counts = _counts_of(given, keys[places] & KEY_MASK)
+            pool.policy.seed(low + places, lfu_counts(counts, given.accesses, pool))
 
 
 def _counts_of(profile: TableProfile, keys: NDArray[np.int64]) -> Counts:
@@ -173,5 +228,5 @@ def frequency_figures(engine: Engine) -> dict[str, Any]:
     return engine.frequencies.accesses.facts() | {
         "tables": tables,
         "levels_bytes": sum(one.memory_bytes for one in levels),
-        "unreadable": list(engine.frequencies.kept.unreadable),
+        "unreadable": sorted(engine.frequencies.kept.unreadable),
     }

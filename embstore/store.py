@@ -429,9 +429,9 @@ class Store:
         import_profile(self._engine, profile, rename)
 
     def clear_counts(self) -> None:
-        """Count accesses anew."""
+        """Count accesses anew; what was counted before does not come back with a restart either."""
         with self._engine.reading():
-            self._engine.frequencies.accesses.clear()
+            self._engine.frequencies.clear_counts()
 
     def warm_cache(
         self, share: float = 0.7, *, progress: Callable[[int, int], None] | None = None

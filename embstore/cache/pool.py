@@ -61,6 +61,7 @@ from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
+_RANKED_SLOTS = 1 << 16
 _UNPINNED_SHARE = 16
 """One slot in so many is never pinned, so that calls get on beside whoever pins."""
 
@@ -335,13 +336,20 @@ class Pool(SlabSlots):
     def _admit(self, slots: Slots, keys: Keys) -> None:
         self.policy.admit(slots, keys, self.slot_count, is_full=not self._free_count)
 
-    def rank_again(self) -> None:
-        """Give all resident rows their levels, where the policy goes by them."""
-        if self.policy_name != "rank":
+    def rank_again(self, low: int = 0, high: int | None = None) -> None:
+        """Give the rows in slots [low, high), in all unless told, their levels, where the policy
+        goes by them and there are any.
+
+        Piece by piece: the keys of a piece stay in a processor's cache while they are sorted.
+        """
+        if self.policy_name != "rank" or not self.ranks.tables:
             return
-        keys = self.slot_keys
-        slots = np.argsort(keys)[np.count_nonzero(keys == EMPTY_KEY) :]  # those of a table together
-        self.policy.rank_again(slots, keys[slots])
+        high = self.slot_count if high is None else high
+        for begin in range(low, high, _RANKED_SLOTS):
+            end = min(begin + _RANKED_SLOTS, high)
+            keys = self.device.read_range(self.memory, begin, end).keys
+            places = np.argsort(keys)[np.count_nonzero(keys == EMPTY_KEY) :]  # by table
+            self.policy.rank_again(begin + places, keys[places])
         self.policy.forget()
 
     def forget_rows(self, keys: Keys, slots: Slots) -> None:

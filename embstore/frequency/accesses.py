@@ -6,19 +6,23 @@ sketch above; one recorder for all tables keeps the order of calls for a sample 
 (recorder.py). An access is an occurrence of a key in a lookup, or as many as the caller says it
 stands for; a step of a session has each key once. Lookups with admit=False are not counted.
 
-Counters are by table id, so a table that is dropped takes its counts along, and one made later
-under its name starts anew. Counts outlive a restart (kept.py), the recording does not.
+Counters are by table id, and the recording by name: a table that is dropped, or that a restore does
+not have, takes both along, and one made later under its name starts anew. Where a restore leaves a
+table fewer rows, the counts of the others go, and what was recorded of it. Counts outlive a restart
+(kept.py), in proportion where the rate is another then; the recording does not.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from embstore.arrays import Keys
-from embstore.frequency.counter import KeyCounter
-from embstore.frequency.profile import Counts, Profile, TableProfile
+from embstore.frequency.checks import INT64_MAX
+from embstore.frequency.counter import CountedKeys, KeyCounter
+from embstore.frequency.profile import Counts, TableProfile, Trace, exact_sum
 from embstore.frequency.recorder import Recorder
 
 KEYS_MAX = 1 << 20
@@ -44,6 +48,8 @@ class Accesses:
         self.rate = rate
         self.calls = 0
         self.counted_calls = 0
+        self.changed: set[int] = set()
+        """Tables whose counts are others than those that are kept, by id."""
         self._counters: dict[int, KeyCounter] = {}
         self._recorder = Recorder()
 
@@ -61,6 +67,7 @@ class Accesses:
         call = list(call)
         for of_table in call:
             self._counter(of_table.table_id).add(of_table.keys, of_table.counts)
+            self.changed.add(of_table.table_id)
         self._recorder.record([(t.name, t.keys, t.counts) for t in call])
 
     def _counter(self, table_id: int) -> KeyCounter:
@@ -69,33 +76,58 @@ class Accesses:
             counter = self._counters[table_id] = KeyCounter(KEYS_MAX)
         return counter
 
-    def resume(self, table_id: int, profile: TableProfile) -> None:
-        """Go on from what was counted before the store was opened."""
-        if table_id not in self._counters:
-            self._counters[table_id] = KeyCounter.resumed(profile, KEYS_MAX)
+    def is_counting(self, table_id: int) -> bool:
+        """Say whether there are counts of a table."""
+        return table_id in self._counters
 
-    def forget(self, table_id: int) -> None:
-        """Let a dropped table's counts go."""
+    def resume(self, table_id: int, profile: TableProfile, rate: float, rows: int) -> None:
+        """Go on from what was counted at `rate` before the store was opened, of a table that has
+        `rows` rows now."""
+        if profile.key_bound > rows:
+            profile = within(profile, rows)
+            self.changed.add(table_id)
+        profile = at_rate(profile, rate, self.rate)
+        self._counters[table_id] = KeyCounter.resumed(profile, KEYS_MAX)
+
+    def forget(self, table_id: int, name: str) -> None:
+        """Let the counts of a table that is gone go."""
         self._counters.pop(table_id, None)
+        self.changed.discard(table_id)
+        self._recorder.forget(name)
+
+    def cut(self, table_id: int, name: str, rows: int) -> None:
+        """Let the counts of all but the first `rows` rows of a table go, and what was recorded."""
+        counter = self._counters.get(table_id)
+        if counter is not None:
+            profile = within(counter.profile(name, 0), rows)
+            self._counters[table_id] = KeyCounter.resumed(profile, KEYS_MAX)
+            self.changed.add(table_id)
+        self._recorder.forget(name)
 
     def clear(self) -> None:
         """Count anew."""
         self.calls = self.counted_calls = 0
+        self.changed.clear()
         self._counters.clear()
         self._recorder.clear()
 
+    def copied(self, table_id: int) -> CountedKeys | None:
+        """Return a copy of what was counted of a table; None: nothing."""
+        counter = self._counters.get(table_id)
+        return None if counter is None else counter.copied()
+
     def table_profile(self, table_id: int, name: str, rows: int) -> TableProfile:
         """Return what was counted of a table."""
-        return self._counter(table_id).profile(name, rows)
+        counter = self._counters.get(table_id)
+        return no_counts(name, rows) if counter is None else counter.profile(name, rows)
 
-    def profile(self, tables: Iterable[TableProfile], store_id: str) -> Profile:
-        """Return the profile of some tables, with what was recorded."""
-        return Profile(
-            {table.name: table for table in tables},
-            rate=self.rate or 1.0,
-            trace=self._recorder.trace(),
-            store_id=store_id,
-        )
+    def copied_trace(self) -> dict[str, Any]:
+        """Return a copy of what was recorded, as the fields of a `Trace`."""
+        return self._recorder.copied()
+
+    def trace(self) -> Trace:
+        """Return the same as a `Trace`."""
+        return self._recorder.trace()
 
     def facts(self) -> dict[str, Any]:
         """Return how much was counted, and what that takes."""
@@ -126,3 +158,26 @@ def no_counts(name: str, rows: int) -> TableProfile:
     """Return the profile of a table of which nothing is known."""
     none = np.empty(0, np.int64)
     return TableProfile(name, rows, none, none, 0)
+
+
+def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
+    """Return a profile as one that counted another share would have found it, about."""
+    if counted == rate:
+        return table
+    factor = rate / counted
+    highest = (1 << 62) // max(len(table.counts), 1)  # so that their sum has 63 bits
+    counts = np.clip(np.rint(table.counts * factor), 1, highest).astype(np.int64)
+    accesses = max(exact_sum(counts), min(round(table.accesses * factor), INT64_MAX))
+    error = min(math.ceil(table.error * factor), INT64_MAX)
+    return replace(table, counts=counts, accesses=accesses, error=error)
+
+
+def within(table: TableProfile, rows: int) -> TableProfile:
+    """Return what a profile says of the first `rows` rows, of a table that has no more."""
+    if table.key_bound <= rows:
+        return table
+    end = int(np.searchsorted(table.keys, rows))
+    accesses = table.accesses - exact_sum(table.counts[end:])
+    return replace(
+        table, rows=rows, keys=table.keys[:end], counts=table.counts[:end], accesses=accesses
+    )

@@ -10,12 +10,12 @@ to its end. Before memory is taken, sizes are compared:
     members      not compressed, each once, all together no longer than the file: members may
                  overlap in it, and a MiB then has hundreds
     header       at most HEADER_BYTES_MAX, since JSON becomes objects of up to 28 times its size,
-                 and no other thread runs meanwhile; no larger one is written
+                 and no other thread runs meanwhile
     arrays       exactly those that the header calls for, known before the first is read; then read
                  and widened to int64 one at a time, when they are asked for
 
 So a file of n bytes takes the header's objects, one array as it is written, and 8 n at most of
-arrays that were widened.
+arrays that were widened. No file is written whose header or directory would not be read again.
 
 NumPy only: clients import this.
 """
@@ -46,6 +46,8 @@ DIRECTORY_BYTES_MAX = 4 << 20
 
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
+_FRONT_BYTES = 128
+"""What NumPy writes before an array of one dimension."""
 _REASON_CHARACTERS_MAX = 1000
 
 
@@ -71,15 +73,23 @@ class Members:
         more = sorted(self._members.keys() - expected)
         check(not more, "no more in it", more[:1])
 
-    def header_bytes(self) -> bytes:
-        """Take the header, as it is written."""
-        member = self._members.get(_filename("header"))
-        size = 0 if member is None else member.file_size - _ARRAY_FRONT_BYTES_MAX
-        check(size <= HEADER_BYTES_MAX, f"a header of at most {HEADER_BYTES_MAX} bytes", size)
-        return self.take("header").astype(np.uint8).tobytes()
+    def take_header(self) -> bytes:
+        """Read the header, as it is written. It is there no more."""
+        member = self._members[_filename("header")]
+        size, most = member.file_size, HEADER_BYTES_MAX + _FRONT_BYTES
+        check(size <= most, f"a header of at most {most} bytes", size)
+        values = self._read("header")
+        check(values.dtype == np.uint8, "a header of bytes", values.dtype)
+        return values.tobytes()
 
     def take(self, name: str) -> NDArray[np.int64]:
-        """Read an array to its end, where its checksum is compared. It is there no more."""
+        """Read an array; one of its values that is 2**63 or more becomes negative.
+
+        It is there no more.
+        """
+        return self._read(name).astype(np.int64)
+
+    def _read(self, name: str) -> NDArray[np.unsignedinteger[Any]]:
         return _read_array(self._file.read(self._members.pop(_filename(name))))
 
 
@@ -96,7 +106,12 @@ class Archive:
         self._version = version
 
     def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the file. Its bytes depend on the arguments alone."""
+        """Return the file. Its bytes depend on the arguments alone.
+
+        Raises
+        ------
+        InvalidArgumentError : names and figures are too long, or tables too many.
+        """
         whole = {"format": self.what, "version": self._version, **header}
         text = json.dumps(whole, allow_nan=False).encode()
         expected = f"{self.what} whose names and figures take at most {HEADER_BYTES_MAX} bytes"
@@ -104,7 +119,9 @@ class Archive:
         file = io.BytesIO()
         narrow: dict[str, Any] = {name: _narrowest(values) for name, values in arrays.items()}
         np.savez(file, header=np.frombuffer(text, np.uint8), **narrow)
-        return file.getvalue()
+        content = file.getvalue()
+        _check_directory(content)
+        return content
 
     def read(self, content: bytes, what: str, unpack: Unpack[Unpacked]) -> Unpacked:
         """Return what `unpack` makes of header and arrays.
@@ -121,7 +138,7 @@ class Archive:
             _check_directory(content)
             with zipfile.ZipFile(io.BytesIO(content)) as file:
                 members = Members(file, len(content))
-                header = json.loads(members.header_bytes())
+                header = json.loads(members.take_header())
                 self._check_format(header)
                 unpacked = unpack(header, members)
             check(not header, "no more in it", [*header])
@@ -163,7 +180,7 @@ def _check_directory(content: bytes) -> None:
     check(size <= DIRECTORY_BYTES_MAX, f"a list of at most {DIRECTORY_BYTES_MAX} bytes", size)
 
 
-def _read_array(content: bytes) -> NDArray[np.int64]:
+def _read_array(content: bytes) -> NDArray[np.unsignedinteger[Any]]:
     file = io.BytesIO(content)
     version = npy.read_magic(file)
     check(version == (1, 0), "arrays of NumPy's format 1.0", version)
@@ -171,7 +188,7 @@ def _read_array(content: bytes) -> NDArray[np.int64]:
     check(dtype.kind == "u" and not is_transposed, "arrays of unsigned integers", dtype)
     values = np.frombuffer(content, dtype, offset=file.tell())
     check(len(values) == math.prod(shape), f"an array of shape {shape}", len(values))
-    return values.reshape(shape).astype(np.int64)  # one of 2**63 or more becomes negative
+    return values.reshape(shape)
 
 
 def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
@@ -220,7 +237,9 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
         before is as it was.
     """
     if not is_replaceable(path):
-        raise StorageError(f"{path}: expected a regular file, or a folder to have one, found none")
+        raise StorageError(
+            f"{path}: expected a regular file, or none yet in a folder that is there"
+        )
     final = _followed(path)
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     try:

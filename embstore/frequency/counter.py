@@ -18,6 +18,8 @@ array of counts by key, which takes the table's length even if a hundredth of it
 Count-Min sketch, which has no keys in it and errs upwards.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from embstore.arrays import Keys
@@ -34,6 +36,26 @@ _SAMPLED_PLACES = 1 << 17
 def _places_for(keys: int) -> int:
     """Return the smallest size of a table that so many keys fill to 3/4 at most."""
     return max(_PLACES, 1 << (-(-4 * keys // 3) - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class CountedKeys:
+    """What a counter held at one moment: copying it is far faster than making a profile of it."""
+
+    keys: Keys
+    """(k,) unique, in any order."""
+    counts: Counts
+    accesses: int
+    error: int
+
+    def items(self) -> tuple[Keys, Counts]:
+        """Return the keys, ascending, and their counts."""
+        order = np.argsort(self.keys)
+        return self.keys[order], self.counts[order]
+
+    def profile(self, name: str, rows: int) -> TableProfile:
+        """Return what was counted as the profile of a table of `rows` rows, 0: unknown."""
+        return TableProfile(name, rows, *self.items(), self.accesses, self.error)
 
 
 class KeyCounter:
@@ -112,17 +134,19 @@ class KeyCounter:
                 break
             self._make_room()
 
-    def items(self) -> tuple[Keys, Counts]:
-        """Return the keys held, ascending, and their counts."""
+    def copied(self) -> CountedKeys:
+        """Return a copy of what was counted, which stays as it is when counting goes on."""
         keys, counts = np.empty(self._held, np.int64), np.empty(self._held, np.int64)
         entries_of(self._table, keys, counts)
-        order = np.argsort(keys)
-        return keys[order], counts[order]
+        return CountedKeys(keys, counts, self._accesses, self._error)
+
+    def items(self) -> tuple[Keys, Counts]:
+        """Return the keys held, ascending, and their counts."""
+        return self.copied().items()
 
     def profile(self, name: str, rows: int) -> TableProfile:
         """Return what was counted as the profile of a table of `rows` rows, 0: unknown."""
-        keys, counts = self.items()
-        return TableProfile(name, rows, keys, counts, self._accesses, self._error)
+        return self.copied().profile(name, rows)
 
     @classmethod
     def resumed(cls, profile: TableProfile, keys_max: int = 1 << 22) -> "KeyCounter":

@@ -30,13 +30,20 @@ from numpy.typing import NDArray
 
 from embstore.arrays import ROWS_MAX, Keys
 from embstore.errors import InvalidArgumentError
-from embstore.frequency.archive import Archive, gaps_to_keys, keys_to_gaps, read_file, replace_file
+from embstore.frequency.archive import (
+    Archive,
+    Members,
+    gaps_to_keys,
+    keys_to_gaps,
+    read_file,
+    replace_file,
+)
+from embstore.frequency.checks import check, check_int
 from embstore.frequency.profile import Profile, Samples, TableProfile, exact_sum
 
 SMALL_TABLE_SHARE = 256
 """A table of at most so small a part of the budget is hot as a whole."""
 _SMALL_TABLES_SHARE = 2
-_INT64_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +73,8 @@ class HotSet:
         for name, keys in self.tables.items():
             _check_keys(name, keys)
         check_version(self.version)
-        _check_int(self.threshold, "threshold", low=0)
-        _check_int(self.bytes, "bytes", low=0)
+        check_int(self.threshold, "hot set: threshold")
+        check_int(self.bytes, "hot set: bytes")
 
     @property
     def row_count(self) -> int:
@@ -115,11 +122,12 @@ _ARCHIVE = Archive("an embstore hot set", 1)
 _FACTS = "version", "threshold", "bytes"
 
 
-def _unpack(header: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> HotSet:
+def _unpack(header: dict[str, Any], arrays: Members) -> HotSet:
     names = header.pop("tables")
-    tables = {name: gaps_to_keys(arrays.pop(f"keys_{i}")) for i, name in enumerate(names)}
-    if len(tables) < len(names):
-        raise InvalidArgumentError(f"expected each table once, found {names}")
+    check(len(set(names)) == len(names), "each table once", names)
+    places = {name: f"keys_{place}" for place, name in enumerate(names)}
+    arrays.check_names(places.values())
+    tables = {name: gaps_to_keys(arrays.take(place)) for name, place in places.items()}
     return HotSet(tables, **header.pop("set"))
 
 
@@ -142,7 +150,7 @@ def choose_hot_set(
     Small tables (see above) need a profile that knows their rows. The counts of a sketch are low by
     up to the table's `error`, and so may rows be cold that are worth more than hot ones by as much.
     """
-    _check_int(budget_bytes, "the budget in bytes", low=1)
+    check_int(budget_bytes, "the budget in bytes", low=1)
     check_version(version)
     costs = _checked_costs(profile, budget_bytes, row_bytes)
     small = _small_tables(profile, budget_bytes, costs)
@@ -167,7 +175,7 @@ def _checked_costs(
         )
     costs = {name: row_bytes[name] for name in profile.tables}
     for name, cost in costs.items():
-        _check_int(cost, f"table {name!r}: row_bytes", low=1)
+        check_int(cost, f"table {name!r}: row_bytes", low=1)
         table = profile.tables[name]
         if table.rows and table.key_bound > table.rows:
             raise InvalidArgumentError(
@@ -241,7 +249,7 @@ def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
     accesses = {name: table.accesses for name, table in profile.tables.items()}
     share = sum(hits.values()) / max(sum(accesses.values()), 1)
     samples = profile.samples
-    if samples is not None and samples.ids.size:
+    if samples is not None and len(samples):
         return HotCoverage(share, _hot_samples(hot_set, samples), True)
     of_tables = [hits[name] / count for name, count in accesses.items() if count]
     return HotCoverage(share, float(np.prod(of_tables)) if of_tables else 0.0, False)
@@ -253,11 +261,10 @@ def _hot_accesses(hot_set: HotSet, table: TableProfile) -> int:
 
 
 def _hot_samples(hot_set: HotSet, samples: Samples) -> float:
-    is_hot = np.ones(len(samples.ids), np.bool_)
-    for column, name in enumerate(samples.tables):
+    is_hot = np.ones(len(samples), np.bool_)
+    for name, ids, owners in samples.columns():
         hot = hot_set.tables.get(name, np.empty(0, np.int64))
-        left = np.flatnonzero(is_hot)
-        is_hot[left] = contained(hot, samples.ids[left, column])
+        is_hot[owners[~contained(hot, ids)]] = False
     return float(is_hot.mean())
 
 
@@ -272,14 +279,7 @@ def contained(keys: Keys, wanted: Keys) -> NDArray[np.bool_]:
 
 def check_version(version: object) -> None:
     """Raise InvalidArgumentError if this is no version of a hot set."""
-    _check_int(version, "version", low=1)
-
-
-def _check_int(value: object, what: str, *, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _INT64_MAX:
-        raise InvalidArgumentError(
-            f"hot set: expected {what} to be an integer of at least {low}, found {value!r}"
-        )
+    check_int(version, "hot set: version", low=1)
 
 
 def _check_keys(name: object, keys: object) -> None:

@@ -9,13 +9,18 @@ and is never taken for that of another table of the same name. They are no part 
 rows are frequent is no content, and no bit of any row depends on it. Each is replaced whole. One
 that cannot be read is as good as none; that it is so can be seen in the store's figures.
 
+Files are written beside the engine's lock, one after the other. Closing the store waits for the one
+that is being written, and none is written after it: the directory may be another store's then.
+
 A profile of many rows stays on the disk; in memory are only levels, two bytes a row (levels.py).
 """
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
 from embstore.frequency.hotset import HotSet
 from embstore.frequency.profile import Profile, TableProfile
 
@@ -49,13 +54,17 @@ class KeptFiles(Protocol):
 
 
 class KeptProfiles:
-    """What is known of access frequencies, in a store's directory. Engine thread only."""
+    """What is known of access frequencies, in a store's directory. Any thread."""
 
     def __init__(self, files: KeptFiles, *, read_only: bool) -> None:
         self.read_only = read_only
-        self.unreadable: list[str] = []
+        self.unreadable: set[str] = set()
         """Files that are there and are not what they should be."""
         self._files = files
+        # One thread may take it twice: a signal handler may close the store while a file is
+        # written, and could not wait for what it has interrupted.
+        self._changing = threading.RLock()
+        self._is_closed = False
 
     def keep(self, kind: str, table_id: int, table: TableProfile, rate: float) -> None:
         """Write a table's profile; `kind` is "imported" or "counted".
@@ -63,6 +72,7 @@ class KeptProfiles:
         Raises
         ------
         CapacityError, StorageError : the disk is full, or failed; what was kept before still is.
+        StoreClosedError : nothing was written.
         """
         content = Profile({table.name: table}, rate=rate).to_bytes()
         self._write(f"{_DIRECTORY}/{table_id}.{kind}", content)
@@ -77,7 +87,7 @@ class KeptProfiles:
             profile = Profile.from_bytes(content, what=path)
             (table,) = profile.tables.values()
         except (InvalidArgumentError, ValueError):
-            self.unreadable.append(path)
+            self.unreadable.add(path)
             return None
         return table, profile.rate
 
@@ -86,12 +96,27 @@ class KeptProfiles:
 
         Raises
         ------
-        CapacityError, StorageError : as `keep`.
+        CapacityError, StorageError, StoreClosedError : as `keep`.
         """
         if hot_set is not None:
             self._write(_HOT_SET, hot_set.to_bytes())
-        elif not self.read_only:
-            self._files.discard(_HOT_SET)
+        else:
+            self._discard([_HOT_SET])
+
+    def forget_counted(self) -> None:
+        """Remove what was counted of every table.
+
+        Raises
+        ------
+        StoreClosedError
+        """
+        names = self._files.list(_DIRECTORY)
+        self._discard(f"{_DIRECTORY}/{name}" for name in names if name.endswith(".counted"))
+
+    def close(self) -> None:
+        """Wait for what is being written, and write nothing more."""
+        with self._changing:
+            self._is_closed = True
 
     def hot_set(self) -> HotSet | None:
         """Return the hot set, if one is kept."""
@@ -101,7 +126,7 @@ class KeptProfiles:
         try:
             return HotSet.from_bytes(content, what=_HOT_SET)
         except InvalidArgumentError:
-            self.unreadable.append(_HOT_SET)
+            self.unreadable.add(_HOT_SET)
             return None
 
     def forget_others(self, table_ids: Iterable[int]) -> None:
@@ -116,9 +141,26 @@ class KeptProfiles:
     def _write(self, path: str, content: bytes) -> None:
         if self.read_only:
             return
-        if not self._files.is_directory(_DIRECTORY):
-            self._files.make_directory(_DIRECTORY)
-        self._files.replace(path, content)
+        with self._open():
+            if not self._files.is_directory(_DIRECTORY):
+                self._files.make_directory(_DIRECTORY)
+            self._files.replace(path, content)
+            self.unreadable.discard(path)
+
+    def _discard(self, paths: Iterable[str]) -> None:
+        if self.read_only:
+            return
+        with self._open():
+            for path in paths:
+                self._files.discard(path)
+                self.unreadable.discard(path)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._changing:
+            if self._is_closed:
+                raise StoreClosedError("the store is closed; open it again")
+            yield
 
     def _read(self, path: str) -> bytes | None:
         if not self._files.exists(path):
@@ -126,5 +168,5 @@ class KeptProfiles:
         try:
             return self._files.read_all(path)
         except EmbstoreError:
-            self.unreadable.append(path)
+            self.unreadable.add(path)
             return None

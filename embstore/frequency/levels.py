@@ -6,9 +6,10 @@ that an octave has `_PER_OCTAVE` steps, 1.4 % each. Two counts of one step are a
 cache; among them the row used longest ago leaves first. A row that no profile names is of level 0.
 
 Levels are the host's, beside the table, and a missed key brings its level along: nothing of the
-table's length is on the device. They are an array by key, two bytes a row, of which only the pages
-with profiled rows take memory; a table whose largest profiled key is beyond `_DENSE_KEYS_MAX` has
-its profiled keys in order instead, and searches.
+table's length is on the device. They are an array by key, two bytes a row, where that is at most
+`_DENSE_ROWS_A_KEY` rows for each profiled key; other tables have their profiled keys in order, ten
+bytes each, and search. Rejected: the array for all, of which only pages with profiled rows would
+take memory. Where the system gives huge pages, a thousand keys of a long table took 1.5 GiB.
 """
 
 import numpy as np
@@ -20,7 +21,10 @@ from embstore.frequency.profile import TableProfile
 LEVEL_MAX = 2047
 _EXACT = 64
 _PER_OCTAVE = 50
-_DENSE_KEYS_MAX = 1 << 31
+_DENSE_ROWS_MAX = 1 << 31
+_DENSE_ROWS_A_KEY = 64
+_SHORT_ROWS = 1 << 12
+"""So few are an array in any case."""
 
 
 def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
@@ -42,7 +46,8 @@ class RowLevels:
         """
         levels = levels_of(profile.counts / rate).astype(np.uint16)
         self._bound = int(profile.keys[-1]) + 1 if len(profile.keys) else 0
-        self._is_dense = self._bound <= _DENSE_KEYS_MAX
+        dense_rows = min(_DENSE_ROWS_A_KEY * len(profile.keys), _DENSE_ROWS_MAX)
+        self._is_dense = self._bound <= max(dense_rows, _SHORT_ROWS)
         if self._is_dense:
             self._keys = np.empty(0, np.int64)
             self._levels = np.zeros(self._bound + 1, np.uint16)  # the last is for keys beyond
@@ -53,7 +58,7 @@ class RowLevels:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the arrays, of which pages without a profiled row are not in memory."""
+        """Bytes of the arrays."""
         return self._levels.nbytes + self._keys.nbytes
 
     def of(self, keys: Keys) -> NDArray[np.int64]:

@@ -27,6 +27,7 @@ NumPy only: clients import this.
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.arrays import ROWS_MAX, Keys
 from embstore.frequency.archive import (
     Archive,
+    Members,
     gaps_to_keys,
     keys_to_gaps,
     read_file,
@@ -172,21 +174,43 @@ class TableProfile:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Whole training samples, drawn uniformly from all."""
+    """Whole training samples, drawn uniformly from all.
+
+    A sample has a list of ids in each column, of any length: one long list makes no other longer.
+    """
 
     tables: tuple[str, ...]
-    """Of each column; a table may have several."""
+    """Of each column, at least one; a table may have several."""
+    lengths: NDArray[np.int64]
+    """(n, columns) of each sample's list in each column, >= 0."""
     ids: NDArray[np.int64]
-    """(n, columns), each >= 0."""
+    """(sum of `lengths`,) >= 0: column after column, in each the samples in their order."""
 
     def __post_init__(self) -> None:
         check_tuple(self.tables, "samples: tables")
+        check(len(self.tables) > 0, "samples: a column", "none")
         for name in self.tables:
             check_name(name, "a table of samples")
-        check_array(self.ids, np.int64, 2, "samples: ids")
-        columns = self.ids.shape[1]
+        check_array(self.lengths, np.int64, 2, "samples: lengths")
+        columns = self.lengths.shape[1]
         check(columns == len(self.tables), f"samples: {len(self.tables)} columns", columns)
+        check_least(self.lengths, 0, "samples: lengths")
+        check_array(self.ids, np.int64, 1, "samples: ids")
+        total = exact_sum(self.lengths)
+        check(total == len(self.ids), f"samples: {total} ids", len(self.ids))
         check_least(self.ids, 0, "samples: ids")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def columns(self) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield each column's table, its ids, and the sample (by its place) of each id."""
+        places = np.arange(len(self))
+        start = 0
+        for table, lengths in zip(self.tables, self.lengths.T, strict=True):
+            owners = np.repeat(places, lengths)
+            yield table, self.ids[start : start + len(owners)], owners
+            start += len(owners)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,8 +333,8 @@ class Profile:
 
 def exact_sum(counts: Counts) -> int:
     """Return the sum of counts >= 0; int64 might not hold what a file's damaged ones add up to."""
-    high, low = counts >> 32, counts & 0xFFFFFFFF
-    return (int(high.sum()) << 32) + int(low.sum())
+    high = int((counts >> 32).sum())  # one after the other: each takes as much as the counts
+    return (high << 32) + int((counts & 0xFFFFFFFF).sum())
 
 
 _ARCHIVE = Archive("an embstore profile", 1)
@@ -328,13 +352,14 @@ def _pack(profile: Profile) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     header |= {"tables": tables, "samples": None, "trace": None}
     if profile.samples is not None:
         header["samples"] = {"tables": profile.samples.tables}
-        arrays["samples_ids"] = profile.samples.ids
+        arrays |= {f"samples_{name}": getattr(profile.samples, name) for name in _SAMPLES_ARRAYS}
     if (trace := profile.trace) is not None:
         header["trace"] = {name: getattr(trace, name) for name in _TRACE_FACTS}
         arrays |= {f"trace_{name}": getattr(trace, name) for name in _TRACE_EVENTS}
     return header, arrays
 
 
+_SAMPLES_ARRAYS = "lengths", "ids"
 _TRACE_FACTS = "rate", "tables", "calls", "unique_total", "access_total"
 _TRACE_EVENTS: dict[str, Any] = {
     "call": np.int32,
@@ -344,12 +369,13 @@ _TRACE_EVENTS: dict[str, Any] = {
 }
 
 
-def _unpack(header: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Profile:
+def _unpack(header: dict[str, Any], arrays: Members) -> Profile:
     facts, samples, trace = header.pop("tables"), header.pop("samples"), header.pop("trace")
-    tables = {}
+    arrays.check_names(_array_names(len(facts), samples, trace))
+    tables: dict[str, TableProfile] = {}
     for place, fact in enumerate(facts):
-        keys, counts = gaps_to_keys(arrays.pop(f"keys_{place}")), arrays.pop(f"counts_{place}")
-        table = TableProfile(keys=keys, counts=counts, **fact)
+        keys = gaps_to_keys(arrays.take(f"keys_{place}"))
+        table = TableProfile(keys=keys, counts=arrays.take(f"counts_{place}"), **fact)
         check(table.name not in tables, "each table once", table.name)
         tables[table.name] = table
     return Profile(
@@ -362,14 +388,25 @@ def _unpack(header: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Pro
     )
 
 
-def _unpack_samples(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Samples:
-    return Samples(ids=arrays.pop("samples_ids"), tables=tuple(facts.pop("tables")), **facts)
+def _array_names(table_count: int, samples: object, trace: object) -> Iterator[str]:
+    for place in range(table_count):
+        yield f"keys_{place}"
+        yield f"counts_{place}"
+    if samples is not None:
+        yield from (f"samples_{name}" for name in _SAMPLES_ARRAYS)
+    if trace is not None:
+        yield from (f"trace_{name}" for name in _TRACE_EVENTS)
 
 
-def _unpack_trace(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Trace:
+def _unpack_samples(facts: dict[str, Any], arrays: Members) -> Samples:
+    values = {name: arrays.take(f"samples_{name}") for name in _SAMPLES_ARRAYS}
+    return Samples(tables=tuple(facts.pop("tables")), **values, **facts)
+
+
+def _unpack_trace(facts: dict[str, Any], arrays: Members) -> Trace:
     events: dict[str, Any] = {}
     for name, dtype in _TRACE_EVENTS.items():
-        values = arrays.pop(f"trace_{name}")
+        values = arrays.take(f"trace_{name}")
         check_below(values, np.iinfo(dtype).max, f"trace: {name}")
         events[name] = values.astype(dtype)
     return Trace(tables=tuple(facts.pop("tables")), **facts, **events)

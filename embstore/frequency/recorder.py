@@ -9,13 +9,16 @@ have kept that had begun with that rate.
 
 Unique keys and accesses are totalled over all keys, sampled or not: a sample may have a hot key too
 many or too few, and SHARDS_adj corrects by what it should have had. So every key of a call is
-looked up once, in a hash table that is only as large as the call.
+looked up once, in a hash table that is only as large as the call. The totals are kept by table: one
+that is gone takes its own along with its events (`forget`), and the calls stay, without it.
 
 A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or at a
 table more than 16 bits number: then calls are not recorded any more, and what there is stays true.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,7 @@ from embstore.frequency.profile import Counts, Trace, spatial_limit, table_seed
 from embstore.kernels.count_keys import keep_events, record_keys
 
 Call = Sequence[tuple[str, Keys, Counts | None]]
+_Parts = dict[str, tuple[Keys, Counts]]
 
 _RATE_MIN = 2.0**-32
 _CALLS_MAX = (1 << 31) - 1
@@ -59,6 +63,16 @@ class _Events:
             getattr(self, name)[low : self.count] = getattr(other, name)[: other.count]
 
 
+@dataclass
+class _Table:
+    """What is totalled of one table."""
+
+    place: int
+    """In the samples, and in the events."""
+    unique_total: int = 0
+    access_total: int = 0
+
+
 class Recorder:
     """The recorded calls of a store. One thread at a time.
 
@@ -84,9 +98,10 @@ class Recorder:
         """Forget everything, and begin again with the first rate."""
         self._rate = self._first_rate
         self._is_full = False
-        self._calls = self._unique_total = self._access_total = 0
-        self._tables: dict[str, int] = {}  # name -> its place in _samples and in the trace
-        self._samples = np.empty((0, 2), np.uint64)  # seed and limit of each table
+        self._calls = 0
+        self._tables: dict[str, _Table] = {}
+        self._free_places: list[int] = []  # of tables that were forgotten
+        self._samples = np.empty((0, 2), np.uint64)  # by place: seed and limit of a table
         self._events = _Events(reserve(_EVENT_BYTES * self._events_max))
         self._new = _Events(_NO_BYTES)  # of the call at hand
         self._scratch = np.empty(0, np.uint64)
@@ -128,29 +143,46 @@ class Recorder:
         self._is_full |= self._calls == _CALLS_MAX or not self._enter_tables(call)
         if self._is_full:
             return
-        tables, keys, counts, bounds = self._joined(call)
-        unique = self._collect(tables, keys, counts, bounds)
+        parts = _joined(call)
+        unique = self._collect(parts)
         self._is_full = not self._make_room()
         if not self._is_full:
             self._events.append(self._new)
             self._calls += 1
-            self._unique_total += unique
-            self._access_total += int(counts.sum()) if len(counts) else len(keys)
+            for (name, (keys, counts)), found in zip(parts.items(), unique, strict=True):
+                table = self._tables[name]
+                table.unique_total += found
+                table.access_total += int(counts.sum()) if len(counts) else len(keys)
+
+    def forget(self, name: str) -> None:
+        """Drop what was recorded of a table; it was in no call."""
+        table = self._tables.pop(name, None)
+        if table is not None:
+            self._samples[table.place, 1] = 0  # no hash is 0: all of its keys are out
+            self._events.keep(self._samples)
+            self._free_places.append(table.place)
 
     def trace(self) -> Trace:
         """Return a copy of what was recorded."""
+        return Trace(**self.copied())
+
+    def copied(self) -> dict[str, Any]:
+        """Return the same as the fields of a `Trace`, whose checks take far longer than copying."""
         events, kept = self._events, slice(self._events.count)
-        return Trace(
-            rate=self._rate,
-            tables=tuple(self._tables),
-            calls=self._calls,
-            call=events.calls[kept].copy(),
-            table=events.tables[kept].astype(np.int16),
-            keys=events.keys[kept].copy(),
-            counts=events.counts[kept].copy(),
-            unique_total=self._unique_total,
-            access_total=self._access_total,
-        )
+        tables = self._tables.values()
+        numbers = np.zeros(len(self._samples), np.int16)
+        numbers[[table.place for table in tables]] = np.arange(len(tables))
+        return {
+            "rate": self._rate,
+            "tables": tuple(self._tables),
+            "calls": self._calls,
+            "call": events.calls[kept].copy(),
+            "table": numbers[events.tables[kept]],
+            "keys": events.keys[kept].copy(),
+            "counts": events.counts[kept].copy(),
+            "unique_total": sum(table.unique_total for table in tables),
+            "access_total": sum(table.access_total for table in tables),
+        }
 
     def _enter_tables(self, call: Call) -> bool:
         """Number the tables that are new; return False, and enter none, if they are too many."""
@@ -158,48 +190,40 @@ class Recorder:
         if len(self._tables) + len(new) > _TABLES_MAX:
             return False
         for name in new:
-            self._tables[name] = len(self._tables)
-            sample = np.array([[table_seed(name), spatial_limit(self._rate)]], np.uint64)
-            self._samples = np.concatenate([self._samples, sample])
+            if not self._free_places:
+                self._free_places.append(len(self._samples))
+                self._samples = np.concatenate([self._samples, np.empty((1, 2), np.uint64)])
+            self._tables[name] = _Table(self._free_places.pop())
+            self._samples[self._tables[name].place] = table_seed(name), spatial_limit(self._rate)
         return True
 
-    def _joined(self, call: Call) -> tuple[NDArray[np.int32], Keys, Counts, NDArray[np.int64]]:
-        """Return a call as `record_keys` takes it: tables, keys, counts and bounds."""
-        parts: dict[int, list[tuple[Keys, Counts | None]]] = {}
-        for name, keys, counts in call:
-            assert counts is None or len(counts) == len(keys), "a count a key"
-            parts.setdefault(self._tables[name], []).append((keys, counts))
-        all_parts = [part for of_table in parts.values() for part in of_table]
-        lengths = [sum(len(keys) for keys, _ in of_table) for of_table in parts.values()]
-        return (
-            np.array(list(parts), np.int32),
-            np.concatenate([_EACH_ONCE, *(keys for keys, _ in all_parts)]),
-            np.concatenate([_EACH_ONCE, *_counts_of(all_parts)]),
-            np.cumsum([0, *lengths]),
-        )
-
-    def _collect(
-        self, tables: NDArray[np.int32], keys: Keys, counts: Counts, bounds: NDArray[np.int64]
-    ) -> int:
-        """Make a call's events the new ones; return how many keys differ."""
-        places = 1 << max(1, (2 * int(np.diff(bounds).max(initial=0)) - 1).bit_length())
+    def _collect(self, parts: _Parts) -> list[int]:
+        """Make a call's events the new ones; return how many keys of each table differ."""
+        lengths = [len(keys) for keys, _ in parts.values()]
+        places = 1 << max(1, (2 * max(lengths, default=0) - 1).bit_length())
         if places > len(self._scratch):
             self._scratch = np.empty(places, np.uint64)
-        if len(keys) > self._new.room:
-            self._new = _Events(np.empty(_EVENT_BYTES * len(keys), np.uint8))
-        new = self._new
-        unique, new.count = record_keys(
-            keys,
-            counts,
-            bounds,
-            tables,
-            self._samples,
-            self._scratch,
-            new.tables,
-            new.keys,
-            new.counts,
-        )
-        new.calls[: new.count] = self._calls
+        if sum(lengths) > self._new.room:
+            self._new = _Events(np.empty(_EVENT_BYTES * sum(lengths), np.uint8))
+        new, unique, end = self._new, [], 0
+        places_of = np.array([self._tables[name].place for name in parts], np.int32)
+        bounds_of = np.array([(0, length) for length in lengths], np.int64)
+        for i, (keys, counts) in enumerate(parts.values()):
+            of_table, count = record_keys(
+                keys,
+                counts,
+                bounds_of[i],
+                places_of[i : i + 1],
+                self._samples,
+                self._scratch,
+                new.tables[end:],
+                new.keys[end:],
+                new.counts[end:],
+            )
+            unique.append(of_table)
+            end += count
+        new.count = end
+        new.calls[:end] = self._calls
         return unique
 
     def _make_room(self) -> bool:
@@ -212,6 +236,25 @@ class Recorder:
             self._events.keep(self._samples)
             self._new.keep(self._samples)
         return True
+
+
+def _joined(call: Call) -> _Parts:
+    """Return the keys of each table of a call, and their counts; (0,): each key once."""
+    parts: dict[str, list[tuple[Keys, Counts | None]]] = {}
+    for name, keys, counts in call:
+        assert counts is None or len(counts) == len(keys), "a count a key"
+        parts.setdefault(name, []).append((keys, counts))
+    return {name: _one(of_table) for name, of_table in parts.items()}
+
+
+def _one(parts: list[tuple[Keys, Counts | None]]) -> tuple[Keys, Counts]:
+    if len(parts) == 1:
+        ((keys, counts),) = parts
+        return np.ascontiguousarray(keys), np.ascontiguousarray(
+            _EACH_ONCE if counts is None else counts
+        )
+    keys = np.concatenate([keys for keys, _ in parts])
+    return keys, np.concatenate([_EACH_ONCE, *_counts_of(parts)])
 
 
 def _counts_of(parts: list[tuple[Keys, Counts | None]]) -> list[Counts]:

@@ -37,6 +37,12 @@ _SOURCES = {pb.PROFILE_SOURCE_COUNTED: "counted", pb.PROFILE_SOURCE_IMPORTED: "i
 
 # Documents
 
+_PARSED_TIMES = 30
+"""A document takes so many times its size, at most, until the store has it: the two bytes of a row
+of a profile become two int64, and checks, ranks and what is kept take more. Measured: 29."""
+_PARSING_SHARE = 2
+"""Of what may be in flight, a document's parsing takes one part in so many: others go on."""
+
 
 def check_size(store: Store, size: int, what: str) -> None:
     """Refuse a document that is too large.
@@ -50,6 +56,12 @@ def check_size(store: Store, size: int, what: str) -> None:
             f"expected {what} of at most {store.limits.call_bytes_max} bytes "
             f"(limits.call_bytes_max), found {size}"
         )
+
+
+def parsing_bytes(service: Service, size: int) -> int:
+    """Return how many bytes count as in flight, beside its own, while a document is parsed."""
+    share = service.settings.inflight_bytes_max // _PARSING_SHARE
+    return min((_PARSED_TIMES - 1) * size, share)
 
 
 def _document(received: Received, place: pb.Array, what: str) -> NDArray[np.uint8]:

@@ -1,10 +1,13 @@
 """The bytes of requests and replies that the process holds at once, and their bound.
 
-A request reserves its bytes, a streamed one when its first chunk announces them. Who finds no room
-is refused (OverloadedError) and backs off; to wait instead would let a client that sends slowly
-hold up all others. One message always fits, however large it may be, so that a
-small bound makes calls serial and not impossible. A reply counts while it is sent, but is not
-refused: its work is done.
+A request reserves its bytes, a streamed one as they come: what is announced and not sent takes no
+memory, and a client that announces much and sends little would hold up all others. So it is only
+asked at the start whether there is room for all of it, and a stream may yet be refused in its
+middle, when others took the room; these go on, and so of streams that grow together one is
+finished. Who finds no room is refused (OverloadedError) and backs off; to wait instead would let a
+client that sends slowly hold up all others. One message always fits, however large it may be, so
+that a small bound makes calls serial and not impossible. A reply counts while it is sent, but is
+not refused: its work is done.
 
 A rank's share of a session's step counts until the session has taken it. The session waits with it
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
@@ -35,14 +38,14 @@ class Inflight:
         finally:
             reservation.release()
 
-    def take(self, count: int) -> None:
-        """Count `count` bytes more, or raise OverloadedError."""
-        if self.held_bytes and self.held_bytes + count > self._bytes_max:
+    def check_room(self, count: int, own_bytes: int = 0) -> None:
+        """Raise OverloadedError, if others than who holds `own_bytes` leave no room for `count`."""
+        others_bytes = self.held_bytes - own_bytes
+        if others_bytes and self.held_bytes + count > self._bytes_max:
             raise OverloadedError(
                 f"{self.held_bytes} bytes of calls are in flight, {count} more would exceed "
                 f"limits.inflight_bytes_max ({self._bytes_max}); back off, then retry"
             )
-        self.held_bytes += count
 
 
 class Reservation:
@@ -52,10 +55,14 @@ class Reservation:
         self._inflight = inflight
         self.held_bytes = 0
 
+    def check_room(self, count: int) -> None:
+        """Raise OverloadedError, if there is no room to hold `count` bytes more now."""
+        self._inflight.check_room(count, self.held_bytes)
+
     def add(self, count: int) -> None:
         """Hold `count` bytes more, or raise OverloadedError."""
-        self._inflight.take(count)
-        self.held_bytes += count
+        self.check_room(count)
+        self.add_unchecked(count)
 
     def add_unchecked(self, count: int) -> None:
         """Hold `count` bytes more whatever the bound: a reply that is made is sent."""

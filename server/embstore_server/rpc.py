@@ -212,8 +212,9 @@ class Rpc:
         assembly = Assembly(self._service.store.limits.call_bytes_max + _FRAME_BYTES_MAX)
         async for chunk in chunks:
             if not assembly.total_bytes:
-                held.add(assembly.announced(chunk))
+                held.check_room(assembly.announced(chunk))
             assembly.add(chunk)
+            held.add(min(len(chunk), assembly.total_bytes - held.held_bytes))
         caller.received_bytes = assembly.total_bytes
         return assembly.whole()
 
@@ -221,6 +222,8 @@ class Rpc:
         if call.header is not None:
             self._ranks.tell(caller, call.header)
             caller.brief = False  # the last rank's share does the work of all
+        if caller.verb.removesuffix("Stream") in frequency.BULK:
+            held.add(frequency.parsing_bytes(self._service, held.held_bytes))
         work = answering(call.work, self._service.instance, stages=call.stages)
         answered = await self._do(caller, call.origin, work, beside=call.beside)
         make_reply = call.reply

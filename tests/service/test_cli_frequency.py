@@ -128,7 +128,8 @@ def test_wrong_profiles_are_told_with_their_files(
     ended = typed("export-profile", "-o", str(tmp_path / "x"), "--source", "guessed")
     assert (ended.status, (tmp_path / "x").exists()) == (exits.USAGE, False)
     ended = typed("export-profile", "-o", str(tmp_path / "no" / "where"))
-    assert ended.status == exits.FAILED
+    assert ended.status == exits.USAGE
+    assert "--output: expected a regular file" in ended.err
 
 
 def test_export_needs_a_file(typed: Callable[..., Ended]) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -169,7 +170,7 @@ def test_profile_draws_its_progress_on_a_terminal(
         (["{}/day.parquet", "--table", "ad=a", "--batch", "0"], "expected a batch of at least 1"),
         (["{}/day.parquet", "--table", "ad=a", "--keys-max", "1"], "at least 2 keys"),
         (["{}/day.parquet", "--table", "ad=a", "--picture", "no/x.png"], "--picture: expected a"),
-        (["{}/day.parquet", "--table", "ad=a", "-o", "no/x"], "--output: expected a file in a"),
+        (["{}/day.parquet", "--table", "ad=a", "-o", "no/x"], "--output: expected a regular"),
         (["{}/day.parquet", "--table", "ad=a", "--seed", str(2**63)], "seed"),
     ],
 )
@@ -187,6 +188,32 @@ def test_profile_refuses(
     assert ended.err.startswith("error: ")
     assert said in ended.err
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("flag", ["--output", "--picture"])
+def test_what_is_no_file_is_not_replaced(
+    flag: str, shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    """A device was replaced by the profile, /dev/full among others. (A pipe is none either.)"""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        words = ["--table", "ad=ads", "-o", tmp_path / "out.profile", flag, path]
+        ended = shell("profile", folder / "day.parquet", *words)
+        assert (ended.status, ended.out) == (exits.USAGE, "")
+        assert f"{flag}: expected a regular file" in ended.err
+    assert pipe.is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
+
+
+def test_a_seed_is_refused_before_the_files_are_read(shell: Shell, tmp_path: Path) -> None:
+    """It was refused when all files had been counted."""
+    parquet.write_table(pa.table({"ad": [5, -4]}), tmp_path / "f")
+    words = ["--table", "ad=ads", "-o", tmp_path / "p", "--seed", "9" * 20]
+    ended = shell("profile", tmp_path / "f", *words)
+    assert ended.status == exits.USAGE
+    assert "expected a seed to be an integer from -9223372036854775807 to" in ended.err
 
 
 def test_profile_refuses_negative_ids(shell: Shell, tmp_path: Path) -> None:
@@ -333,13 +360,24 @@ def test_hotset_of_a_sampled_profile_says_so(shell: Shell, folder: Path, tmp_pat
         (["hotset", "--budget", "much"], "--budget: expected a number of bytes"),
         (["hotset", "--budget", "1MiB", "--dim", "8", "--row-bytes", "8"], "--row-bytes is inst"),
         (["hotset", "--budget", "1MiB", "--optimizer", "sgdd"], "--optimizer: expected one of"),
-        (["hotset", "--budget", "1MiB", "-o", "no/such/folder"], "--output: expected a file in a"),
+        (["hotset", "--budget", "1MiB", "-o", "no/such/folder"], "--output: expected a regular"),
+        (
+            ["hotset", "--budget", "9" * 26],
+            "the budget in bytes to be an integer from 1 to 92233720",
+        ),
+        (["hotset", "--budget", "1MiB", "--version", "9" * 20], "from 1 to 9223372036854775807"),
+        (
+            ["hotset", "--budget", "1MiB", "--row-bytes", "49153"],
+            "--row-bytes: expected at most 49152",
+        ),
+        (["size", "--row-bytes", "9" * 17], "--row-bytes: expected at most 49152, found 999"),
+        (["size", "--dim", "100000000"], "--dim: expected at most 4096, found 100000000"),
         (["size", "--policy", "fifo"], "lru, lfu, rank"),
         (["size", "--target-hit-rate", "0"], "--target-hit-rate: expected a share"),
         (["size", "--target-hit-rate", "nan"], "--target-hit-rate: expected a share"),
         (["size", "--warm-up", "2"], "expected warm_up"),
         (["size", "--lookahead", "41"], "expected steps from 1 to the 40 recorded, found 41"),
-        (["size", "--picture", "no/such.png"], "--picture: expected a file in a folder"),
+        (["size", "--picture", "no/such.png"], "--picture: expected a regular file"),
     ],
 )
 def test_size_and_hotset_refuse(
@@ -363,4 +401,16 @@ def test_an_empty_profile_has_no_size(shell: Shell, tmp_path: Path) -> None:
     Profile({}).save(tmp_path / "p")
     ended = shell("size", "--profile", tmp_path / "p")
     assert ended.status == exits.USAGE
-    assert "expected a profile with accesses" in ended.err
+    assert "expected a profile with accesses, found none counted at a rate of 1\n" in ended.err
+
+
+def test_size_of_a_rate_that_counted_nothing(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    """Calls are recorded whatever the rate: shares of no rows were a ZeroDivisionError."""
+    words = ["--table", "ad=ads", "--rate", "1e-30", "-o", tmp_path / "p"]
+    assert shell("profile", folder / "day.parquet", *words).status == 0
+    for more in ([], ["--json"]):
+        ended = shell("size", "--profile", tmp_path / "p", *more)
+        assert (ended.status, ended.out) == (exits.USAGE, "")
+        assert "counted at a rate of 1e-30: profile again at a higher --rate" in ended.err
+    hot = shell("hotset", "--profile", tmp_path / "p", "--budget", "1MiB", "--json").document
+    assert hot["rows"] == 0

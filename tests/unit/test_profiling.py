@@ -252,7 +252,7 @@ def test_many_samples_are_kept_alike_however_the_stream_is_cut(
     _, whole = profiled([column], Counting(("a",)))
     _, cut = profiled([column], Counting(("a",)), range(7, 5000, 13))
     assert whole.samples is not None and cut.samples is not None
-    assert len(whole.samples.ids) == 100
+    assert len(whole.samples) == 100
     assert np.array_equal(whole.samples.ids, cut.samples.ids)
 
 
@@ -286,8 +286,9 @@ def test_kept_samples_are_whole_and_uniform() -> None:
     counting = Counting(("a", "b"), rate=0.01)
     _, profile = profiled([Column(ids), Column(ids + 7)], counting, range(0, 200_000, 8192))
     assert profile.samples is not None
-    first, second = profile.samples.ids.T
+    first, second = profile.samples.ids.reshape(2, -1)
     assert profile.samples.tables == ("a", "b")
+    assert (profile.samples.lengths == 1).all()
     assert len(first) == count.SAMPLES_MAX
     assert np.array_equal(first + 7, second)
     assert (np.diff(first) > 0).all(), "in the order of the stream"
@@ -297,20 +298,13 @@ def test_kept_samples_are_whole_and_uniform() -> None:
     assert abs(counted - 0.01) < 0.005, "which are kept says nothing of which are counted"
 
 
-def test_kept_lists_are_filled_with_what_is_as_hot() -> None:
-    lists = [[1, 2, 3], [], [4], [4, 4]]
-    _, profile = profiled([ragged(lists), Column(np.arange(4))], Counting(("a", "b")))
-    assert profile.samples is not None
-    assert profile.samples.tables == ("a", "a", "a", "b")
-    assert profile.samples.ids.tolist() == [[1, 2, 3, 0], [4, 4, 4, 1], [4, 4, 4, 2], [4, 4, 4, 3]]
-
-
-def test_long_lists_are_kept_of_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(count, "SAMPLE_IDS_MAX", 1000)
-    lists = [[i] * 50 for i in range(200)]
-    _, profile = profiled([ragged(lists)], Counting(("a",)), [50])
-    assert profile.samples is not None
-    assert profile.samples.ids.shape == (20, 50)
+@pytest.mark.parametrize("seed", [2**63, -(2**63), 10**20])
+def test_a_seed_that_no_profile_can_hold_is_refused_at_once(seed: int) -> None:
+    """It was found when all files had been counted, and the profile was made."""
+    with pytest.raises(InvalidArgumentError, match="seed to be an integer from -9223372036854775"):
+        Counting(("a",), seed=seed)
+    for good in (2**63 - 1, 1 - 2**63):
+        assert profiled([Column(np.arange(3))], Counting(("a",), seed=good))[1].seed == good
 
 
 @pytest.mark.parametrize("lists", [[[], []], []])

@@ -26,7 +26,7 @@ from embstore.store import Store
 from embstore_server.admin.calls import Call, Calling, CallRoute
 from embstore_server.admin.guard import DOCUMENT_TYPE, announced_bytes
 from embstore_server.admin.models import CONTEXT_EXAMPLE, Context, Reply, Request, examples
-from embstore_server.frequency import check_size, hot_set_bytes
+from embstore_server.frequency import check_size, hot_set_bytes, parsing_bytes
 from embstore_server.parsing import renames
 from embstore_server.service import Service
 from embstore_server.warming import SHARE
@@ -289,7 +289,8 @@ def _file(content: bytes, name: str) -> Response:
 
 @asynccontextmanager
 async def _received(call: Call, request: HttpRequest, what: str) -> AsyncIterator[bytes]:
-    """Yield the file that a request brings; its bytes are in flight until the block ends.
+    """Yield the file that a request brings; its bytes are in flight as they come, until the block
+    ends, and so is what it takes to parse them.
 
     Raises
     ------
@@ -303,5 +304,12 @@ async def _received(call: Call, request: HttpRequest, what: str) -> AsyncIterato
     size = announced_bytes(request.headers)
     check_size(call.service.store, size, what)
     with call.service.inflight.reservation() as held:
-        held.add(size)
-        yield await request.body()
+        held.check_room(size)
+        pieces = []
+        async for piece in request.stream():
+            held.add(len(piece))
+            pieces.append(piece)
+        content = b"".join(pieces)
+        del pieces
+        held.add(parsing_bytes(call.service, len(content)))
+        yield content

@@ -38,6 +38,9 @@ def export_profile(
     as_json: AsJson = False,
 ) -> None:
     """Write the profile of a running server to a file: which rows are asked for how often."""
+    from embstore_server.cli.profile import check_output
+
+    check_output("--output", to)
     with connection.connected(address, timeout, tls_ca) as store, output.progress("profile"):
         profile = store.export_profile(source=source)
     profile.save(to)

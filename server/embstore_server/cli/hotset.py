@@ -86,21 +86,29 @@ def layout(dim: int | None, optimizer: str | None, row_bytes: int | None) -> "La
 
     Raises
     ------
-    InvalidArgumentError : they say it twice, or there is no such optimizer.
+    InvalidArgumentError : they say it twice, no table has such rows, or there is no such optimizer.
     """
+    from embstore.arrays import DIM_MAX
     from embstore.cache.sizes import Layout
-    from embstore_server.profiling.sizes import layout_of_bytes
+    from embstore_server.profiling.sizes import ROW_BYTES_MAX, layout_of_bytes
 
     if row_bytes is not None:
         if dim is not None or optimizer is not None:
             raise InvalidArgumentError(
                 "--row-bytes is instead of --dim and --optimizer: leave one out"
             )
+        _check_most("--row-bytes", row_bytes, ROW_BYTES_MAX)
         return layout_of_bytes(row_bytes)
     kind = optimizer or _OPTIMIZER
     elements = dim or _DIM
+    _check_most("--dim", elements, DIM_MAX)
     state_dim = parameters.optimizer(kind, learning_rate=0.0).state_dim(elements)
     return Layout(elements, state_dim, kind)
+
+
+def _check_most(flag: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidArgumentError(f"{flag}: expected at most {most}, found {value}")
 
 
 def _document(
@@ -146,7 +154,7 @@ def _said(document: dict[str, Any], budget_bytes: int, profile: "Profile") -> It
         f"{document['threshold']:,} accesses or more{counted}"
     )
     how = (
-        f"of {len(profile.samples.ids):,} kept samples"
+        f"of {len(profile.samples):,} kept samples"
         if document["samples_counted"] and profile.samples is not None
         else "of samples, if their ids were independent"
     )

@@ -104,13 +104,18 @@ def profile(
 def check_output(flag: str, path: Path) -> None:
     """Refuse a file that could not be written, before the work whose result it takes.
 
+    What is there and is no regular file, a device or a pipe, is refused too: it would be replaced.
+
     Raises
     ------
     InvalidArgumentError
     """
-    if path.is_dir() or not path.parent.is_dir():
+    from embstore.frequency.archive import is_replaceable
+
+    if not is_replaceable(path):
         raise InvalidArgumentError(
-            f"{flag}: expected a file in a folder that is there, found {path}"
+            f"{flag}: expected a regular file, or a new one, in a folder that is there, "
+            f"found {path}"
         )
 
 
@@ -172,7 +177,7 @@ def _document(made: "Profile", counter: "SampleCounter", out: Path) -> dict[str,
         "rate": made.rate,
         "seed": made.seed,
         "memory_bytes": counter.memory_bytes,
-        "kept_samples": 0 if made.samples is None else len(made.samples.ids),
+        "kept_samples": 0 if made.samples is None else len(made.samples),
         "recorded": trace and {"rate": trace.rate, "calls": trace.calls, "events": len(trace.keys)},
         "tables": {name: table_facts(table) for name, table in made.tables.items()},
     }

@@ -122,7 +122,13 @@ def _found(
 
     names = list(dict.fromkeys(policies or POLICIES))
     rows = sum(map(known_rows, profile.tables.values()))
-    slots = looked_at(max(1, rows))
+    if not rows:
+        advice = "" if profile.rate == 1 else ": profile again at a higher --rate"
+        raise InvalidArgumentError(
+            f"expected a profile with accesses, found none counted at a rate of {profile.rate:g}"
+            f"{advice}"
+        )
+    slots = looked_at(rows)
     cache_bytes = CacheBytes(of_rows).of
     rates, traffic = {}, None
     needed: dict[str, dict[str, int] | None] = {}

@@ -14,14 +14,13 @@ profile however they are cut into chunks:
 hash is SplitMix64 (Steele, Lea, Flood: OOPSLA 2014), whose output i can be had directly: one to one
 over i, so no two samples are equal.
 
-A sample of lists has the columns that its lists fill, each as wide as the longest list that was
-kept. What is left of a shorter one repeats its first id, which changes nothing of whether all its
-ids are hot; an empty list is filled with its table's most accessed row, for the same reason: a hot
-set that has any of the table's rows has this one.
+Samples are kept as they are, each with its lists as long as they are. Where all of these would have
+more than SAMPLE_IDS_MAX ids, fewer are kept: those of the smallest hashes still, as many as have no
+more ids together. So one long list takes room from none but a few.
 
 **Memory** is bounded whatever the files hold: the counters and the recorder by their own bounds
-(`KeyCounter`, `Recorder`), kept samples by twice SAMPLES_MAX and by SAMPLE_IDS_MAX once they are
-filled, one chunk, and one batch.
+(`KeyCounter`, `Recorder`), kept samples by twice SAMPLES_MAX and twice SAMPLE_IDS_MAX, one chunk,
+and one batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +31,9 @@ from numpy.typing import NDArray
 
 from embstore.arrays import ROWS_MAX, Keys
 from embstore.errors import InvalidArgumentError
+from embstore.frequency.checks import INT64_MAX, check_int
 from embstore.frequency.counter import KeyCounter
-from embstore.frequency.profile import Profile, Samples, TableProfile
+from embstore.frequency.profile import Profile, Samples
 from embstore.frequency.recorder import Recorder
 from embstore_server.profiling.readers import Chunk, Column, SampleFile
 
@@ -69,6 +69,7 @@ class Counting:
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:
+        check_int(self.seed, "a seed", low=-INT64_MAX)
         if not 0 < self.rate <= 1:
             raise InvalidArgumentError(f"expected a rate above 0, at most 1, found {self.rate}")
         if self.batch < 1:
@@ -148,7 +149,7 @@ class SampleCounter:
     def __init__(self, counting: Counting) -> None:
         self._counting = counting
         self._counters = {name: KeyCounter(counting.keys_max) for name in counting.tables}
-        self._kept = _KeptSamples(counting.seed)
+        self._kept = _KeptSamples(counting.tables, counting.seed)
         self._calls = _Calls(counting)
         self.samples = 0  # of the stream so far
         self.counted = 0
@@ -197,7 +198,7 @@ class SampleCounter:
             tables,
             rate=counting.rate,
             seed=counting.seed,
-            samples=self._kept.filled([tables[name] for name in counting.tables]),
+            samples=self._kept.samples(),
             trace=self._calls.recorder.trace(),
         )
 
@@ -217,72 +218,60 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class _KeptSamples:
-    """The samples of the smallest hashes, in the order of the stream."""
+    """The samples of the smallest hashes, in the order of the stream.
 
-    def __init__(self, seed: int) -> None:
+    Those are kept whose hash is among the SAMPLES_MAX smallest, and whose ids, with those of all
+    samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one. What more samples
+    bring can only make both harder. So who is left out once is left out of all of the stream, and
+    with it all of larger hashes.
+    """
+
+    def __init__(self, tables: tuple[str, ...], seed: int) -> None:
+        self._tables = tables
         self._seed = seed
-        self._limit = np.uint64(_MASK)  # above it none is kept any more
+        self._limit: np.uint64 | None = None  # from it on none is kept any more
         self._hashes: list[NDArray[np.uint64]] = []
         self._columns: list[list[Column]] = []
         self._held = 0
+        self._held_ids = 0
 
     def add(self, first: int, columns: Sequence[Column]) -> None:
         hashes = sample_hashes(self._seed, _KEPT, first, len(columns[0]))
-        wanted = hashes <= self._limit
-        if not wanted.any():
+        if self._limit is not None:
+            wanted = hashes < self._limit
+            hashes, columns = hashes[wanted], [column.chosen(wanted) for column in columns]
+        if not len(hashes):
             return
-        self._hashes.append(hashes[wanted])
-        self._columns.append([column.chosen(wanted) for column in columns])
-        self._held += len(self._hashes[-1])
-        if self._held > 2 * SAMPLES_MAX:
-            self._keep(SAMPLES_MAX)
+        self._hashes.append(hashes)
+        self._columns.append(list(columns))
+        self._held += len(hashes)
+        self._held_ids += sum(len(column.ids) for column in columns)
+        if self._held > 2 * SAMPLES_MAX or self._held_ids > 2 * SAMPLE_IDS_MAX:
+            self._keep()
 
-    def _keep(self, count: int) -> None:
-        """Keep the `count` samples of the smallest hashes, in one piece."""
+    def _keep(self) -> None:
+        """Leave out what is not kept any more, and hold the rest in one piece."""
         hashes = np.concatenate(self._hashes)
         columns = [Column.joined(pieces) for pieces in zip(*self._columns, strict=True)]
+        order = np.argsort(hashes)
+        lengths = np.sum([column.lengths() for column in columns], axis=0)
+        ids = np.cumsum(lengths[order])
+        count = max(1, min(SAMPLES_MAX, int(np.searchsorted(ids, SAMPLE_IDS_MAX, side="right"))))
         if len(hashes) > count:
-            self._limit = np.partition(hashes, count - 1)[count - 1]
-            wanted = hashes <= self._limit
+            self._limit = hashes[order[count]]
+            wanted = hashes < self._limit
             hashes, columns = hashes[wanted], [column.chosen(wanted) for column in columns]
         self._hashes, self._columns, self._held = [hashes], [columns], len(hashes)
+        self._held_ids = sum(len(column.ids) for column in columns)
 
-    def filled(self, tables: Sequence[TableProfile]) -> Samples | None:
-        """Return the samples as a matrix; None, where there is none, or none has an id."""
-        if not self._held:
+    def samples(self) -> Samples | None:
+        """Return the samples; None, where there is none, or none has an id."""
+        if not self._held_ids:
             return None
-        self._keep(SAMPLES_MAX)
-        widths = self._widths()
-        self._keep(max(1, min(SAMPLES_MAX, SAMPLE_IDS_MAX // max(1, sum(widths)))))
+        self._keep()
         columns = self._columns[0]
-        parts, names = [], []
-        for table, column, width in zip(tables, columns, self._widths(), strict=True):
-            parts.append(_filled(column, width, table))
-            names += [table.name] * width
-        return Samples(tuple(names), np.ascontiguousarray(np.hstack(parts))) if names else None
-
-    def _widths(self) -> list[int]:
-        columns = self._columns[0]
-        return [
-            1 if column.offsets is None else int(np.diff(column.offsets).max())
-            for column in columns
-        ]
-
-
-def _filled(column: Column, width: int, table: TableProfile) -> NDArray[np.int64]:
-    """Return the ids (n, width) of a column whose longest list has `width`."""
-    if column.offsets is None:
-        return column.ids[:, None]
-    if not width:
-        return np.empty((len(column), 0), np.int64)
-    starts, lengths = column.offsets[:-1], np.diff(column.offsets)
-    top = table.keys[np.argmax(table.counts)] if len(table.keys) else 0
-    ids = np.append(column.ids, top)
-    places = np.arange(width)
-    within = places < lengths[:, None]
-    first = np.where(lengths, starts, len(ids) - 1)[:, None]
-    filled: NDArray[np.int64] = ids[np.where(within, starts[:, None] + places, first)]
-    return filled
+        lengths = np.stack([column.lengths() for column in columns], axis=1)
+        return Samples(self._tables, lengths, np.concatenate([column.ids for column in columns]))
 
 
 class _Calls:

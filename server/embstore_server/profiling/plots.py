@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError, StorageError
+from embstore.frequency.archive import is_replaceable
 
 TEXT_COLUMNS, TEXT_LINES = 78, 18
 """Of a terminal that is as small as they get."""
@@ -111,15 +112,17 @@ def check_picture(path: Path) -> None:
 
     Raises
     ------
-    InvalidArgumentError : matplotlib is missing, or there is no such folder.
+    InvalidArgumentError : matplotlib is missing, there is no such folder, or what is there is no
+        regular file.
     """
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(f"--picture: drawing {path} {_NEEDED}") from exc
-    if path.is_dir() or not path.parent.is_dir():
+    if not is_replaceable(path):
         raise InvalidArgumentError(
-            f"--picture: expected a file in a folder that is there, found {path}"
+            "--picture: expected a regular file, or a new one, in a folder that is there, "
+            f"found {path}"
         )
 
 

@@ -56,6 +56,10 @@ class Column:
     def __len__(self) -> int:
         return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Return how many ids each sample has."""
+        return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
+
     def part(self, start: int, stop: int) -> "Column":
         """Return samples [start, stop), as views."""
         if self.offsets is None:
@@ -67,7 +71,7 @@ class Column:
         """Return the samples where `wanted` (n,) is true."""
         if self.offsets is None:
             return Column(self.ids[wanted])
-        lengths = np.diff(self.offsets)
+        lengths = self.lengths()
         offsets = np.concatenate([[0], np.cumsum(lengths[wanted])])
         return Column(self.ids[np.repeat(wanted, lengths)], offsets)
 
@@ -75,10 +79,10 @@ class Column:
     def joined(cls, columns: Sequence["Column"]) -> "Column":
         """Return the samples of several, one after the other; all have offsets, or none has."""
         ids = np.concatenate([column.ids for column in columns])
-        lengths = [np.diff(column.offsets) for column in columns if column.offsets is not None]
-        if not lengths:
+        if columns[0].offsets is None:
             return cls(ids)
-        return cls(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
+        lengths = np.concatenate([column.lengths() for column in columns])
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,10 @@ class Announcer:
 
 @TIMEOUTS
 def test_sender_that_stops_is_cut_off(timeout: float | None, wide: Served, wire: Wire) -> None:
+    """What they announced was held: four of them, and everybody else was refused."""
     resident = resident_bytes()
-    senders = [Announcer(wire, timeout) for _ in range(3)]
-    until(lambda: held(wide) == 3 << 30)
+    senders = [Announcer(wire, timeout) for _ in range(8)]
+    until(lambda: 8 << 10 <= held(wide) < 9 << 10)
     assert resident_bytes() - resident < 256 << 20, "memory is taken where bytes come"
     assert_others_go_on(wide)
     wide.assert_idle()
@@ -140,7 +141,7 @@ def test_sender_that_stops_is_cut_off(timeout: float | None, wide: Served, wire:
 def test_sender_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
     with Wire(wide.address) as other:
         senders = [Announcer(other) for _ in range(3)]
-        until(lambda: held(wide) == 3 << 30)
+        until(lambda: held(wide) >= 3 << 10)
     wide.assert_idle()
     for sender in senders:
         sender.end()

@@ -1,0 +1,210 @@
+"""Files of profiles and hot sets: what is small and would take much is refused before it does.
+
+What such files are besides, cut, damaged or foreign, `test_profile.py` and `test_hotset.py` ask.
+"""
+
+import io
+import os
+import struct
+import tracemalloc
+import zipfile
+import zlib
+from functools import partial
+
+import numpy as np
+import pytest
+
+from embstore.errors import InvalidArgumentError, StorageError
+from embstore.frequency import archive
+from embstore.frequency.hotset import HotSet
+from embstore.frequency.profile import Profile, TableProfile
+
+
+def profile_of(**keys):
+    """Return a profile of tables by their keys, each accessed once."""
+    arrays = {name: np.array(of_table, np.int64) for name, of_table in keys.items()}
+    return Profile(
+        {name: TableProfile(name, 0, k, np.ones_like(k), len(k)) for name, k in arrays.items()}
+    )
+
+
+PROFILE = profile_of(a=[0, 1, 2], b=[1])
+
+
+def members_of(content):
+    with np.load(io.BytesIO(content)) as file:
+        return dict(file)
+
+
+def archive_of(members):
+    file = io.BytesIO()
+    np.savez(file, **members)
+    return file.getvalue()
+
+
+def refused(content, reason, kinds=(Profile, HotSet)):
+    for kind in kinds:
+        with pytest.raises(InvalidArgumentError, match=f"bytes: expected an embstore .*{reason}"):
+            kind.from_bytes(content)
+
+
+def peak_bytes(work):
+    """Return how much memory NumPy and Python took at most at once, while work was done."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def stored(name, data):
+    """Return what goes before a member of an archive, and its line of the directory but the end."""
+    size, check = len(data), zlib.crc32(data)
+    facts = (20, 0, 0, 0, 33, check, size, size, len(name), 0)
+    return (
+        struct.pack("<4s5H3L2H", b"PK\3\4", *facts) + name,
+        struct.pack("<4s6H3L5H", b"PK\1\2", 20, *facts, 0, 0, 0) + bytes(4),
+    )
+
+
+def ended(body, lines):
+    """Return a body with the directory behind it."""
+    directory = b"".join(lines)
+    end = (b"PK\5\6", 0, 0, *[min(len(lines), 0xFFFF)] * 2, len(directory), len(body), 0)
+    return body + directory + struct.pack("<4s4H2LH", *end)
+
+
+def overlapping(count, member_bytes):
+    """Return an archive of members of which each holds all that come after it."""
+    body, found = bytes(member_bytes), []
+    for place in reversed(range(count)):
+        name = f"keys_{place}.npy".encode()
+        front = io.BytesIO()
+        facts = {"descr": "|u1", "fortran_order": False, "shape": (len(body),)}
+        np.lib.format.write_array_header_1_0(front, facts)
+        data = front.getvalue() + body
+        before, line = stored(name, data)
+        body = before + data
+        found.append((name, line, len(body)))
+    lines = [line + struct.pack("<L", len(body) - size) + name for name, line, size in found]
+    return ended(body, lines)
+
+
+def test_arrays_are_read_one_at_a_time_and_only_those_of_the_header():
+    """All arrays of a file were held before the first of them was checked."""
+    members = members_of(PROFILE.to_bytes())
+    many = np.ones(1 << 22, np.uint8)
+    wrong = archive_of({**members, "keys_0": np.array([0, 0, 1], np.uint8), "counts_1": many})
+    more = archive_of({**members, "keys_2": many})
+    for content, reason in ((wrong, "keys ascending"), (more, "no more in it")):
+        read = partial(refused, content, reason, [Profile])
+        assert peak_bytes(read) < 1 << 20
+
+
+def test_members_that_overlap_are_refused():
+    """A MiB of them took GiB: each was no longer than the file, and all were held, widened."""
+    content = overlapping(400, 1 << 18)
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        assert sum(map(len, map(file.read, file.namelist()))) > 100 * (1 << 20)
+    assert peak_bytes(partial(refused, content, "bytes of arrays, found .* bytes in all")) < 1 << 20
+
+
+@pytest.mark.parametrize("is_long", [False, True], ids=["zip", "zip64"])
+def test_a_list_of_too_many_members_is_refused_unread(is_long):
+    """Each becomes an object of half a KiB, whatever comes of the file."""
+    _, line = stored(b"", b"")
+    count = archive.DIRECTORY_BYTES_MAX // (len(line) + 4) + 1
+    content = ended(b"", [line + bytes(4)] * count)
+    if is_long:
+        end = len(content) - 22
+        long = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, end, 0)
+        content = content[:end] + long + struct.pack("<4sLQL", b"PK\6\7", 0, end, 1)
+        content += struct.pack("<4s4H2LH", b"PK\5\6", *[0xFFFF] * 4, *[0xFFFFFFFF] * 2, 0)
+    assert len(zipfile.ZipFile(io.BytesIO(content)).infolist()) == count
+    assert peak_bytes(partial(refused, content, "a list of at most 4194304 bytes")) < 1 << 20
+
+
+def test_a_large_header_is_refused_unread():
+    """JSON became objects of 28 times its size, and no other thread ran until it had."""
+    text = b'{"x":[' + b"{}," * (archive.HEADER_BYTES_MAX // 3) + b"{}]}"
+    content = archive_of({"header": np.frombuffer(text, np.uint8)})
+    assert peak_bytes(partial(refused, content, "a header of at most")) < 1 << 20
+
+
+def test_no_file_is_written_that_could_not_be_read():
+    limit = archive.HEADER_BYTES_MAX
+    names = [f"{place:0255}" for place in range(4096)]
+    profile = profile_of(**dict.fromkeys(names, ()))
+    assert list(Profile.from_bytes(profile.to_bytes()).tables) == names
+    with pytest.raises(InvalidArgumentError, match=f"take at most {limit} bytes, found"):
+        Profile({}, store_id="x" * limit).to_bytes()
+
+
+def test_no_file_is_written_of_more_arrays_than_are_read(monkeypatch):
+    monkeypatch.setattr(archive, "DIRECTORY_BYTES_MAX", 5 * 62)
+    assert Profile.from_bytes(PROFILE.to_bytes()).tables.keys() == {"a", "b"}
+    with pytest.raises(InvalidArgumentError, match="a list of at most 310 bytes"):
+        profile_of(a=[1], b=[2], c=[3]).to_bytes()
+
+
+def test_a_reason_is_short():
+    """It told all that a header had too much, whatever its length."""
+    for content in (Profile({}, store_id="x").to_bytes(), HotSet({}).to_bytes()):
+        members = members_of(content)
+        header = members["header"].tobytes().replace(b"{", b'{"' + b"x" * 1_000_000 + b'": 1, ', 1)
+        told = archive_of({**members, "header": np.frombuffer(header, np.uint8)})
+        for kind in (Profile, HotSet):
+            with pytest.raises(InvalidArgumentError) as caught:
+                kind.from_bytes(told)
+            assert len(str(caught.value)) < 2000
+
+
+def test_an_array_that_says_it_is_longer_takes_no_memory():
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as file:
+        array = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            array, {"descr": "|u1", "fortran_order": False, "shape": (2**50,)}
+        )
+        file.writestr("header.npy", array.getvalue())
+    refused(raw.getvalue(), "an array of shape")
+
+
+def test_compressed_archives_are_refused():
+    """A kilobyte of them can be a gigabyte of zeros."""
+    raw = io.BytesIO()
+    np.savez_compressed(raw, **members_of(PROFILE.to_bytes()))
+    refused(raw.getvalue(), "no compression")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_that_is_there_twice_is_refused():
+    raw = io.BytesIO(PROFILE.to_bytes())
+    with zipfile.ZipFile(raw, "a") as file:
+        file.writestr("header.npy", file.read("header.npy"))
+    refused(raw.getvalue(), "each array once")
+
+
+def test_saving_follows_a_link(tmp_path):
+    """The link was replaced, and the file that it led to stayed as it was."""
+    for name in ("there", "not yet"):
+        link = tmp_path / f"link to {name}"
+        link.symlink_to(tmp_path / name)
+        if name == "there":
+            profile_of().save(tmp_path / name)
+        PROFILE.save(link)
+        assert link.is_symlink()
+        assert Profile.load(tmp_path / name).to_bytes() == PROFILE.to_bytes()
+
+
+def test_saving_replaces_nothing_but_files(tmp_path):
+    """A device was replaced by a file, /dev/full among others. (A pipe is none either.)"""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(StorageError, match=f"{path}: expected a regular file"):
+            PROFILE.save(path)
+    assert pipe.is_fifo() and link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
