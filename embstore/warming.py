@@ -26,6 +26,7 @@ from embstore.errors import (
     InvalidArgumentError,
     StoreClosedError,
 )
+from embstore.frequency.accesses import within
 from embstore.frequency.profile import Counts
 from embstore.hotpins import PIECE_ROWS, HotPins, turn
 from embstore.popularity import lfu_counts
@@ -145,6 +146,10 @@ class Warming:
         if kept is None or not len(kept[0].keys):
             return None
         table, rate = kept
+        with self._engine.reading():
+            if table_id not in self._engine.tables:
+                return None
+            table = within(table, self._engine.tables[table_id].rows)
         return table_id << KEY_BITS | table.keys, table.counts / rate
 
     def _most_frequent(

@@ -22,7 +22,7 @@ import numpy as np
 from embstore.arrays import Keys
 from embstore.frequency.checks import INT64_MAX
 from embstore.frequency.counter import CountedKeys, KeyCounter
-from embstore.frequency.profile import Counts, TableProfile, Trace, exact_sum
+from embstore.frequency.profile import Counts, TableProfile, exact_sum
 from embstore.frequency.recorder import Recorder
 
 KEYS_MAX = 1 << 20
@@ -124,10 +124,6 @@ class Accesses:
     def copied_trace(self) -> dict[str, Any]:
         """Return a copy of what was recorded, as the fields of a `Trace`."""
         return self._recorder.copied()
-
-    def trace(self) -> Trace:
-        """Return the same as a `Trace`."""
-        return self._recorder.trace()
 
     def facts(self) -> dict[str, Any]:
         """Return how much was counted, and what that takes."""

@@ -22,6 +22,7 @@ NOT_SERVED = {
     },
     "a process of its own, or its signals and forks, is the case": {
         "test_bad_offsets.test_pooled_lookup_with_wrapping_offsets_is_refused_not_a_crash",
+        "test_hotset_regressions.test_a_fork_made_while_a_call_runs_is_told_and_can_close",
         "test_interrupts.test_close_inside_a_call_waits_for_its_end",
         "test_interrupts.test_fork_may_not_use_the_store_nor_free_its_directory",
         "test_interrupts.test_interrupt_fails_the_store_which_opens_at_its_last_commit",

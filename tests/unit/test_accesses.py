@@ -83,7 +83,7 @@ def test_counts_of_rows_that_are_gone_are_cut():
     accesses.cut(3, "a", 100)
     found = accesses.table_profile(3, "a", 100)
     assert (found.keys.tolist(), found.accesses) == ([1], 2)
-    assert accesses.trace().tables == ()
+    assert accesses.copied_trace()["tables"] == ()
 
 
 # Rates and rows
