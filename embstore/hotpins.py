@@ -160,9 +160,10 @@ class HotPins:
             try:
                 self._want(hot_set)
                 self._swap(hot_set or HotSet({}), at_all_costs=True)
+                self._keep()
             except BaseException:
+                self.wanted, self._ids = before, ids
                 with suppress(EmbstoreError):
-                    self._want(before, ids)
                     self._pin_possible()
                 raise
             return self.facts()
@@ -176,15 +177,17 @@ class HotPins:
         if self.wanted is not None:
             self._swap(self._possible(self.wanted), at_all_costs=False)
 
-    def _want(self, hot_set: HotSet | None, ids: dict[str, int] | None = None) -> None:
-        """Take a set for the one wanted; the directory has it first."""
-        if ids is None:
-            with self._engine.reading():
-                names = hot_set.tables if hot_set is not None else ()
-                ids = {name: self._engine.find(name).table_id for name in names}
-        wanted = hot_set if hot_set is not None and hot_set.tables else None
-        self._engine.frequencies.kept.keep_hot_set(wanted and _by_id(wanted, ids))
-        self.wanted, self._ids = wanted, ids
+    def _want(self, hot_set: HotSet | None) -> None:
+        """Take a set for the one wanted."""
+        with self._engine.reading():
+            names = hot_set.tables if hot_set is not None else ()
+            self._ids = {name: self._engine.find(name).table_id for name in names}
+            self.wanted = hot_set if hot_set is not None and hot_set.tables else None
+
+    def _keep(self) -> None:
+        """Have the directory keep what is wanted, whole or not at all."""
+        wanted = self.wanted
+        self._engine.frequencies.kept.keep_hot_set(wanted and _by_id(wanted, self._ids))
 
     def _is_wanted(self, hot_set: HotSet) -> bool:
         """Say whether the set is the pinned one, asked for again."""
@@ -366,10 +369,9 @@ class HotPins:
         for name in [name for name, known in self._ids.items() if known in ids]:
             del left[name]
         if len(left) < len(wanted.tables):
-            one = HotSet(left, wanted.version, wanted.threshold) if left else None
-            self.wanted = one
+            self.wanted = HotSet(left, wanted.version, wanted.threshold) if left else None
             with suppress(EmbstoreError):  # what is there of it means no table that there is
-                self._engine.frequencies.kept.keep_hot_set(one and _by_id(one, self._ids))
+                self._keep()
 
     def _let_go(self, gone: list[_HotRows]) -> None:
         for rows in gone:

@@ -394,6 +394,28 @@ def test_a_set_that_the_disk_has_no_room_for_leaves_the_set_before(
     until(lambda: is_pinned(twin.store, 1, 10))
 
 
+def test_a_swap_on_a_disk_that_stays_full_leaves_the_set_before(
+    backend: Any, open_twin: Open
+) -> None:
+    """The new set was in the directory by then, and the one before could not be written again."""
+    files = RefusingFiles(backend.path())
+    backend._files = lambda path: files
+    twin = open_twin(cache_bytes=LARGE_BYTES)
+    twin.create_table("a", **NARROW)
+    twin.store.table("a").lookup(np.arange(ROWS))
+    count, kept = slots(twin.store), slots(twin.store) // 2
+    twin.store.pin_hot_set(HotSet({"a": np.arange(kept)}))
+    twin.on("a", "update", np.arange(kept, count), ones(count - kept, 8))
+    files.refuse(("create", "write", "allocate", "rename"), 1, errno.ENOSPC, lasting=True)
+    with pytest.raises(CapacityError, match="no room for log"):
+        ended(lambda: twin.store.pin_hot_set(HotSet({"a": np.arange(ROWS - kept, ROWS)}, 2)))
+    assert twin.store.hot_set().version == 1
+    assert is_pinned(twin.store, 1, kept)
+    files.relent()
+    twin.store.resize_cache(LARGE_BYTES)
+    assert is_pinned(twin.store, 1, kept)
+
+
 @pytest.mark.needs("directory")
 def test_a_row_that_cannot_be_read_keeps_only_itself_out(backend: Any) -> None:
     """Nothing of the set was pinned that came after it, and nobody was told."""
