@@ -3,7 +3,7 @@
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
-#                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and tests.bench.hot (HOT_ARGS=...), and
+#                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
 #                 tests.bench.hot with its plot              (HOT_ARGS=...)
 #   make proto    the committed protobuf code, from the .proto file
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
