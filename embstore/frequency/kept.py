@@ -2,7 +2,7 @@
 
     frequency/ID.imported   the profile that ranks the rows of table ID, as it was given
     frequency/ID.counted    what was counted of table ID until the store was closed
-    frequency/HOTSET        the hot set that is pinned
+    frequency/HOTSET        the hot set that is pinned, its tables by id
 
 Files are by table id, which is never used again: a profile belongs to its table, is gone with it,
 and is never taken for that of another table of the same name. They are no part of a commit: which
