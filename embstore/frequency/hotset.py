@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import ROWS_MAX, Keys
+from embstore.arrays import DIM_MAX, ROWS_MAX, Keys
 from embstore.errors import InvalidArgumentError
 from embstore.frequency.archive import (
     Archive,
@@ -41,6 +41,8 @@ from embstore.frequency.archive import (
 from embstore.frequency.checks import check, check_int
 from embstore.frequency.profile import Profile, Samples, TableProfile, exact_sum
 
+ROW_BYTES_MAX = 4 * DIM_MAX * 3
+"""Of the widest row that a table may have: Adam's state is twice the weights."""
 SMALL_TABLE_SHARE = 256
 """A table of at most so small a part of the budget is hot as a whole."""
 _SMALL_TABLES_SHARE = 2
@@ -175,7 +177,7 @@ def _checked_costs(
         )
     costs = {name: row_bytes[name] for name in profile.tables}
     for name, cost in costs.items():
-        check_int(cost, f"table {name!r}: row_bytes", low=1)
+        check_int(cost, f"table {name!r}: row_bytes", low=1, high=ROW_BYTES_MAX)
         table = profile.tables[name]
         if table.rows and table.key_bound > table.rows:
             raise InvalidArgumentError(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from embstore.arrays import ROWS_MAX
 from embstore.errors import InvalidArgumentError
 from embstore.frequency.hotset import (
+    ROW_BYTES_MAX,
     SMALL_TABLE_SHARE,
     HotSet,
     choose_hot_set,
@@ -271,8 +272,9 @@ def test_a_budget_smaller_than_a_row():
 def test_row_bytes_of_every_table():
     with pytest.raises(InvalidArgumentError, match=r"row_bytes of every table.*\['b'\]"):
         choose_hot_set(profile(a={1: 1}, b={}), 100, {"a": 1, "c": 1})
-    with pytest.raises(InvalidArgumentError, match="'a': row_bytes"):
-        choose_hot_set(profile(a={1: 1}), 100, {"a": 0})
+    for wrong in (0, ROW_BYTES_MAX + 1, 1 << 62, 1.5):
+        with pytest.raises(InvalidArgumentError, match="'a': row_bytes"):
+            choose_hot_set(profile(a={1: 1}), 1 << 62, {"a": wrong})
 
 
 def test_ids_beyond_the_table():

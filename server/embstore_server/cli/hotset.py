@@ -90,7 +90,8 @@ def layout(dim: int | None, optimizer: str | None, row_bytes: int | None) -> "La
     """
     from embstore.arrays import DIM_MAX
     from embstore.cache.sizes import Layout
-    from embstore_server.profiling.sizes import ROW_BYTES_MAX, layout_of_bytes
+    from embstore.frequency.hotset import ROW_BYTES_MAX
+    from embstore_server.profiling.sizes import layout_of_bytes
 
     if row_bytes is not None:
         if dim is not None or optimizer is not None:

@@ -11,12 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import DIM_MAX
 from embstore.cache.sizes import Layout, Sizes
 from embstore.device.cpu import CpuDevice
-
-ROW_BYTES_MAX = 4 * DIM_MAX * 3
-"""Of the widest row that a table may have: Adam's state is twice the weights."""
 
 _STEPS = (1.0, 2.0, 3.0, 5.0)
 _LEAST_SHARE, _DECADES = 1e-4, 4
