@@ -1,107 +1,33 @@
-"""``python -m tests.bench.lookahead [--quick] [--only NAME ...] [--json PATH] [--dir PATH]``.
+"""Look-ahead beside other caches; see the package, and `tests.bench.program`."""
 
-The exit status is 1 when a part broke. A goal that is missed is a result.
-"""
-
-import argparse
-import dataclasses
-import os
-import pathlib
 import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-from tests.bench import hardware
-from tests.bench.lookahead import grid, planner, plots, report, sweep
-from tests.bench.lookahead.scale import Scale, full, quick
+from tests.bench import lookahead
+from tests.bench.lookahead import grid, planner, plots, report, scale, sweep
 from tests.bench.lookahead.stores import Written
-from tests.bench.report import write_json
-from tests.bench.worker import SkippedError
+from tests.bench.program import Parts, Program, Run
 
 PARTS = {"cells": grid.measure, "sweep": sweep.measure, "planner": planner.measure}
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 
 
-class Run:
-    """One run's results, filled part by part; what breaks is noted and the rest goes on."""
-
-    def __init__(self, scale: Scale, folder: pathlib.Path) -> None:
-        self._scale = scale
-        self._begin = time.monotonic()
-        self.results: dict[str, Any] = hardware.describe(str(folder))
-        self.results["scale"] = dataclasses.asdict(scale)
-        self.results |= {"skipped": {}, "failed": {}}
-        self.progress("every row is written")
-        self._written = Written(folder, scale)
-
-    def progress(self, text: str) -> None:
-        """Print a line with the seconds since the start."""
-        print(f"[{time.monotonic() - self._begin:6.1f} s] {text}", flush=True)
-
-    def attempt(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what the call returns, or None with a note of why not."""
-        try:
-            return call(*arguments)
-        except SkippedError as exc:
-            self.results["skipped"][name] = str(exc)
-        except Exception as exc:
-            traceback.print_exc()
-            self.results["failed"][name] = f"{type(exc).__name__}: {exc}"
-        return None
-
-    def measure(self, parts: list[str]) -> None:
-        """Measure the parts."""
-        for name in parts:
-            found = self.attempt(name, PARTS[name], self._written, self._scale, self.progress)
-            if found is not None:
-                self.results[name] = found
-        self.progress("measured")
+def prepare(run: Run) -> Parts:
+    """Write every row."""
+    run.progress("every row is written")
+    given = Written(run.folder, run.scale), run.scale, run.progress
+    return {name: partial(measure, *given) for name, measure in PARTS.items()}
 
 
-def parse() -> argparse.Namespace:
-    """Return the command line's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.lookahead", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="small, under a minute")
-    parser.add_argument("--json", type=pathlib.Path, help="where the results go, plots beside it")
-    parser.add_argument("--dir", help="folder for the stores; needs about 5 GB")
-    return parser.parse_args()
-
-
-def _path_of(arguments: argparse.Namespace, results: dict[str, Any]) -> pathlib.Path | None:
-    if arguments.json is not None or arguments.quick:
-        path: pathlib.Path | None = arguments.json
-        return path
-    stamp = results["date"][:16].replace(":", "")
-    return RESULTS / f"lookahead-{stamp}-{(results['git_commit'] or 'none')[:7]}.json"
-
-
-def main() -> int:
-    """Run what was asked for and return the exit status."""
-    arguments = parse()
-    scale = quick() if arguments.quick else full()
-    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.dir) as folder:
-        run = Run(scale, pathlib.Path(folder))
-        run.measure(arguments.only)
-    results = run.results
-    results["hardware"]["load_average_end"] = os.getloadavg()
-    results["goals"] = report.judge(results)
-    path = _path_of(arguments, results)
-    drawn: list[pathlib.Path] = []
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = run.attempt("plots", plots.draw, results, path.with_suffix("")) or []
-        write_json(results, path)
-    print(report.table(results))
-    if arguments.quick:
-        print("--quick: these figures mean nothing but that everything ran")
-    for written in [path, *drawn] if path is not None else []:
-        print(f"written: {written}")
-    return 1 if results["failed"] else 0
-
+PROGRAM = Program(
+    name="lookahead",
+    about=lookahead.__doc__ or "",
+    room="about 5 GB",
+    parts=list(PARTS),
+    prepare=prepare,
+    scale=scale,
+    report=report,
+    plots=plots,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PROGRAM.main())
