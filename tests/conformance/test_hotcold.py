@@ -224,11 +224,8 @@ def test_only_rows_that_changed_are_exchanged(twin: Any) -> None:
     count_commands(twin)
 
 
-def test_dirty_rows_are_pushed_before_they_are_more_than_a_call_takes(
-    backend: Any, open_twin: Open
-) -> None:
-    if "limits" not in backend.offers:
-        pytest.skip("the backend sets no limits")
+@pytest.mark.needs("limits")
+def test_dirty_rows_are_pushed_before_they_are_more_than_a_call_takes(open_twin: Open) -> None:
     twin = tables_in(open_twin(limits=Limits(call_bytes_max=24 << 10)))
     trainer = Trainer(twin.reference)
     hot_set = HotSet(dict.fromkeys(TABLES, np.arange(ROWS)))

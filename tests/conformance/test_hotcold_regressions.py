@@ -51,10 +51,8 @@ def twin(open_twin: Open) -> Iterator[Any]:
 
 
 @pytest.fixture
-def small_calls(backend: Any, open_twin: Open) -> Iterator[Any]:
+def small_calls(open_twin: Open) -> Iterator[Any]:
     """Return a twin whose calls take few rows, and whose table is all hot."""
-    if "limits" not in backend.offers:
-        pytest.skip("the backend sets no limits")
     made = open_twin(limits=Limits(call_bytes_max=CALL_BYTES))
     made.create_table("adam", **TABLES["adam"])
     yield made
@@ -78,6 +76,7 @@ def ids(*values: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("first", [1, 140, CALL_ROWS])
+@pytest.mark.needs("limits")
 def test_hot_rows_are_pushed_before_they_could_exceed_a_call(small_calls: Any, first: int) -> None:
     """They were counted after the step, against half a call: a push of 370 rows was refused for
     ever, and what they had learned was lost."""
@@ -90,6 +89,7 @@ def test_hot_rows_are_pushed_before_they_could_exceed_a_call(small_calls: Any, f
     assert trainer.kinds == [True, True]
 
 
+@pytest.mark.needs("limits")
 def test_hot_batch_that_no_push_takes_is_trained_as_a_mixed_one(small_calls: Any) -> None:
     """It was trained on the replica, and could never be pushed."""
     trainer = Trainer(small_calls.reference)
@@ -102,6 +102,7 @@ def test_hot_batch_that_no_push_takes_is_trained_as_a_mixed_one(small_calls: Any
 
 
 @pytest.mark.parametrize("rows", [40, 100, 147, 148])
+@pytest.mark.needs("limits")
 def test_rows_of_all_ranks_are_never_more_than_one_push_takes(small_calls: Any, rows: int) -> None:
     """Each rank's batch is small, and both together train twice as many rows."""
     trainers = [Trainer(seed=rank) for rank in range(2)]
