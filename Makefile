@@ -5,11 +5,13 @@
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
 #                 tests.bench.hot with its plot              (HOT_ARGS=...)
+#   make docs     .venv-docs, then the site of docs/ in build/site; warnings are errors
 #   make proto    the committed protobuf code, from the .proto file
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
-# .venv-bench is apart because the peers (torch, FBGEMM) are large and pin their own versions.
+# .venv-bench is separate because the peers (torch, FBGEMM) are large and pin their own versions;
+# .venv-docs is small: the site is made from sources, and imports nothing of embstore.
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -23,7 +25,7 @@ PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench proto format clean
+.PHONY: demo test check bench docs proto format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -45,6 +47,10 @@ bench: .venv-bench/stamp
 	@.venv-bench/bin/python -m tests.bench.lookahead $(LOOKAHEAD_ARGS)
 	@.venv-bench/bin/python -m tests.bench.hot $(HOT_ARGS)
 
+docs: .venv-docs/stamp
+	@echo "embstore: building the site in build/site"
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+
 proto: .venv/stamp
 	@echo "embstore: generating the protobuf code"
 	@cd proto && ../.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. embstore_proto/v1/embstore.proto
@@ -60,15 +66,16 @@ format: .venv/stamp
 
 clean:
 	@echo "embstore: removing environments and caches"
-	@rm -rf .venv .venv-bench .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-bench .venv-docs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/stamp: EXTRAS = server,dev
 .venv-bench/stamp: EXTRAS = server,bench
+.venv-docs/stamp: EXTRAS = docs
 
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.
-.venv/stamp .venv-bench/stamp: pyproject.toml
+.venv/stamp .venv-bench/stamp .venv-docs/stamp: pyproject.toml
 	@echo "embstore: preparing $(@D) with the extras $(EXTRAS) (needs the network; once per pyproject.toml)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "embstore needs Python 3.11 or newer, found %d.%d: set PYTHON" % sys.version_info[:2])'
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)

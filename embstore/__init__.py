@@ -8,98 +8,51 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
-The public names are loaded at first use (PEP 562), so that `import embstore`, and any import of one
-of its modules, costs nothing else: a light client takes `embstore.errors` or `embstore.config`
-without drawing Numba or CuPy in. Type checkers read the imports below instead; tests/style compares
-the two.
+The errors are here; the other public names are loaded at first use (PEP 562), so that `import
+embstore`, and any import of one of its modules, costs nothing else: a light client takes
+`embstore.errors` or `embstore.config` without drawing Numba or CuPy in. Type checkers read the
+imports below instead; tests/style compares the two.
 """
 
 from typing import TYPE_CHECKING
 
+from embstore import errors
+from embstore.errors import *  # noqa: F403 - every error, and nothing else
+from embstore.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from embstore.config import (
-        Adagrad,
-        Adam,
-        Constant,
-        Normal,
-        RowWiseAdagrad,
-        Sgd,
-        Uniform,
-    )
-    from embstore.errors import (
-        CapacityError,
-        CheckpointExistsError,
-        CheckpointNotFoundError,
-        CorruptTableError,
-        DeadlineError,
-        DeviceError,
-        EmbstoreError,
-        InvalidArgumentError,
-        OutcomeUnknownError,
-        OverloadedError,
-        PermissionDeniedError,
-        RankFailedError,
-        SessionExpiredError,
-        StepNotFoundError,
-        StorageError,
-        StoreClosedError,
-        StoreInUseError,
-        TableExistsError,
-        TableHeldError,
-        TableMismatchError,
-        TableNotFoundError,
-    )
-    from embstore.store import Store, open
-    from embstore.table import Table
+    from embstore.config import Adagrad as Adagrad
+    from embstore.config import Adam as Adam
+    from embstore.config import Constant as Constant
+    from embstore.config import Normal as Normal
+    from embstore.config import RowWiseAdagrad as RowWiseAdagrad
+    from embstore.config import Sgd as Sgd
+    from embstore.config import Uniform as Uniform
+    from embstore.engine.opening import open as open
+    from embstore.handles.store import Store as Store
+    from embstore.handles.table import Table as Table
 
-__version__ = "0.1.0"
+_HOMES = {
+    **dict.fromkeys(
+        ("Adagrad", "Adam", "Constant", "Normal", "RowWiseAdagrad", "Sgd", "Uniform"),
+        "config",
+    ),
+    "Store": "handles.store",
+    "Table": "handles.table",
+    "open": "engine.opening",
+}
+"""Modules of the names that are loaded at first use."""
 
-__all__ = [
-    "Adagrad",
-    "Adam",
-    "CapacityError",
-    "CheckpointExistsError",
-    "CheckpointNotFoundError",
-    "Constant",
-    "CorruptTableError",
-    "DeadlineError",
-    "DeviceError",
-    "EmbstoreError",
-    "InvalidArgumentError",
-    "Normal",
-    "OutcomeUnknownError",
-    "OverloadedError",
-    "PermissionDeniedError",
-    "RankFailedError",
-    "RowWiseAdagrad",
-    "SessionExpiredError",
-    "Sgd",
-    "StepNotFoundError",
-    "StorageError",
-    "Store",
-    "StoreClosedError",
-    "StoreInUseError",
-    "Table",
-    "TableExistsError",
-    "TableHeldError",
-    "TableMismatchError",
-    "TableNotFoundError",
-    "Uniform",
-    "open",
-]
-
-_HOMES = {"Store": "store", "Table": "table", "open": "store"}
-"""Modules of the names that are neither errors nor configuration."""
+__all__ = sorted([*_HOMES, *(name for name in vars(errors) if name.endswith("Error"))])
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every name
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        home = "errors" if name.endswith("Error") else _HOMES.get(name, "config")
-        value = getattr(import_module(f"{__name__}.{home}"), name)
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value  # found here from now on
         return value
 

@@ -6,10 +6,11 @@ never means two things, not even across drop and create; cache, log and base fil
 EMPTY_KEY (-1) is none.
 
 The checks convert what costs nothing to convert (lists, other integer dtypes that fit) and refuse
-what would hide a mistake: floats as keys, float64 gradients that would be rounded silently.
+what would hide a mistake, and all else, with InvalidArgumentError: floats as keys, float64
+gradients that would be rounded silently. `what` names an argument in errors.
 """
 
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,73 +29,65 @@ COUNT_MAX = 2**32 - 1
 """Accesses that one key of a lookup may stand for: 32 bits on the wire, and so the sum over a call
 comes nowhere near 2**63."""
 
-Keys = NDArray[np.int64]
-Rows = NDArray[np.float32]
+
+class ArraySpec(NamedTuple):
+    """What a command's array is, said once: for the wire, which sends and checks it."""
+
+    dtype: str
+    dimensions: int
 
 
-def row_stride(elements: int) -> int:
-    """Return the fp32 that a row of so many takes; rows move in 16-byte pieces."""
-    return -(-elements // 4) * 4
+Keys = Annotated[NDArray[np.int64], ArraySpec("<i8", 1)]
+Rows = Annotated[NDArray[np.float32], ArraySpec("<f4", 2)]
+Offsets = Annotated[NDArray[np.int64], ArraySpec("<i8", 1)]
+"""(bags + 1,), where bags begin and end among the keys of a call."""
+Factors = Annotated[NDArray[np.float32], ArraySpec("<f4", 1)]
+"""(n,), the weight of each key of a bag."""
+AccessCounts = Annotated[NDArray[np.uint32], ArraySpec("<u4", 1)]
+"""(n,), how many accesses each key of a lookup stands for."""
+Inverse = Annotated[NDArray[np.uint32], ArraySpec("<u4", 1)]
+"""(n,), which of a step's announced keys each occurrence is."""
 
 
-def _as_array(values: Any, table: str, what: str) -> NDArray[Any]:
+def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
+    """Return the error that an argument of a call about a table is not as expected."""
+    return InvalidArgumentError(f"table {table!r}: expected {expected}, found {found}")
+
+
+def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
+    """Return `values` as an array; `what` names it in errors."""
     try:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidArgumentError(
-            f"table {table!r}: expected {what} to be an array, found {type(values).__name__}: {exc}"
-        ) from exc
+        raise refusal(table, f"{what} to be an array", f"{type(values).__name__}: {exc}") from exc
 
 
 def as_keys(keys: Any, table: str) -> Keys:
-    """Return `keys` as a contiguous (n,) int64 array, without a copy where it is one already.
-
-    Raises
-    ------
-    InvalidArgumentError : not one-dimensional, or not of an integer dtype that fits int64.
-    """
-    array = _as_array(keys, table, "keys")
+    """Return (n,) integers as contiguous int64, without a copy where they are it already."""
+    array = as_array(keys, table, "keys")
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.ndim != 1:
-        raise InvalidArgumentError(
-            f"table {table!r}: expected keys of shape (n,), found {array.shape}"
-        )
+        raise refusal(table, "keys of shape (n,)", array.shape)
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        raise InvalidArgumentError(
-            f"table {table!r}: expected keys of dtype int64, found {array.dtype}"
-        )
+        raise refusal(table, "keys of dtype int64", array.dtype)
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
-    """Return `rows` as a C-contiguous float32 array of exactly `shape`; `what` names it in errors.
-
-    Raises
-    ------
-    InvalidArgumentError : another shape, or a dtype other than float32 or float16.
-    """
-    array = _as_array(rows, table, what)
+    """Return float32 or float16 `rows` as C-contiguous float32 of exactly `shape`."""
+    array = as_array(rows, table, what)
     if array.size == 0 and 0 in shape and array.dtype == np.float64:
         array = array.astype(np.float32)  # an empty list has no dtype of its own
     if array.dtype not in (np.float32, np.float16):
-        raise InvalidArgumentError(
-            f"table {table!r}: expected {what} of dtype float32, found {array.dtype}"
-        )
+        raise refusal(table, f"{what} of dtype float32", array.dtype)
     if array.shape != shape:
-        raise InvalidArgumentError(
-            f"table {table!r}: expected {what} of shape {shape}, found {array.shape}"
-        )
+        raise refusal(table, f"{what} of shape {shape}", array.shape)
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
-    """Check the caller's own output array, or make one where `out` is None.
-
-    Raises
-    ------
-    InvalidArgumentError : `out` is not a writable C-contiguous float32 array of `shape`.
-    """
+    """Check that `out` is a writable C-contiguous float32 array of `shape`; None: make one."""
     if out is None:
         return np.empty(shape, np.float32)
     if (
@@ -103,21 +96,22 @@ def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
         or out.shape != shape
         or not (out.flags.c_contiguous and out.flags.writeable)
     ):
-        raise InvalidArgumentError(
-            f"table {table!r}: expected out to be a writable C-contiguous float32 array of "
-            f"shape {shape}, "
-            f"found {getattr(out, 'dtype', type(out).__name__)} {getattr(out, 'shape', '')}"
-        )
+        expected = f"out to be a writable C-contiguous float32 array of shape {shape}"
+        found = f"{getattr(out, 'dtype', type(out).__name__)} {getattr(out, 'shape', '')}"
+        raise refusal(table, expected, found)
     return out
 
 
-def as_counts(counts: Any, key_count: int, table: str) -> NDArray[np.int64]:
-    """Return how many accesses each key of a lookup stands for, (key_count,) int64.
+def is_on_device(array: Any) -> bool:
+    """Tell whether an array is in a device's memory, not the host's."""
+    try:
+        return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+    except Exception:
+        return True  # it is, and its library does not show it: whoever takes it finds out why
 
-    Raises
-    ------
-    InvalidArgumentError : another shape, no integers, or one not in [1, COUNT_MAX].
-    """
+
+def as_counts(counts: Any, key_count: int, table: str) -> AccessCounts:
+    """Return how many accesses, 1 to COUNT_MAX, each key stands for, (key_count,) uint32."""
     expected = (
         f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {COUNT_MAX}"
     )
@@ -130,68 +124,31 @@ def as_counts(counts: Any, key_count: int, table: str) -> NDArray[np.int64]:
     wrong = array[(array < 1) | (array > COUNT_MAX)]
     if len(wrong):
         raise InvalidArgumentError(f"{expected}, found {wrong[0]}")
-    return array.astype(np.int64)
+    return array.astype(np.uint32, copy=False)
 
 
 def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:
-    """Return bag bounds as (bags + 1,) int64: first 0, last `key_count`, never decreasing.
-
-    Raises
-    ------
-    InvalidArgumentError : any of that does not hold.
-    """
-    array = _as_array(offsets, table, "offsets")
+    """Return bag bounds as (bags + 1,) int64: first 0, last `key_count`, never decreasing."""
+    array = as_array(offsets, table, "offsets")
     if array.ndim != 1 or array.shape[0] < 1 or array.dtype.kind not in "iu":
-        raise InvalidArgumentError(
-            f"table {table!r}: expected offsets of shape (bags + 1,), int64, found "
-            f"{array.dtype} {array.shape}"
-        )
+        found = f"{array.dtype} {array.shape}"
+        raise refusal(table, "offsets of shape (bags + 1,), int64", found)
     array = np.ascontiguousarray(array, dtype=np.int64)
     if array[0] != 0 or array[-1] != key_count or (array[1:] < array[:-1]).any():
-        raise InvalidArgumentError(
-            f"table {table!r}: expected offsets to rise from 0 to the number of keys "
-            f"({key_count}), "
-            f"found {array[0]} to {array[-1]}"
-        )
+        expected = f"offsets to rise from 0 to the number of keys ({key_count})"
+        raise refusal(table, expected, f"{array[0]} to {array[-1]}")
     return array
 
 
 def as_pair(pair: Any, table: str) -> tuple[Any, Any]:
-    """Return the two parts of (keys, gradients), or of (weights, state).
-
-    Raises
-    ------
-    InvalidArgumentError : not a tuple or list of two.
-    """
+    """Return the two parts of (keys, gradients), or of (weights, state)."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise InvalidArgumentError(
-            f"table {table!r}: expected a pair of arrays, found {type(pair).__name__}"
-        )
+        raise refusal(table, "a pair of arrays", type(pair).__name__)
     return pair[0], pair[1]
 
 
-def as_ranks(ranks: Any, table: str | None = None) -> list[Any]:
-    """Return the shares of an update's ranks as a list; of one table, or of several.
-
-    Raises
-    ------
-    InvalidArgumentError : not a list or tuple.
-    """
-    if not isinstance(ranks, list | tuple):
-        where = "" if table is None else f"table {table!r}: "
-        raise InvalidArgumentError(
-            f"{where}expected ranks to be a list, one entry a rank, found {type(ranks).__name__}"
-        )
-    return list(ranks)
-
-
 def fp32_scalar(value: Any, name: str, *, minimum: float | None = 0.0) -> float:
-    """Return `value` as a float that is finite in fp32 and at least `minimum`.
-
-    Raises
-    ------
-    InvalidArgumentError : not a number, not finite once rounded to fp32, or below `minimum`.
-    """
+    """Return `value` as a float that is finite in fp32 and at least `minimum`."""
     try:
         if isinstance(value, str | bytes):
             raise TypeError("text")

@@ -1,12 +1,11 @@
-"""Configuration as data: optimizers, initializers, what a table is apart from its tuning.
+"""Configuration as data: initializers, limits, what a table is apart from its tuning.
 
 A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its
 fixed parameters) decides its bits (contract.md, rule 11) and can never change; creating a table
 again must give the same identity. **Tunables** (learning rate, rows by growing) may change and
 stand outside the digest.
 
-An optimizer's `kind` selects its formulas (contract.md, rule 4) in `embstore.arithmetic`; nothing
-here computes. `state_dim` says how many fp32 of state follow a row's weights.
+The optimizers are those of `embstore.optimizers`; their names are found here too.
 """
 
 import hashlib
@@ -17,86 +16,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from embstore.arrays import DIM_MAX, ROWS_MAX, fp32_scalar
+from embstore.arrays import DIM_MAX, ROWS_MAX, fp32_scalar, refusal
 from embstore.errors import InvalidArgumentError
+from embstore.layout import ELEMENT, Layout
+from embstore.optimizers import *  # noqa: F403
+from embstore.optimizers import OPTIMIZERS, Optimizer
 
 _NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 NAME_BYTES_MAX = 255
-
-
-def _check_epsilon(value: float, name: str) -> None:
-    if not np.float32(value) >= np.finfo(np.float32).tiny:
-        raise InvalidArgumentError(f"expected {name} to be a normal fp32 > 0, found {value!r}")
-
-
-@dataclass(frozen=True)
-class Sgd:
-    """w = w - lr*g. No state."""
-
-    learning_rate: float
-    kind: ClassVar[str] = "sgd"
-
-    def __post_init__(self) -> None:
-        fp32_scalar(self.learning_rate, "learning_rate")
-
-    def state_dim(self, dim: int) -> int:
-        """Return the number of fp32 state elements of a row of `dim` weights."""
-        return 0
-
-
-@dataclass(frozen=True)
-class Adagrad:
-    """s = s + g*g; w = w - (lr*g) / (sqrt(s) + epsilon). State: s, one per weight."""
-
-    learning_rate: float
-    epsilon: float = 1e-8
-    initial_accumulator: float = 0.0
-    kind: ClassVar[str] = "adagrad"
-
-    def __post_init__(self) -> None:
-        fp32_scalar(self.learning_rate, "learning_rate")
-        fp32_scalar(self.initial_accumulator, "initial_accumulator")
-        _check_epsilon(fp32_scalar(self.epsilon, "epsilon"), "epsilon")
-
-    def state_dim(self, dim: int) -> int:
-        """Return the number of fp32 state elements of a row of `dim` weights."""
-        return dim
-
-
-@dataclass(frozen=True)
-class RowWiseAdagrad(Adagrad):
-    """s = s + mean(g*g); w = w - (lr / (sqrt(s) + epsilon)) * g. State: one s per row."""
-
-    kind: ClassVar[str] = "rowwise_adagrad"
-
-    def state_dim(self, dim: int) -> int:
-        """Return the number of fp32 state elements of a row of `dim` weights."""
-        return 1
-
-
-@dataclass(frozen=True)
-class Adam:
-    """Lazy Adam with the bias corrections folded into lr_t and eps_t. State: m, then v."""
-
-    learning_rate: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    kind: ClassVar[str] = "adam"
-
-    def __post_init__(self) -> None:
-        fp32_scalar(self.learning_rate, "learning_rate")
-        for name in ("beta1", "beta2"):
-            if not fp32_scalar(getattr(self, name), name) < 1.0:
-                raise InvalidArgumentError(
-                    f"expected 0 <= {name} < 1, found {getattr(self, name)!r}"
-                )
-        _check_epsilon(fp32_scalar(self.epsilon, "epsilon"), "epsilon")
-        _check_epsilon(self.epsilon * (1.0 - self.beta2) ** 0.5, "epsilon * sqrt(1 - beta2)")
-
-    def state_dim(self, dim: int) -> int:
-        """Return the number of fp32 state elements of a row of `dim` weights."""
-        return 2 * dim
 
 
 @dataclass(frozen=True)
@@ -143,9 +70,7 @@ class Constant:
         fp32_scalar(self.value, "value", minimum=None)
 
 
-Optimizer = Sgd | Adagrad | RowWiseAdagrad | Adam
 Initializer = Uniform | Normal | Constant
-OPTIMIZERS: dict[str, type[Any]] = {c.kind: c for c in (Sgd, Adagrad, RowWiseAdagrad, Adam)}
 INITIALIZERS: dict[str, type[Any]] = {c.kind: c for c in (Uniform, Normal, Constant)}
 
 
@@ -155,12 +80,7 @@ def default_seed(name: str) -> int:
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is one: parts of [a-z0-9_.-] joined by '/', none '.' or '..'.
-
-    Raises
-    ------
-    InvalidArgumentError : anything else.
-    """
+    """Return `name` if it is one: parts of [a-z0-9_.-] joined by '/', none '.' or '..'."""
     if (
         not isinstance(name, str)
         or not _NAME.fullmatch(name)
@@ -253,15 +173,9 @@ class TableConfig:
         """Return the configuration, or raise InvalidArgumentError for the first wrong part."""
         check_name(name)
         if type(optimizer) not in OPTIMIZERS.values():
-            raise InvalidArgumentError(
-                f"table {name!r}: expected an optimizer (Sgd, Adagrad, RowWiseAdagrad, Adam), "
-                f"found {optimizer!r}"
-            )
+            raise refusal(name, f"an optimizer ({_names_of(OPTIMIZERS)})", repr(optimizer))
         if type(initializer) not in INITIALIZERS.values():
-            raise InvalidArgumentError(
-                f"table {name!r}: expected an initializer (Uniform, Normal, Constant), found "
-                f"{initializer!r}"
-            )
+            raise refusal(name, f"an initializer ({_names_of(INITIALIZERS)})", repr(initializer))
         return cls(
             name=name,
             dim=_check_int(dim, f"table {name!r}: dim", 1, DIM_MAX),
@@ -278,9 +192,14 @@ class TableConfig:
         """fp32 elements of optimizer state in a row."""
         return self.optimizer.state_dim(self.dim)
 
+    @property
+    def layout(self) -> Layout:
+        """The layout of the table's rows."""
+        return Layout(self.dim, self.state_dim, self.optimizer.kind)
+
     def identity(self) -> dict[str, Any]:
         """Return J of contract.md rule 11: what the digest names, and nothing that may be tuned."""
-        dtypes = {"weights": "float32"} | ({"state": "float32"} if self.state_dim else {})
+        dtypes = {"weights": ELEMENT.name} | ({"state": ELEMENT.name} if self.state_dim else {})
         optimizer = _parameters(self.optimizer)
         del optimizer["learning_rate"]
         return {
@@ -319,6 +238,10 @@ class TableConfig:
             initializer=INITIALIZERS[initializer.pop("kind")](**initializer),
             seed=identity["seed"],
         )
+
+
+def _names_of(kinds: dict[str, type[Any]]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds.values())
 
 
 def _parameters(part: Any) -> dict[str, Any]:

@@ -1,12 +1,134 @@
-"""What calls return beside rows: acknowledgements, and kept checkpoints. Data only.
-
-The embedded store and the network client return the same classes.
-"""
+"""What commands return. Data only; the same from an embedded store and from a server."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from embstore.config import TableConfig
+from embstore.arrays import Inverse, Rows
+from embstore.config import Limits, TableConfig
+
+
+@dataclass(frozen=True)
+class Context:
+    """Which state of which store answered."""
+
+    store_id: str
+    """The directory's own name, made with it and never changed."""
+    epoch: int
+    """Grows whenever acknowledged commands were undone, by a restore or by a crash."""
+    command: int
+    """The number of the last acknowledged command; of a mutating command its own."""
+    instance: str = ""
+    """Of the server process; another one after a restart."""
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Named bounds of a server, beside those of its store."""
+
+    unary_bytes_max: int
+    """Of a unary message; larger ones are streamed."""
+    chunk_bytes_max: int
+    """Of a piece of a stream."""
+    queue_calls_max: int
+    """Calls that may wait for the engine."""
+    inflight_bytes_max: int
+    """Bytes of requests and replies held at once."""
+    remembered_calls_max: int
+    """Answers remembered of one client."""
+    call_timeout_s: float
+    """Deadline of a call that brings none."""
+    call_timeout_max_s: float
+    """The longest deadline."""
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a store is, and its limits."""
+
+    context: Context
+    version: str
+    """Of embstore."""
+    device: str
+    """What keeps and computes the rows: "cpu" or "cuda:N"."""
+    device_info: dict[str, Any]
+    """The device's model, memory and versions; see `Store.device_facts`."""
+    policy: str
+    cache_bytes: int
+    read_only: bool
+    limits: Limits
+    server: ServerLimits | None = None
+    """None: the store is embedded."""
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """What a table is."""
+
+    config: TableConfig
+    """With today's rows and learning rate."""
+    table_id: int
+    """Never used again, also when the table is dropped."""
+    t: int
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of one table."""
+
+    table: str
+    rows: Rows
+    """(n, dim), or (bags, dim)."""
+    state: Rows | None
+    """(n, state_dim), of `ReadRows`."""
+    t: int
+    """Updates that the table had had."""
+
+
+@dataclass(frozen=True)
+class RowsRead:
+    """Rows of the tables that a command names, in its order."""
+
+    tables: tuple[TableRows, ...]
+
+
+@dataclass(frozen=True)
+class StepTableRows:
+    """Some of a step's rows of one table."""
+
+    table: str
+    rows: Rows
+    """(n, dim)."""
+    positions: Inverse | None
+    """(n,), of the rows among the announced keys; None: all of them."""
+    t: int
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Some of a step's rows: those that are early, or the others."""
+
+    tables: tuple[StepTableRows, ...]
+    early: bool = False
+    """The others come later."""
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """How far a warm-up of the cache is."""
+
+    rows: int
+    """Brought in."""
+    of: int
+    """To bring in; 0: not known yet."""
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The digest of a table's content, 64 hexadecimal digits, and the t that is in it."""
+
+    digest: str
+    t: int
 
 
 @dataclass(frozen=True)
@@ -41,7 +163,7 @@ class SessionFacts:
     planner: str
     shared: bool
     lease_ms: int
-    rank_timeout_ms: int = 60_000
+    rank_timeout_ms: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +174,8 @@ class Membership:
     name: str
     rank: int
     last_step: int
+    rank_timeout_ms: int
+    """Of the session."""
 
 
 @dataclass(frozen=True)

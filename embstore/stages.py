@@ -1,18 +1,28 @@
 """Where the time of calls goes: seconds and counts by stage, measured by laps.
 
-A lap is the time since the lap before; so stages add up to the call, and a lap costs one clock
+A lap is the time since the last lap; so stages add up to the call, and a lap costs one clock
 reading.
 """
 
+from dataclasses import dataclass
 from time import perf_counter_ns
+
+from embstore.stats import counter
+
+
+@dataclass
+class StageStats:
+    """One part of the work of calls."""
+
+    seconds: float = counter("Time of calls spent in the stage.")
+    laps: int = counter("How often the stage was passed.")
 
 
 class Stages:
     """Seconds and laps by stage, since the store was opened. Engine thread only."""
 
     def __init__(self) -> None:
-        self._nanoseconds: dict[str, int] = {}
-        self._laps: dict[str, int] = {}
+        self.by_name: dict[str, StageStats] = {}
         self._last = 0
 
     def start(self) -> None:
@@ -22,17 +32,13 @@ class Stages:
     def lap(self, stage: str) -> None:
         """Account the time since the last lap to `stage`."""
         now = perf_counter_ns()
-        self._nanoseconds[stage] = self._nanoseconds.get(stage, 0) + now - self._last
-        self._laps[stage] = self._laps.get(stage, 0) + 1
+        stats = self.by_name.get(stage)
+        if stats is None:
+            stats = self.by_name[stage] = StageStats()
+        stats.seconds += (now - self._last) * 1e-9
+        stats.laps += 1
         self._last = now
-
-    def totals(self) -> dict[str, dict[str, float]]:
-        """Return {stage: {"seconds", "laps"}}."""
-        return {
-            stage: {"seconds": ns * 1e-9, "laps": self._laps[stage]}
-            for stage, ns in self._nanoseconds.items()
-        }
 
     def seconds(self) -> dict[str, float]:
         """Return {stage: seconds}."""
-        return {stage: ns * 1e-9 for stage, ns in self._nanoseconds.items()}
+        return {name: stats.seconds for name, stats in self.by_name.items()}

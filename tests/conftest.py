@@ -7,9 +7,11 @@ pytest's plugins; what is not imported need not be there.
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parent
 MARK = "pytest.mark.gpu"
 SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
 """How a test imports a server."""
@@ -21,16 +23,40 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         parser.addini("timeout", "seconds a test may take, by pytest-timeout")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have no case of Hypothesis fail for how slow the machine is, where Hypothesis is."""
+    try:
+        from hypothesis import HealthCheck, settings
+    except ModuleNotFoundError:
+        return
+    unhurried: dict[str, Any] = {
+        "deadline": None,
+        "suppress_health_check": [HealthCheck.too_slow],
+    }
+    settings.register_profile("unhurried", **unhurried)
+    if not config.getoption("--hypothesis-profile", None):
+        settings.load_profile("unhurried")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where tests marked gpu alone are asked for, leave out what has none, and what needs more."""
     if not re.match(r"gpu\b", config.getoption("markexpr")):
         return None
     if collection_path.is_dir():
-        return None if _has_marks(collection_path) else True
+        return (
+            None if any(map(_has_marks, (collection_path, *_conftests(collection_path)))) else True
+        )
     is_test = collection_path.suffix == ".py"
     return True if is_test and SERVICE.search(collection_path.read_text("utf-8")) else None
 
 
 @cache
-def _has_marks(folder: Path) -> bool:
-    return any(MARK in path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+def _has_marks(place: Path) -> bool:
+    files = place.rglob("*.py") if place.is_dir() else [place]
+    return any(MARK in path.read_text(encoding="utf-8") for path in files)
+
+
+def _conftests(folder: Path) -> list[Path]:
+    """Return those above a folder whose fixtures its tests use, this one left out."""
+    above = [parent / "conftest.py" for parent in folder.parents if ROOT in parent.parents]
+    return [path for path in above if path.exists()]

@@ -248,6 +248,12 @@ def _checked_scalar(value: Any, what: str) -> float:
     return float(value)
 
 
+def _checked_rate(optimizer: Optimizer, value: Any) -> float:
+    """Rule 4: a learning rate."""
+    rate = _checked_scalar(value, "learning_rate")
+    return rate
+
+
 def _checked_rows(rows: Any, shape: tuple[int, ...], what: str) -> Rows:
     array = np.asarray(rows)
     _check(array.shape == shape, f"{what} of shape {shape}", array.shape)
@@ -294,7 +300,7 @@ class ReferenceTable:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self._check_alive()
-        self._learning_rate = _checked_scalar(value, "learning_rate")
+        self._learning_rate = _checked_rate(self.config.optimizer, value)
         self._store.command_number += 1
 
     def lookup(self, keys: Any) -> Rows:
@@ -519,6 +525,8 @@ class ReferenceStore:
                 keys = table._checked_keys(any_keys)
                 grads = _checked_rows(any_grads, (len(keys), table.config.dim), "gradients")
                 by_table.setdefault(name, []).append((keys, grads))
+        for name in by_table if learning_rate is not None else ():
+            _checked_rate(self._tables[name].config.optimizer, learning_rate)
         gradients = {name: scaled_sums(parts, scale) for name, parts in by_table.items()}
         bad = nonfinite(gradients)
         if bad and on_nonfinite == "refuse":

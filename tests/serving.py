@@ -16,12 +16,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from embstore.store import Store
-from embstore_server.borders import GrpcBorder
+from embstore.handles.store import Store
 from embstore_server.metrics import Metrics
+from embstore_server.rpc import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
-from embstore_server.worker import Worker
 
 _TIMEOUT_S = 60.0
 
@@ -48,20 +47,22 @@ class Server:
 
     def __init__(self, open_store: Callable[[], Store], data: Path, **settings: Any) -> None:
         self._settings = Settings(data=data, listen="127.0.0.1:0", admin="off", **settings)
-        self._worker = Worker(open_store, self._settings.queue_calls_max)
+        self._open_store = open_store
         self._lock = threading.Lock()
         self._stopped = False
         self.address = ""
         on_loop(self._start())
 
     async def _start(self) -> None:
-        self._service = Service(self._settings, self._worker, Metrics())
-        store = await self._worker.start()
-        self._border = GrpcBorder(self._service)
-        self.address = self._border.address
-        await self._border.start()
-        self._service.opened(store)
-        await self._border.ready()
+        def open_engine() -> Any:
+            return self._open_store().executor
+
+        self._service = Service(self._settings, open_engine, Metrics())
+        await self._service.open()
+        self._server = GrpcServer(self._service)
+        self.address = self._server.address
+        await self._server.start()
+        await self._server.ready()
 
     @property
     def store(self) -> Store:
@@ -74,7 +75,10 @@ class Server:
 
     async def _submit(self, work: Callable[[Store], Any]) -> Any:
         deadline = monotonic() + _TIMEOUT_S
-        return await self._worker.submit("test", work, lane="test", deadline=deadline).outcome
+        task = self._service.worker.submit(
+            "test", lambda engine: work(Store(engine)), lane="test", deadline=deadline
+        )
+        return await task.outcome
 
     def stop(self) -> None:
         """Answer the calls that run, refuse others, commit and close, as SIGTERM does."""
@@ -85,8 +89,8 @@ class Server:
 
     async def _stop(self) -> None:
         self._service.stopping = True
-        await self._border.stop(self._settings.drain_s)
-        await self._worker.stop()
+        await self._server.stop(self._settings.drain_s)
+        await self._service.stop()
 
     def __enter__(self) -> "Server":
         return self

@@ -21,7 +21,8 @@ from time import monotonic
 from uuid import uuid4
 
 from embstore.errors import DeadlineError, InvalidArgumentError
-from embstore_proto.v1 import embstore_pb2 as pb
+from embstore.results import Context, ServerInfo
+from embstore_proto.envelope import Origin
 
 
 class Origins:
@@ -38,19 +39,15 @@ class Origins:
         self._instance = ""
         self._epoch = 0  # 0: not known, the next reply tells
 
-    def connected(self, info: pb.GetServerInfoReply) -> None:
+    def connected(self, info: ServerInfo) -> None:
         """Take what a server says of itself for what it is to stay."""
         with self._room:
-            self._calls_max = max(info.limits.remembered_calls_max, 1)
+            server = info.server
+            self._calls_max = max(server.remembered_calls_max if server else 1, 1)
         self.knows(info.context)
 
-    def knows(self, context: pb.Context) -> None:
-        """Take note of the state that a reply was of.
-
-        Raises
-        ------
-        InvalidArgumentError : it is of another store.
-        """
+    def knows(self, context: Context) -> None:
+        """Take note of the state that a reply was of; refuse one of another store."""
         with self._lock:
             self._store_id = self._store_id or context.store_id
             self._epoch = self._epoch or context.epoch
@@ -66,13 +63,8 @@ class Origins:
         with self._lock:
             self._epoch = epoch
 
-    def begin(self, deadline: float) -> pb.Origin:
-        """Return the origin of a new call, once the server will remember it.
-
-        Raises
-        ------
-        DeadlineError : too many of this client's calls are open. Nothing was sent.
-        """
+    def begin(self, deadline: float) -> Origin:
+        """Return the origin of a new call, once the server will remember it."""
         with self._room:
             if not self._room.wait_for(self._has_room, deadline - monotonic()):
                 raise DeadlineError(
@@ -81,7 +73,7 @@ class Origins:
                 )
             self._last += 1
             self._open.add(self._last)
-            return pb.Origin(
+            return Origin(
                 client_id=self._client_id,
                 sequence=self._last,
                 finished_below=min(self._open),
@@ -93,7 +85,7 @@ class Origins:
     def _has_room(self) -> bool:
         return not self._open or self._last + 1 - min(self._open) < self._calls_max
 
-    def end(self, origin: pb.Origin) -> None:
+    def end(self, origin: Origin) -> None:
         """Note that a call will not be sent again."""
         with self._room:
             self._open.discard(origin.sequence)

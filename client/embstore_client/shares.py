@@ -8,19 +8,16 @@ first occurrence, so that an error names the key it would name in the embedded s
 How many times a key stood in the call is sent beside, for the statistics by access.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from embstore.arithmetic import sum_by_key, unique
-from embstore.arrays import COUNT_MAX, Keys, Rows, as_counts, as_keys, as_out, as_rows
+from embstore.arrays import COUNT_MAX, AccessCounts, Keys, Rows, as_out, is_on_device
+from embstore.commands import TableGradients, TableKeys
 from embstore.errors import InvalidArgumentError
-from embstore_proto.codec import Message
-from embstore_proto.v1 import embstore_pb2 as pb
-
-Counts = NDArray[np.uint32]
+from embstore_proto.frame import Computed
 
 
 class UniqueKeys(NamedTuple):
@@ -28,20 +25,18 @@ class UniqueKeys(NamedTuple):
 
     keys: Keys
     inverse: NDArray[np.int32] | None
-    counted: Counts | None = None  # accesses of each key, where the caller gave them
+    counted: AccessCounts | None = None  # accesses of each key, where the caller gave them
 
     @classmethod
-    def of(cls, keys: ArrayLike, table: str, counts: ArrayLike | None = None) -> "UniqueKeys":
-        """Check a caller's keys, and counts if there are any, and make them unique.
-
-        Raises
-        ------
-        InvalidArgumentError : another shape or dtype; counts out of range.
-        """
-        checked = as_keys(keys, table)
-        counted = None
-        if counts is not None:
-            counted = as_counts(counts, len(checked), table).astype(np.uint32)
+    def of(cls, part: TableKeys | TableGradients) -> "UniqueKeys":
+        """Make the keys of a command, on the host, unique, and add up their counts if any."""
+        checked = part.keys
+        if is_on_device(checked) or is_on_device(getattr(part, "gradients", None)):
+            raise InvalidArgumentError(
+                f"table {part.table!r}: expected arrays of the host, found one in a device's "
+                "memory, which only an embedded store takes"
+            )
+        counted = part.counts if isinstance(part, TableKeys) else None
         if len(checked) < 2:
             return cls(checked, None, counted)
         unique_keys, inverse = unique(checked)
@@ -60,24 +55,20 @@ class UniqueKeys(NamedTuple):
         """Keys of the call, before they were made unique."""
         return len(self.keys if self.inverse is None else self.inverse)
 
-    def call_bytes(self, elements: int) -> int:
-        """Return the bytes of the call's keys, and of rows of so many fp32."""
-        return self.call_count * (8 + 4 * elements)
+    def in_place_of(self, part: TableKeys) -> TableKeys:
+        """Return a command's part with the unique keys."""
+        return TableKeys(part.table, part.table_id, self.keys, self.counts)
 
     @property
-    def counts(self) -> Counts | None:
+    def counts(self) -> AccessCounts | None:
         """How many accesses each key stands for; None: one each."""
         if self.inverse is None or self.counted is not None:
             return self.counted
         return np.bincount(self.inverse, minlength=len(self.keys)).astype(np.uint32)
 
     def spread(self, rows: Rows, out: Rows | None, table: str) -> Rows:
-        """Return the rows of the call's keys from those of the unique keys.
-
-        Raises
-        ------
-        InvalidArgumentError : `out` does not fit, because the table is another one by now.
-        """
+        """Return the rows of the call's keys from those of the unique keys; `out` may not fit, as
+        the table may be another one by now."""
         if self.inverse is None and out is None:
             return rows
         out = as_out(out, (self.call_count, rows.shape[1]), table)
@@ -88,71 +79,17 @@ class UniqueKeys(NamedTuple):
         return out
 
 
-class Sums(NamedTuple):
-    """One table's gradients, to be summed by key where they are sent from."""
+def summed(part: TableGradients) -> TableGradients:
+    """Return the gradients of a call as one sum for each key, computed where they are sent from.
 
-    once: UniqueKeys
-    gradients: Rows  # (n, dim), one for each key of the call
-
-    @classmethod
-    def of(cls, keys: ArrayLike, gradients: ArrayLike, dim: int, table: str) -> "Sums":
-        """Check a caller's keys and gradients.
-
-        Raises
-        ------
-        InvalidArgumentError : another shape or dtype.
-        """
-        once = UniqueKeys.of(keys, table)
-        return cls(once, as_rows(gradients, (once.call_count, dim), table, "gradients"))
-
-    @property
-    def keys(self) -> Keys:
-        """The keys, each once."""
-        return self.once.keys
-
-    @property
-    def call_bytes(self) -> int:
-        """Bytes of keys and gradients, before they are summed."""
-        return self.once.call_bytes(self.gradients.shape[1])
-
-    def add_to(self, message: Message) -> pb.Array:
-        """Add the sums, (unique keys, dim), to a message, in which they are computed.
-
-        There it raises DeviceError if the thread flushes denormals.
-        """
-        inverse, count, gradients = self.once.inverse, len(self.keys), self.gradients
-        if inverse is None:
-            return message.add(gradients)
-        return message.add_written(
-            pb.DTYPE_FLOAT32,
-            (count, gradients.shape[1]),
-            lambda out: sum_by_key(inverse, count, gradients, out),
-        )
-
-
-def mapping(value: Any, what: str) -> dict[str, Any]:
-    """Return a call's parts by table name.
-
-    Raises
-    ------
-    InvalidArgumentError : it is no mapping of names.
+    There it raises DeviceError if the thread flushes denormals.
     """
-    if not isinstance(value, Mapping):
-        raise InvalidArgumentError(
-            f"expected {what} to be a mapping by table name, found {type(value).__name__}"
-        )
-    return dict(value)
-
-
-def some_of(value: Any, what: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return what was given for some of a call's tables; None: for none.
-
-    Raises
-    ------
-    InvalidArgumentError : it is no mapping, or names others.
-    """
-    given = mapping({} if value is None else value, what)
-    unknown = sorted(given.keys() - set(names), key=repr)
-    if unknown:
-        raise InvalidArgumentError(f"expected {what} to name tables of the call, found {unknown}")
-    return given
+    once = UniqueKeys.of(part)
+    inverse, gradients = once.inverse, part.gradients
+    if inverse is None:
+        return part
+    count = len(once.keys)
+    sums: Any = Computed(
+        (count, gradients.shape[1]), lambda out: sum_by_key(inverse, count, gradients, out)
+    )
+    return TableGradients(part.table, part.table_id, once.keys, sums)

@@ -10,35 +10,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from embstore.arrays import Rows, as_out
 from embstore.errors import DeadlineError, EmbstoreError
+from embstore.results import RowsRead, StepTableRows, TableRows
+from embstore.results import StepRows as SomeRows
 from embstore_client.transport import checked_seconds
-from embstore_proto.codec import Received, array_of
-from embstore_proto.v1 import embstore_pb2 as pb
 
 _LEAST_S = 1e-3
 """A call that is made anew has a deadline, however late it is."""
-
-
-class _Part(NamedTuple):
-    """Some of a table's rows, as one message brought them."""
-
-    table: str
-    rows: Rows
-    positions: NDArray[np.uint32] | None  # None: all of them, in order
-
-    @classmethod
-    def of(cls, received: Received, message: pb.StepRowsReply.Table) -> "_Part":
-        rows = array_of(received, message.rows, np.float32, 2, "the reply")
-        positions = None
-        if message.HasField("positions"):
-            positions = array_of(received, message.positions, np.uint32, 1, "the reply")
-        return cls(message.table, rows, positions)
 
 
 class Assembly:
@@ -54,40 +34,30 @@ class Assembly:
 
     def _begin(self) -> None:
         self._rows: dict[str, Rows] = {}
+        self._t: dict[str, int] = {}
         self._came: Counter[str] = Counter()
         self.early_bytes = self.late_bytes = 0
 
-    def take(
-        self,
-        received: Iterable[Received],
-        counts: Mapping[str, int],
-        knows: Callable[[pb.Context], None],
-    ) -> dict[str, Rows]:
+    def take(self, answers: Iterable[SomeRows], counts: Mapping[str, int]) -> RowsRead:
         """Return the rows that all messages of one answer bring; `counts` is empty if not known."""
         self._begin()
-        held: list[_Part] = []
-        for message in received:
-            header = pb.StepRowsReply.Header.FromString(message.header)
-            knows(header.context)
-            parts = [_Part.of(message, table) for table in header.tables]
-            self._count(parts, header.early)
-            if header.early and not counts:
-                held += parts
+        early: list[StepTableRows] = []
+        for answer in answers:
+            for part in answer.tables:
+                self._came[part.table] += len(part.rows)
+                self._t[part.table] = part.t  # in the end that of the step's turn
+                self.early_bytes += part.rows.nbytes * answer.early
+                self.late_bytes += part.rows.nbytes * (not answer.early)
+            if answer.early and not counts:
+                early += answer.tables
             else:
-                self._place(held + parts, counts or self._came)
-                held = []
+                self._place([*early, *answer.tables], counts or self._came)
+                early = []
         return self._whole(counts or self._came)
 
-    def _count(self, parts: Iterable[_Part], early: bool) -> None:
+    def _place(self, parts: Iterable[StepTableRows], counts: Mapping[str, int]) -> None:
         for part in parts:
-            self._came[part.table] += len(part.rows)
-            if early:
-                self.early_bytes += part.rows.nbytes
-            else:
-                self.late_bytes += part.rows.nbytes
-
-    def _place(self, parts: Iterable[_Part], counts: Mapping[str, int]) -> None:
-        for name, rows, positions in parts:
+            name, rows, positions = part.table, part.rows, part.positions
             if name not in self._rows:
                 if positions is None and name not in self._outs:
                     self._rows[name] = rows
@@ -96,13 +66,14 @@ class Assembly:
                 self._rows[name] = as_out(self._outs.get(name), shape, name)
             self._rows[name][slice(None) if positions is None else positions] = rows
 
-    def _whole(self, counts: Mapping[str, int]) -> dict[str, Rows]:
+    def _whole(self, counts: Mapping[str, int]) -> RowsRead:
         if self._came != Counter(counts) or counts.keys() != self._rows.keys():
             raise EmbstoreError(
                 f"expected the rows of a step, by table {dict(counts)}, found "
                 f"{dict(self._came)}; look the step up again"
             )
-        return {name: self._rows[name] for name in counts}
+        parts = (TableRows(name, self._rows[name], None, self._t[name]) for name in counts)
+        return RowsRead(tuple(parts))
 
 
 class StepRows:
@@ -155,10 +126,8 @@ class StepRows:
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
         """Wait for all rows, and return them as `lookup_step` does.
 
-        Raises
-        ------
-        DeadlineError : they did not come in time; they may still, and may be asked for again.
-        EmbstoreError : what `lookup_step` raises.
+        Raises DeadlineError: they did not come in time; they may still, and may be asked for again;
+        EmbstoreError: what `lookup_step` raises.
         """
         seconds = self._timeout_s
         if timeout_s is not None:

@@ -7,19 +7,15 @@ equal, at 64 MiB a stream is three times as fast.
 
 **Attempts.** What the server surely did not do, or may do again, is sent again with a growing,
 random pause, until the deadline: calls refused because the queue is full or the server stops, and
-calls that lost their connection. A mutating call carries an Origin for that: the server applies a
-sequence once, and answers further attempts as the first. Where it cannot know, because it restarted
-or was restored in between, it says OutcomeUnknownError. Attempts are counted from the first that
-was lost: one that was refused has left nothing, so that a restarted server may take the next.
-gRPC connects again by itself, in the background; a call waits for it within its deadline.
+calls that lost their connection. A mutating call carries an Origin for that, by which the server
+applies it once (`embstore_server.replay`). Attempts are counted from the first that was lost: one
+that was refused has left nothing, so that a restarted server may take the next. gRPC connects again
+by itself, in the background; a call waits for it within its deadline.
 
 **Sessions.** Their calls need no Origin: the server knows them by member and step. A call
 that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been
 done, perhaps; then it counts as lost. A session ends with its server's process, so the next attempt
 is told that there is none: it is OutcomeUnknownError after a lost one, else SessionExpiredError.
-
-**Errors.** A status that names a class of embstore.errors raises it; the others are gRPC's own: no
-connection and no time.
 
 Any thread. Nothing here knows what a table is.
 """
@@ -27,13 +23,13 @@ Any thread. Nothing here knows what a table is.
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
+from embstore.commands import Retry, after_timeout
 from embstore.errors import (
     DeadlineError,
     EmbstoreError,
@@ -43,34 +39,19 @@ from embstore.errors import (
     SessionExpiredError,
     StoreClosedError,
 )
+from embstore.results import ServerInfo
 from embstore_client.origins import Origins
-from embstore_proto import codec
-from embstore_proto.codec import Framed, Received
+from embstore_proto import frame
+from embstore_proto.envelope import Origin
+from embstore_proto.frame import Framed, Received
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
-from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_proto.verbs import SERVICE, Answer, Outgoing, Verb
 
 UNARY_BYTES = 8 << 20
 
-
-class InContext(Protocol):
-    """A reply, which says what state it is of."""
-
-    @property
-    def context(self) -> pb.Context:
-        """Store, epoch, command number, instance."""
-
-
-class KnownBy(Enum):
-    """What a server knows a mutating call again by, when it is sent a second time."""
-
-    ORIGIN = auto()
-    STEP = auto()  # a session's member and step
-
-
-Reply = TypeVar("Reply", bound=InContext)
 T = TypeVar("T")
 
-_SERVICE = "/" + pb.DESCRIPTOR.services_by_name["Embstore"].full_name + "/"
+_SERVICE = f"/{SERVICE.full_name}/"
 _REPLY_BYTES_MAX = (1 << 31) - 1
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
@@ -88,21 +69,13 @@ _OPTIONS = [
 
 
 def checked_seconds(value: Any, name: str) -> float:
-    """Return a timeout, in seconds.
-
-    Raises
-    ------
-    InvalidArgumentError : no number, not above 0, or more than gRPC can count.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 < value <= _SECONDS_MAX
-    ):
+    """Return a timeout in seconds, if it is a number above 0 that gRPC can count."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= _SECONDS_MAX:
         raise InvalidArgumentError(
             f"expected {name} to be a number of seconds in (0, {_SECONDS_MAX:g}], found {value!r}"
         )
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 class Transport:
@@ -129,175 +102,106 @@ class Transport:
         self._closed = True
         self._channel.close()
 
-    # Control calls
+    # Calls
 
-    def call(
+    def send(
         self,
-        name: str,
-        request: Any,
-        parse: Callable[[bytes], Reply],
+        verb: Verb,
+        request: Outgoing,
         *,
-        mutates: bool = False,
-        known_by: KnownBy = KnownBy.ORIGIN,
+        reply_bytes: int = 0,
         timeout_s: float | None = None,
-    ) -> Reply:
-        """Do a control call and return its reply, parsed.
+    ) -> Answer:
+        """Send a command that has one answer, and return it; raise what the server answered.
 
-        Raises
-        ------
-        EmbstoreError : what the server answered; DeadlineError, StoreClosedError.
+        `reply_bytes` is about the size of the reply, where it may be large.
         """
 
-        def attempt(origin: pb.Origin | None, deadline: float) -> Reply:
-            if origin is not None:
-                request.origin.CopyFrom(origin)
-            return parse(self._unary(name, request.SerializeToString(), deadline))
+        def attempt(origin: Origin | None, deadline: float) -> Answer:
+            return verb.answer(self._reply(verb, request, reply_bytes, origin, deadline))
 
-        effect = known_by if mutates else None
-        result = self._attempts(name, attempt, effect, timeout_s)
-        if isinstance(result, pb.GetServerInfoReply):
-            self._origins.connected(result)
-            limit = result.limits.unary_bytes_max  # for a reply's header, too
-            self._unary_bytes_max = max(limit // 2, limit - codec.HEADER_BYTES_MAX)
+        answer = self._attempts(verb, attempt, timeout_s)
+        if isinstance(answer.value, ServerInfo):
+            self._origins.connected(answer.value)
+            limits = answer.value.server
+            limit = limits.unary_bytes_max if limits else UNARY_BYTES  # for a reply's header, too
+            self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)
         else:
-            self._origins.knows(result.context)
-        return result
+            self._origins.knows(answer.context)
+        return answer
+
+    def _reply(
+        self,
+        verb: Verb,
+        request: Outgoing,
+        reply_bytes: int,
+        origin: Origin | None,
+        deadline: float,
+    ) -> bytes | Received:
+        header, message = request.serialised(origin), request.message
+        if message is None:
+            return self._unary(verb.name, header, deadline)
+        size = max(message.total_bytes(header), reply_bytes)
+        if verb.is_streamed:
+            return frame.split(self._stream(verb.name, message.framed(header), size, deadline))
+        if size <= min(UNARY_BYTES, self._unary_bytes_max):
+            reply = self._unary(verb.name, message.joined(header), deadline)
+            return frame.split(frame.writable(reply))
+        framed = message.framed(header)
+        return frame.split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
+
+    def receive(
+        self,
+        verb: Verb,
+        request: Outgoing,
+        take: Callable[[Iterator[Answer]], T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Send a command that is answered again and again, and may be sent again.
+
+        `take` gets the answers as they come, and what it returns is returned. It is called once for
+        each attempt, and must then begin anew; an error that it raises ends the call. Raises
+        EmbstoreError: as in `send`, and what `take` raises.
+        """
+        serialised = request.serialised(None)
+
+        def attempt(_: Origin | None, deadline: float) -> T:
+            method = self._method(verb.name, self._channel.unary_stream)
+            replies = method(serialised, **self._call_options(deadline))
+            messages = _whole_messages(replies) if verb.has_bulk_reply else replies
+            try:
+                return take(self._noted(map(verb.answer, messages)))
+            finally:
+                replies.cancel()  # of one that has ended it does nothing
+
+        return self._attempts(verb, attempt, timeout_s)
+
+    def _noted(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        for answer in answers:
+            self._origins.knows(answer.context)
+            yield answer
 
     def changed_epoch(self, epoch: int) -> None:
         """Go by another epoch from now on: this client has restored the store."""
         self._origins.changed_epoch(epoch)
 
-    # Bulk calls
-
-    def bulk(
-        self,
-        name: str,
-        header: Any,
-        message: codec.Message,
-        *,
-        reply_bytes: int,
-        mutates: bool = False,
-        known_by: KnownBy = KnownBy.ORIGIN,
-        timeout_s: float | None = None,
-    ) -> Received:
-        """Do a bulk call and return its reply, taken apart; `reply_bytes` is about its size.
-
-        Raises
-        ------
-        EmbstoreError : as in `call`.
-        """
-
-        def attempt(origin: pb.Origin | None, deadline: float) -> Received:
-            if origin is not None:
-                header.origin.CopyFrom(origin)
-            serialised = header.SerializeToString()
-            size = max(message.total_bytes(serialised), reply_bytes)
-            if size <= min(UNARY_BYTES, self._unary_bytes_max):
-                reply = self._unary(name, message.joined(serialised), deadline)
-                return codec.split(codec.writable(reply))
-            framed = message.framed(serialised)
-            return codec.split(self._stream(f"{name}Stream", framed, reply_bytes, deadline))
-
-        return self._attempts(name, attempt, known_by if mutates else None, timeout_s)
-
-    def stream(
-        self, name: str, header: Any, message: codec.Message, *, timeout_s: float | None = None
-    ) -> Received:
-        """Do a bulk call that changes nothing and has no unary form.
-
-        Raises
-        ------
-        EmbstoreError : as in `call`.
-        """
-        serialised = header.SerializeToString()
-
-        def attempt(_: pb.Origin | None, deadline: float) -> Received:
-            framed = message.framed(serialised)
-            return codec.split(self._stream(name, framed, _REPLY_BYTES_MAX, deadline))
-
-        return self._attempts(name, attempt, None, timeout_s)
-
-    def messages(
-        self,
-        name: str,
-        request: Any,
-        take: Callable[[Iterator[Received]], T],
-        *,
-        timeout_s: float | None = None,
-    ) -> T:
-        """Do a call that changes nothing and is answered by bulk messages, one after the other.
-
-        `take` gets them as they come, and what it returns is returned. It is called once for each
-        attempt, and must then begin anew.
-
-        Raises
-        ------
-        EmbstoreError : as in `call`, and what `take` raises.
-        """
-        serialised = request.SerializeToString()
-
-        def attempt(_: pb.Origin | None, deadline: float) -> T:
-            method = self._method(name, self._channel.unary_stream)
-            replies = method(serialised, **self._call_options(deadline))
-            try:
-                return take(_whole_messages(replies))
-            finally:
-                replies.cancel()  # of one that has ended it does nothing
-
-        return self._attempts(name, attempt, None, timeout_s)
-
-    def follow(
-        self,
-        name: str,
-        request: Any,
-        parse: Callable[[bytes], Reply],
-        told: Callable[[Reply], None],
-        *,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Do a call that is answered by how far it is, again and again; `told` gets each answer.
-
-        It must be one that may be sent again. An error that `told` raises ends the following.
-
-        Raises
-        ------
-        EmbstoreError : as in `call`, and what `told` raises.
-        """
-        serialised = request.SerializeToString()
-
-        def attempt(_: pb.Origin | None, deadline: float) -> None:
-            method = self._method(name, self._channel.unary_stream)
-            replies = method(serialised, **self._call_options(deadline))
-            try:
-                for serialised_reply in replies:
-                    reply = parse(serialised_reply)
-                    self.knows(reply.context)
-                    told(reply)
-            finally:
-                replies.cancel()  # of one that has ended it does nothing
-
-        self._attempts(name, attempt, None, timeout_s)
-
-    def knows(self, context: pb.Context) -> None:
-        """Take note of the state that a reply was of."""
-        self._origins.knows(context)
-
     # Attempts
 
     def _attempts(
         self,
-        name: str,
-        attempt: Callable[[pb.Origin | None, float], T],
-        effect: KnownBy | None,
+        verb: Verb,
+        attempt: Callable[[Origin | None, float], T],
         timeout_s: float | None,
     ) -> T:
-        """Return what an attempt returned; `effect` is None of a call that changes nothing."""
+        """Return what an attempt returned."""
         seconds = self.timeout_s
         if timeout_s is not None:
             seconds = checked_seconds(timeout_s, "timeout_s")
         deadline = monotonic() + seconds
-        origin = self._origins.begin(deadline) if effect is KnownBy.ORIGIN else None
-        sent = _Sent(deadline, effect, origin)
+        retry = verb.command.retry
+        origin = self._origins.begin(deadline) if retry is Retry.WINDOW else None
+        sent = _Sent(verb, deadline, origin)
         pause = _PAUSE_FIRST_S
         try:
             while True:
@@ -305,17 +209,20 @@ class Transport:
                     return self._attempt(attempt, sent)
                 except _PassingError as again:
                     if monotonic() + pause >= deadline:
-                        raise self._too_late(name, seconds, again.error) from again.cause
+                        raise DeadlineError(
+                            f"{verb.name}: no success within {seconds:g} s; the last answer was: "
+                            f"{again.error}"
+                        ) from again.cause
                     sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _PAUSE_MAX_S)
                     sent.was_lost |= again.was_lost
-                    if origin is not None and sent.was_lost:
-                        origin.attempt += 1
+                    if sent.origin is not None and sent.was_lost:
+                        sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
         finally:
             if origin is not None:
                 self._origins.end(origin)
 
-    def _attempt(self, attempt: Callable[[pb.Origin | None, float], T], sent: "_Sent") -> T:
+    def _attempt(self, attempt: Callable[[Origin | None, float], T], sent: "_Sent") -> T:
         if self._closed:
             raise StoreClosedError("the connection is closed; connect again")
         if os.getpid() != self._process:
@@ -323,15 +230,15 @@ class Transport:
         try:
             return attempt(sent.origin, sent.deadline)
         except grpc.RpcError as exc:
-            raise self._in_session(self._error(exc, mutates=sent.mutates), sent) from exc
+            raise self._in_session(self._error(exc, sent), sent) from exc
         except ValueError as exc:  # how gRPC says that its channel was closed
             if self._closed:
-                raise self._cut_off(mutates=sent.mutates) from exc
+                raise self._cut_off(sent) from exc
             raise
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
         """Return what an error means to a call of a session, which an attempt may have done."""
-        if sent.effect is KnownBy.STEP:
+        if sent.verb.command.retry is Retry.STEP:
             if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
                 error.was_lost = True  # the server may have taken the call, and waited with it
             elif isinstance(error, SessionExpiredError) and sent.was_lost:
@@ -342,14 +249,14 @@ class Transport:
                 )
         return error
 
-    def _cut_off(self, *, mutates: bool) -> EmbstoreError:
-        if mutates:
+    def _cut_off(self, sent: "_Sent") -> EmbstoreError:
+        if sent.mutates:
             return OutcomeUnknownError(
                 "the connection was closed while a mutating call was out: it may have been applied"
             )
         return StoreClosedError("the connection was closed during the call")
 
-    def _error(self, status: Any, *, mutates: bool) -> Exception:
+    def _error(self, status: Any, sent: "_Sent") -> Exception:
         """Return what a status means: an error of the tree, or that it may be sent again."""
         code, details = status.code(), status.details()
         trailing = status.trailing_metadata() or ()
@@ -362,24 +269,17 @@ class Transport:
         if error is not None:
             return error
         if self._closed:
-            return self._cut_off(mutates=mutates)
+            return self._cut_off(sent)
         if code in _LOST:
             lost = StoreClosedError(f"no connection to {self.address}: {details}")
             return _PassingError(lost, status, was_lost=True)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            effect = "; the call may have been applied: read t and the command number"
-            return DeadlineError(
-                f"{self.address} did not answer in time{effect if mutates else ''}"
-            )
+            advice = after_timeout(sent.verb.command)
+            return DeadlineError(f"{self.address} did not answer in time{advice}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return InvalidArgumentError(f"the message is too large for {self.address}: {details}")
-        kind = OutcomeUnknownError if mutates else EmbstoreError
+        kind = OutcomeUnknownError if sent.mutates else EmbstoreError
         return kind(f"{self.address} answered {code.name}: {details}")
-
-    def _too_late(self, name: str, seconds: float, last: EmbstoreError) -> EmbstoreError:
-        return DeadlineError(
-            f"{name}: no success within {seconds:g} s; the last answer was: {last}"
-        )
 
     # The wire
 
@@ -393,14 +293,14 @@ class Transport:
         it is the same, and gRPC needs no thread or queue for it."""
         options = self._call_options(deadline)
         channel = self._channel
-        if framed.total_bytes <= codec.CHUNK_BYTES:
+        if framed.total_bytes <= frame.CHUNK_BYTES:
             (request,) = framed.chunks()
             replies = self._method(name, channel.unary_stream)(request, **options)
         elif not reply_bytes:  # an acknowledgement
             replies = [self._method(name, channel.stream_unary)(framed.chunks(), **options)]
         else:
             replies = self._method(name, channel.stream_stream)(framed.chunks(), **options)
-        assembly = codec.Assembly(_REPLY_BYTES_MAX)
+        assembly = frame.Assembly(_REPLY_BYTES_MAX)
         for chunk in replies:
             assembly.add(chunk)
         return assembly.whole()
@@ -422,12 +322,12 @@ class Transport:
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:
     """Yield the bulk messages that a stream's chunks are the pieces of."""
-    assembly = codec.Assembly(_REPLY_BYTES_MAX)
+    assembly = frame.Assembly(_REPLY_BYTES_MAX)
     for chunk in chunks:
         assembly.add(chunk)
         if assembly.is_whole:
-            yield codec.split(assembly.whole())
-            assembly = codec.Assembly(_REPLY_BYTES_MAX)
+            yield frame.split(assembly.whole())
+            assembly = frame.Assembly(_REPLY_BYTES_MAX)
     if assembly.total_bytes:
         assembly.whole()  # says what is missing
 
@@ -436,14 +336,14 @@ def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:
 class _Sent:
     """A call on its way, over all its attempts."""
 
+    verb: Verb
     deadline: float
-    effect: KnownBy | None
-    origin: pb.Origin | None
+    origin: Origin | None
     was_lost: bool = False  # one of the attempts was, so that the call may be done
 
     @property
     def mutates(self) -> bool:
-        return self.effect is not None
+        return self.verb.command.retry is not Retry.FREE
 
 
 class _PassingError(Exception):
@@ -452,10 +352,6 @@ class _PassingError(Exception):
     `was_lost`: nobody knows whether the server did it; else it surely did not.
     """
 
-    def __init__(
-        self, error: EmbstoreError, cause: BaseException, *, was_lost: bool = False
-    ) -> None:
+    def __init__(self, error: EmbstoreError, cause: Any, *, was_lost: bool = False) -> None:
         super().__init__(str(error))
-        self.error = error
-        self.cause = cause
-        self.was_lost = was_lost
+        self.error, self.cause, self.was_lost = error, cause, was_lost

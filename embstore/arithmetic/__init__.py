@@ -28,21 +28,15 @@ and Numba alone, which would make a trainer's client wait for a compiler it does
 need. Importing this package therefore imports NumPy only, and decides nothing.
 """
 
-from embstore.arithmetic.choice import (
-    Implementation,
-    force,
-    implementation,
-    sum_by_key,
-    unique,
-)
+from embstore.arithmetic.choice import Implementation, force, implementation, sum_by_key, unique
 from embstore.arithmetic.denormals import check_denormals
 from embstore.arithmetic.digest import BLOCK_KEYS, leaf, root
 from embstore.arithmetic.nans import CANONICAL_NAN, canonicalize_nans
 from embstore.arithmetic.optimizers import (
     SCALARS,
+    apply_formulas,
     apply_update,
     initial_state,
-    power,
     scale_sums,
     update_scalars,
 )
@@ -58,6 +52,7 @@ __all__ = [
     "Implementation",
     "Pooling",
     "add_ranks",
+    "apply_formulas",
     "apply_update",
     "bag_gradients",
     "canonicalize_nans",
@@ -69,7 +64,6 @@ __all__ = [
     "leaf",
     "philox4x32",
     "pool_rows",
-    "power",
     "root",
     "scale_sums",
     "sum_by_key",

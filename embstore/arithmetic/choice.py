@@ -24,10 +24,7 @@ from embstore.arrays import Keys, Rows
 
 Name = Literal["numpy", "compiled"]
 
-_MODULES = {
-    "numpy": "embstore.arithmetic.sums",
-    "compiled": "embstore.arithmetic.compiled",
-}
+_MODULES = {"numpy": "embstore.arithmetic.sums", "compiled": "embstore.arithmetic.compiled"}
 
 
 class Implementation(Protocol):
@@ -55,17 +52,13 @@ def implementation(name: Name) -> Implementation:
     return cast(Implementation, importlib.import_module(_MODULES[name]))
 
 
-def _fastest() -> Implementation:
-    try:
-        return implementation("compiled")
-    except ImportError:
-        return implementation("numpy")
-
-
 def _in_use() -> Implementation:
     global _chosen
     if _chosen is None:
-        _chosen = _fastest()
+        try:
+            _chosen = implementation("compiled")
+        except ImportError:
+            _chosen = implementation("numpy")
     return _chosen
 
 

@@ -16,22 +16,12 @@ tested and multiplied for each element, because Numba lets a signed index be neg
     group       counting sort of positions by id, stable
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.denormals import check_denormals
 from embstore.arithmetic.jit import (
-    Float32s,
-    Int32s,
-    Int32sIn,
-    Int64Rows,
-    Int64s,
-    Int64sIn,
-    Rows,
-    RowsIn,
-    Uint64s,
     bits_of,
     building_block,
     carray,
@@ -41,6 +31,7 @@ from embstore.arithmetic.jit import (
     prefetch,
 )
 from embstore.arrays import Keys
+from embstore.layout import ELEMENT, ELEMENT_BYTES
 
 CHUNK_OCCURRENCES = 64
 PARTIALS = 32
@@ -50,6 +41,9 @@ EXPONENT_MASK = np.int32(0x7F800000)
 """The exponent bits of a float32; a value is finite unless all are set."""
 
 _NAN_BITS = np.int32(0x7FC00000)
+_NAN_WORD = np.uint32(_NAN_BITS)
+_MAGNITUDE_WORD = np.uint32(0x7FFFFFFF)
+_INFINITY_WORD = np.uint32(EXPONENT_MASK)
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(0xFFFF)
 _SHIFT_8, _SHIFT_16, _SHIFT_32 = np.uint64(8), np.uint64(16), np.uint64(32)
@@ -69,6 +63,12 @@ _MIX_MULTIPLIER_1 = np.uint64(0xC4CEB9FE1A85EC53)
 def canonical(value: np.float32) -> np.float32:
     """Return `value`, or the one NaN that a row may hold."""
     return value if value == value else float_of(_NAN_BITS)
+
+
+@building_block
+def canonical_bits(bits: np.uint32) -> np.uint32:
+    """Return the bits of `canonical` of an element: moving one as a float could change a NaN."""
+    return _NAN_WORD if np.uint32(bits & _MAGNITUDE_WORD) > _INFINITY_WORD else bits
 
 
 @building_block
@@ -105,7 +105,7 @@ def _uniform(word: np.uint64, low: np.float32, span: np.float32) -> np.float32:
 
 @building_block
 def fill_uniform(
-    row: Float32s, row_key: np.uint64, seed: np.uint64, low: np.float32, span: np.float32
+    row: jit.Float32s, row_key: np.uint64, seed: np.uint64, low: np.float32, span: np.float32
 ) -> None:
     """Fill `row` with Uniform(low, low + span) of `row_key` (rule 10)."""
     dim = row.shape[0]
@@ -129,7 +129,7 @@ def _halves(word: np.uint64) -> np.uint64:
 
 @building_block
 def fill_normal(
-    row: Float32s, row_key: np.uint64, seed: np.uint64, mean: np.float32, std: np.float32
+    row: jit.Float32s, row_key: np.uint64, seed: np.uint64, mean: np.float32, std: np.float32
 ) -> None:
     """Fill `row` with Normal(mean, std) of `row_key` (rule 10)."""
     for d in range(row.shape[0]):
@@ -140,21 +140,30 @@ def fill_normal(
 
 
 @building_block
-def row_at(start: int, index: int, stride: int, dim: int) -> Float32s:
+def row_at(start: int, index: int, stride: int, dim: int) -> jit.Float32s:
     """Return the (dim,) float32 that begin `index` rows of `stride` elements after an address."""
-    row: Float32s = carray(pointer_at(start + index * stride * 4), dim, np.float32)
+    row: jit.Float32s = carray(pointer_at(start + index * stride * ELEMENT_BYTES), dim, ELEMENT)
     return row
 
 
 @building_block
-def copy_row(row: Float32s, value: Float32s) -> None:
+def bits_at(start: int, index: int, stride: int) -> jit.Uint32s:
+    """Return the bits of a whole row, (stride,), at the same place."""
+    bits: jit.Uint32s = carray(
+        pointer_at(start + index * stride * ELEMENT_BYTES), stride, np.uint32
+    )
+    return bits
+
+
+@building_block
+def copy_row(row: jit.Float32s, value: jit.Float32s) -> None:
     """row = value."""
     for d in range(row.shape[0]):
         row[d] = value[d]
 
 
 @building_block
-def start_sum(total: Float32s, value: Float32s, coefficient: np.float32, form: int) -> None:
+def start_sum(total: jit.Float32s, value: jit.Float32s, coefficient: np.float32, form: int) -> None:
     """total = the occurrence: a sum starts from its first (0.0 + x would lose the sign of -0.0)."""
     if form == PLAIN:
         copy_row(total, value)
@@ -167,7 +176,9 @@ def start_sum(total: Float32s, value: Float32s, coefficient: np.float32, form: i
 
 
 @building_block
-def add_to_sum(total: Float32s, value: Float32s, coefficient: np.float32, form: int) -> None:
+def add_to_sum(
+    total: jit.Float32s, value: jit.Float32s, coefficient: np.float32, form: int
+) -> None:
     """total += the occurrence."""
     if form == PLAIN:
         for d in range(total.shape[0]):
@@ -181,7 +192,7 @@ def add_to_sum(total: Float32s, value: Float32s, coefficient: np.float32, form: 
 
 
 @building_block
-def scale_row(row: Float32s, scale: np.float32) -> bool:
+def scale_row(row: jit.Float32s, scale: np.float32) -> bool:
     """row = scale * row; return whether all of it is finite."""
     exponent = np.int32(0)
     for d in range(row.shape[0]):
@@ -192,13 +203,13 @@ def scale_row(row: Float32s, scale: np.float32) -> bool:
 
 
 @building_block
-def _fold(partials: Float32s, half: int) -> None:
+def _fold(partials: jit.Float32s, half: int) -> None:
     for lane in range(half):
         partials[lane] += partials[lane + half]
 
 
 @building_block
-def sum_of_squares(value: Float32s, partials: Float32s) -> np.float32:
+def sum_of_squares(value: jit.Float32s, partials: jit.Float32s) -> np.float32:
     """Return rule 3 over the squares of `value`; `partials` (32,) is overwritten.
 
     The partial sums start at 0.0, not at their first square: a square is never -0.0.
@@ -222,55 +233,10 @@ def sum_of_squares(value: Float32s, partials: Float32s) -> np.float32:
 
 
 @building_block
-def update_sgd(weights: Float32s, g: Float32s, scalars: Float32s) -> None:
-    """One sgd update (rule 4) of a row with its g; `scalars` are those of its table."""
-    lr = scalars[0]
-    for d in range(weights.shape[0]):
-        weights[d] = canonical(weights[d] - lr * g[d])
-
-
-@building_block
-def update_adagrad(weights: Float32s, s: Float32s, g: Float32s, scalars: Float32s) -> None:
-    """One adagrad update of a row, as `update_sgd`; s is (dim,)."""
-    lr, epsilon = scalars[0], scalars[1]
-    for d in range(weights.shape[0]):
-        s_new = s[d] + g[d] * g[d]
-        s[d] = canonical(s_new)
-        weights[d] = canonical(weights[d] - (lr * g[d]) / (math.sqrt(s_new) + epsilon))
-
-
-@building_block
-def update_rowwise_adagrad(
-    weights: Float32s, s: Float32s, g: Float32s, scalars: Float32s, partials: Float32s
-) -> None:
-    """One rowwise_adagrad update of a row, as `update_sgd`; s is (1,), `partials` scratch (32,)."""
-    lr, epsilon, dim_as_float = scalars[0], scalars[1], scalars[2]
-    s_new = s[0] + sum_of_squares(g, partials) / dim_as_float
-    s[0] = canonical(s_new)
-    rate = lr / (math.sqrt(s_new) + epsilon)
-    for d in range(weights.shape[0]):
-        weights[d] = canonical(weights[d] - rate * g[d])
-
-
-@building_block
-def update_adam(
-    weights: Float32s, m: Float32s, v: Float32s, g: Float32s, scalars: Float32s
-) -> None:
-    """One adam update of a row, as `update_sgd`; m and v are (dim,)."""
-    lr_t, eps_t = scalars[0], scalars[1]
-    b1, one_minus_b1, b2, one_minus_b2 = scalars[2], scalars[3], scalars[4], scalars[5]
-    for d in range(weights.shape[0]):
-        m_new = b1 * m[d] + one_minus_b1 * g[d]
-        v_new = b2 * v[d] + (one_minus_b2 * g[d]) * g[d]
-        m[d] = canonical(m_new)
-        v[d] = canonical(v_new)
-        weights[d] = canonical(weights[d] - (lr_t * m_new) / (math.sqrt(v_new) + eps_t))
-
-
-@building_block
 def unique_block(
-    keys: Int64sIn, begin: int, end: int, prefix: np.int64, table: Int64Rows, place_count: int,
-    base: int, count: int, unique_keys: Int64s, inverse: Int32s, shift: int, places: Uint64s,
+    keys: jit.Int64sIn, begin: int, end: int, prefix: np.int64, table: jit.Int64Rows,
+    place_count: int, base: int, count: int, unique_keys: jit.Int64s, inverse: jit.Int32s,
+    shift: int, places: jit.Uint64s,
 ) -> int:  # fmt: skip
     """Give keys[begin:end] their ids, inverse[shift + i]; return `count` grown by the new ones.
 
@@ -300,7 +266,7 @@ def unique_block(
 
 
 @building_block
-def group_positions(inverse: Int32sIn, starts: Int64s, positions: Int32s) -> None:
+def group_positions(inverse: jit.Int32sIn, starts: jit.Int64s, positions: jit.Int32s) -> None:
     """Sort positions by id, stably: those of id are positions[starts[id]:starts[id + 1]]."""
     starts[:] = 0
     for i in range(inverse.shape[0]):
@@ -319,7 +285,9 @@ UNIQUE_BLOCK_KEYS = 128
 
 
 @kernel
-def _unique(keys: Int64sIn, table: Int64Rows, unique_keys: Int64s, inverse: Int32s) -> int:
+def _unique(
+    keys: jit.Int64sIn, table: jit.Int64Rows, unique_keys: jit.Int64s, inverse: jit.Int32s
+) -> int:
     places = np.empty(UNIQUE_BLOCK_KEYS, np.uint64)
     count = 0
     for begin in range(0, keys.shape[0], UNIQUE_BLOCK_KEYS):
@@ -332,7 +300,7 @@ def _unique(keys: Int64sIn, table: Int64Rows, unique_keys: Int64s, inverse: Int3
 
 
 @kernel
-def _sum_by_key(inverse: Int32sIn, values: RowsIn, sums: Rows) -> None:
+def _sum_by_key(inverse: jit.Int32sIn, values: jit.RowsIn, sums: jit.Rows) -> None:
     dim = sums.shape[1]
     starts = np.empty(sums.shape[0] + 1, np.int64)
     positions = np.empty(inverse.shape[0], np.int32)

@@ -32,11 +32,7 @@ def leaf(keys: Keys, weights: Rows, state: Rows) -> bytes:
     state : (n, state_dim) float32, state_dim may be 0
     """
     packed = np.dtype(
-        [
-            ("key", "<i8"),
-            ("weights", "<f4", weights.shape[1:]),
-            ("state", "<f4", state.shape[1:]),
-        ]
+        [("key", "<i8"), ("weights", "<f4", weights.shape[1:]), ("state", "<f4", state.shape[1:])]
     )
     records = np.empty(len(keys), packed)
     records["key"] = keys

@@ -1,19 +1,21 @@
-"""How this package compiles: two decorators, the types kernels are written in, and a few
+"""How this package compiles: three decorators, the types kernels are written in, and a few
 intrinsics.
 
 A **kernel** is called from Python. It has one signature, read from its annotations, and is compiled
 for exactly that one, at its first call or by `compile_kernels()`: left to infer types, Numba would
 compile again for some seconds in the middle of serving when a caller's array is read-only. A
-**building block** is called from kernels and inlined by LLVM.
+**building block** is called from kernels and inlined by LLVM. An **operation** is what kernels
+compile for a function of plain Python.
 
-Both are compiled without fast-math and with NumPy's error model (Python's would test each divisor,
+All are compiled without fast-math and with NumPy's error model (Python's would test each divisor,
 so that no loop with a division is vectorised). LLVM contracts no multiply and add by itself. Numba
 promotes `float32 * int` to float64 and `uint64 + int` to float64: constants are typed where it
 matters.
 
 Numba's disk cache is keyed by a kernel's own file, and would go on serving a kernel whose building
-blocks have changed in another file; so the stamp compared is a hash of all sources here and in
-`embstore/kernels`. Importing this module imports Numba; nothing in embstore does at its own import.
+blocks have changed in another file; so the stamp compared is a hash of all sources here, in
+`embstore/kernels` and beside the kernel, and of the formulas and constants in `embstore`. Importing
+this module imports Numba; nothing in embstore does at its own import.
 """
 
 import hashlib
@@ -26,11 +28,13 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.layout import ELEMENT
+
 try:
     import numba
     from llvmlite import binding, ir  # type: ignore[import-untyped]
     from numba import njit, types
-    from numba.extending import intrinsic
+    from numba.extending import intrinsic, overload
 except ImportError as exc:
     raise ImportError(
         "embstore's compiled kernels need Numba: pip install 'embstore[fast]'"
@@ -65,8 +69,8 @@ Uint64Rows = Annotated[NDArray[np.uint64], _array(types.uint64, 2)]
 Uint64RowsIn = Annotated[NDArray[np.uint64], _array(types.uint64, 2, readonly=True)]
 Float32s = Annotated[NDArray[np.float32], _array(types.float32)]
 Float32sIn = Annotated[NDArray[np.float32], _array(types.float32, readonly=True)]
-Rows = Annotated[NDArray[np.float32], _array(types.float32, 2)]
-RowsIn = Annotated[NDArray[np.float32], _array(types.float32, 2, readonly=True)]
+Rows = Annotated[NDArray[np.float32], _array(numba.from_dtype(ELEMENT), 2)]
+RowsIn = Annotated[NDArray[np.float32], _array(numba.from_dtype(ELEMENT), 2, readonly=True)]
 Int = Annotated[int, types.int64]
 Bool = Annotated[bool, types.boolean]
 Float32 = Annotated[np.float32, types.float32]
@@ -77,12 +81,17 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
 @cache
-def _sources_digest() -> str:
+def _sources_digest(folder: Path) -> str:
+    """Return a hash of the sources that a kernel of a folder may be compiled from."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    for folder in ("arithmetic", "kernels"):
-        for path in sorted((package / folder).glob("*.py")):
-            digest.update(path.read_bytes())
+    sources = [*package.glob("arithmetic/*.py"), *package.glob("kernels/*.py")]
+    named = [package / f"{name}.py" for name in ("arrays", "layout", "optimizers", "score")]
+    for path in sorted([*sources, *named]):
+        digest.update(path.read_bytes())
+    for path in sorted(folder.glob("*.py")):
+        if b"embstore.arithmetic.jit" in (source := path.read_bytes()):
+            digest.update(source)
     return digest.hexdigest()
 
 
@@ -91,7 +100,8 @@ def _dispatcher(function: Callable[..., Any]) -> Any:
         dispatcher = njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # No folder to cache in can be written: compile in every process.
         return njit(**_OPTIONS)(function)
-    dispatcher._cache._cache_file._source_stamp = _sources_digest()
+    folder = Path(function.__code__.co_filename).parent
+    dispatcher._cache._cache_file._source_stamp = _sources_digest(folder)
     return dispatcher
 
 
@@ -138,6 +148,17 @@ def building_block(function: Function) -> Function:
     return cast(Function, njit(forceinline=True, **_OPTIONS)(function))
 
 
+def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Have kernels compile the decorated function for `generic`, and inline it."""
+
+    def register(function: Function) -> Function:
+        options: Any = {"forceinline": True, **_OPTIONS}
+        overload(generic, jit_options=options, strict=False)(lambda *types: function)
+        return function
+
+    return register
+
+
 def compile_kernels() -> None:
     """Compile every kernel imported so far, or load it from the cache. Any thread."""
     for compiled in _kernels:
@@ -152,114 +173,75 @@ def address(array: NDArray[Any] | None) -> int:
     return cast(int, array.__array_interface__["data"][0])
 
 
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    """Return `intrinsic(function)`, whose call is not `function`'s: Any, for mypy."""
-    return intrinsic(function)
+def _intrinsic(signature: Any, generate: Callable[..., Any]) -> Any:
+    """Return what kernels call for what `generate(context, builder, *arguments)` builds."""
+
+    def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        return generate(context, builder, *arguments)
+
+    if len(signature.args) == 1:
+        return intrinsic(lambda typing_context, argument: (signature, lower))
+    return intrinsic(lambda typing_context, first, second: (signature, lower))
 
 
-@_intrinsic
-def pointer_at(typing_context: Any, place: Any) -> Any:
-    """Turn an address into a pointer for `numba.carray`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), generate
-
-
-@_intrinsic
-def bits_of(typing_context: Any, value: Any) -> Any:
-    """Return the bits of a float32 as int32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
-@_intrinsic
-def float_of(typing_context: Any, bits: Any) -> Any:
-    """Return the float32 that has these int32 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-def _prefetch(*, write: int) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+def _prefetch(write: int) -> Any:
+    def generate(context: Any, builder: Any, place: Any) -> Any:
+        pointer = builder.inttoptr(place, ir.IntType(8).as_pointer())
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
         builder.call(function, [pointer, i32(write), i32(3), i32(1)])
         return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+    return _intrinsic(types.void(types.int64), generate)
 
 
-@_intrinsic
-def prefetch(typing_context: Any, place: Any) -> Any:
-    """Ask for the cache line at an address, to read. A wrong address does no harm."""
-    return _prefetch(write=0)
+def _equal_among_8(context: Any, builder: Any, place: Any, key: Any) -> Any:
+    i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+    vector = ir.VectorType(i64, 8)
+    pointer = builder.inttoptr(place, vector.as_pointer())
+    undefined = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(undefined, key, i32(0))
+    zeros = ir.Constant(ir.VectorType(i32, 8), [0] * 8)
+    keys = builder.shuffle_vector(one, undefined, zeros)
+    equal = builder.icmp_signed("==", builder.load(pointer, align=64), keys)
+    return builder.zext(builder.bitcast(equal, i8), i64)
 
 
-@_intrinsic
-def prefetch_to_write(typing_context: Any, place: Any) -> Any:
-    """Ask for the cache line at an address, to write."""
-    return _prefetch(write=1)
+def _crc32c_word(context: Any, builder: Any, crc: Any, word: Any) -> Any:
+    i64 = ir.IntType(64)
+    name, kind = "llvm.x86.sse42.crc32.64.64", ir.FunctionType(i64, [i64, i64])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, [crc, word])
 
 
-@_intrinsic
-def equal_among_8(typing_context: Any, place: Any, key: Any) -> Any:
-    """Return a bit for each of the 8 int64 at an address (aligned to 64) that equals `key`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-        vector = ir.VectorType(i64, 8)
-        pointer = builder.inttoptr(arguments[0], vector.as_pointer())
-        undefined = ir.Constant(vector, ir.Undefined)
-        one = builder.insert_element(undefined, arguments[1], i32(0))
-        zeros = ir.Constant(ir.VectorType(i32, 8), [0] * 8)
-        keys = builder.shuffle_vector(one, undefined, zeros)
-        equal = builder.icmp_signed("==", builder.load(pointer, align=64), keys)
-        return builder.zext(builder.bitcast(equal, i8), i64)
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@_intrinsic
-def lowest_bit(typing_context: Any, bits: Any) -> Any:
-    """Return the number of the lowest bit set in an int64; 64 for 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.IntType(1)(0))
-
-    return types.int64(types.int64), generate
-
-
-@_intrinsic
-def bit_count(typing_context: Any, bits: Any) -> Any:
-    """Return how many bits of an int64 are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.int64), generate
-
-
-@_intrinsic
-def crc32c_word(typing_context: Any, crc: Any, word: Any) -> Any:
-    """Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        i64 = ir.IntType(64)
-        name, kind = "llvm.x86.sse42.crc32.64.64", ir.FunctionType(i64, [i64, i64])
-        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        return builder.call(function, arguments)
-
-    return types.uint64(types.uint64, types.uint64), generate
+pointer_at: Any = _intrinsic(
+    types.voidptr(types.int64),
+    lambda context, builder, place: builder.inttoptr(place, context.get_value_type(types.voidptr)),
+)
+"""Turn an address into a pointer for `numba.carray`."""
+bits_of: Any = _intrinsic(
+    types.int32(types.float32), lambda _, builder, value: builder.bitcast(value, ir.IntType(32))
+)
+"""Return the bits of a float32 as int32."""
+float_of: Any = _intrinsic(
+    types.float32(types.int32), lambda _, builder, bits: builder.bitcast(bits, ir.FloatType())
+)
+"""Return the float32 that has these int32 bits."""
+prefetch: Any = _prefetch(write=0)
+"""Ask for the cache line at an address, to read. A wrong address does no harm."""
+prefetch_to_write: Any = _prefetch(write=1)
+"""Ask for the cache line at an address, to write."""
+equal_among_8: Any = _intrinsic(types.int64(types.int64, types.int64), _equal_among_8)
+"""Return a bit for each of the 8 int64 at an address (aligned to 64) that equals the key."""
+lowest_bit: Any = _intrinsic(
+    types.int64(types.int64), lambda _, builder, bits: builder.cttz(bits, ir.IntType(1)(0))
+)
+"""Return the number of the lowest bit set in an int64; 64 for 0."""
+bit_count: Any = _intrinsic(types.int64(types.int64), lambda _, builder, bits: builder.ctpop(bits))
+"""Return how many bits of an int64 are set."""
+crc32c_word: Any = _intrinsic(types.uint64(types.uint64, types.uint64), _crc32c_word)
+"""Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
 
 
 def processor_has(feature: str) -> bool:

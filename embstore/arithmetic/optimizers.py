@@ -3,23 +3,12 @@
     host, float64, once per command   t, lr, fixed parameters -> `update_scalars` -> (8,) float32
     per element, fp32                 sums -> `scale_sums` -> g -> `apply_update` -> weights, state
 
-The formulas are written operation by operation, because each one rounds: (lr*g)/x is not
-lr*(g/x). Adam folds both bias corrections into lr_t and eps_t, so that no element needs a
-division more. It is lazy: a row that an update does not name keeps m and v. There is no shortcut
-for a zero gradient or a zero rate (for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0), and
-no libm: `math.pow` differs between machines, `power` does not.
-
-The eight columns of `update_scalars` are what kernels read; unused ones are 0:
-
-    sgd               lr
-    adagrad           lr    eps
-    rowwise_adagrad   lr    eps    dim
-    adam              lr_t  eps_t  b1   1-b1   b2   1-b2
+The formulas are those of `embstore.optimizers`. Here they get whole arrays of rows, on which one
+NumPy operation rounds each element once.
 """
 
-import math
-from collections.abc import Callable
-from typing import assert_never
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,44 +17,16 @@ from embstore.arithmetic.denormals import check_denormals
 from embstore.arithmetic.nans import canonicalize_nans
 from embstore.arithmetic.sums import sum_over_dim
 from embstore.arrays import Rows
-from embstore.config import Adagrad, Adam, Optimizer, RowWiseAdagrad, Sgd
+from embstore.optimizers import OPTIMIZERS, Optimizer
 
 SCALARS = 8
-"""Columns of `update_scalars`."""
+"""Columns of `update_scalars`: an optimizer's `scalars`, then zeros."""
+
+_BLOCK_ELEMENTS = 1 << 16
+"""Weights that the formulas take at a time. Each of their operations makes a new array; larger ones
+come from the system and go back to it, page by page, every time."""
 
 Scalars = NDArray[np.float32]
-
-
-def power(base: float, n: int) -> float:
-    """Return base**n, n >= 0, by square-and-multiply in float64."""
-    result = 1.0
-    while n:
-        if n & 1:
-            result *= base
-        base *= base
-        n >>= 1
-    return result
-
-
-def _adam_scalars(optimizer: Adam, t: int, learning_rate: float) -> list[float]:
-    b1, b2 = optimizer.beta1, optimizer.beta2
-    correction = math.sqrt(1.0 - power(b2, t))
-    lr_t = learning_rate * correction / (1.0 - power(b1, t))
-    return [lr_t, optimizer.epsilon * correction, b1, 1.0 - b1, b2, 1.0 - b2]
-
-
-def _scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> list[float]:
-    match optimizer:
-        case Sgd():
-            return [learning_rate]
-        case RowWiseAdagrad():  # before Adagrad, which it derives from
-            return [learning_rate, optimizer.epsilon, dim]
-        case Adagrad():
-            return [learning_rate, optimizer.epsilon]
-        case Adam():
-            return _adam_scalars(optimizer, t, learning_rate)
-        case _:
-            assert_never(optimizer)
 
 
 @np.errstate(all="ignore")
@@ -78,8 +39,7 @@ def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int)
     learning_rate : of this update; the optimizer's own is only the table's first
     """
     scalars = np.zeros(SCALARS, np.float32)
-    values = _scalars(optimizer, t, learning_rate, dim)
-    scalars[: len(values)] = values
+    scalars[: len(optimizer.scalars)] = optimizer.scalar_values(t, learning_rate, dim)
     return scalars
 
 
@@ -89,37 +49,41 @@ def scale_sums(sums: Rows, gradient_scale: float) -> Rows:
     return np.float32(gradient_scale) * sums
 
 
-def _sgd(weights: Rows, state: Rows, g: Rows, scalars: Scalars) -> None:
-    weights -= scalars[0] * g
+def apply_formulas(
+    kind: str,
+    rows: tuple[Any, Any],
+    g: Any,
+    scalars: Iterable[Any],
+    sum_over_dim: Callable[[Any], Any],
+) -> tuple[Any, list[Any]]:
+    """Return the weights and the state of rows after one update: new arrays, or tensors.
 
+    Parameters
+    ----------
+    rows : weights (n, dim) and state (n, state_dim); they are left as they are
+    g : (n, dim)
+    scalars : the optimizer's, to compute with
+    sum_over_dim : (n, dim) -> (n, 1) by rule 3
 
-def _adagrad(weights: Rows, state: Rows, g: Rows, scalars: Scalars) -> None:
-    lr, epsilon = scalars[:2]
-    state += g * g
-    weights -= (lr * g) / (np.sqrt(state) + epsilon)
-
-
-def _rowwise_adagrad(weights: Rows, state: Rows, g: Rows, scalars: Scalars) -> None:
-    lr, epsilon, dim = scalars[:3]
-    state[:, 0] += sum_over_dim(g * g) / dim
-    weights -= (lr / (np.sqrt(state) + epsilon)) * g
-
-
-def _adam(weights: Rows, state: Rows, g: Rows, scalars: Scalars) -> None:
-    lr_t, eps_t, b1, one_minus_b1, b2, one_minus_b2 = scalars[:6]
+    Returns
+    -------
+    weights : (n, dim)
+    state : in parts from left to right, (n, dim) of element state, (n, 1) of row state
+    """
+    optimizer, (weights, state) = OPTIMIZERS[kind], rows
     dim = weights.shape[1]
-    m, v = state[:, :dim], state[:, dim:]
-    m[...] = b1 * m + one_minus_b1 * g
-    v[...] = b2 * v + (one_minus_b2 * g) * g
-    weights -= (lr_t * m) / (np.sqrt(v) + eps_t)
+    end = dim * len(optimizer.element_state)
+    of_elements = [state[:, low : low + dim] for low in range(0, end, dim)]
+    of_rows = [state[:, low : low + 1] for low in range(end, state.shape[1])]
+    if optimizer.row_formula is not None:
+        scalar, *of_rows = optimizer.row_formula(sum_over_dim(g * g), *of_rows, *scalars)
+        scalars = [scalar]
+    weights, *of_elements = optimizer.element_formula(g, weights, *of_elements, *scalars)
+    return weights, of_elements + of_rows
 
 
-_UPDATES: dict[str, Callable[[Rows, Rows, Rows, Scalars], None]] = {
-    "sgd": _sgd,
-    "adagrad": _adagrad,
-    "rowwise_adagrad": _rowwise_adagrad,
-    "adam": _adam,
-}
+def _sum_over_dim(values: Rows) -> Rows:
+    return sum_over_dim(values)[:, None]
 
 
 @np.errstate(all="ignore")
@@ -138,12 +102,21 @@ def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars
     DeviceError : this thread flushes denormals; nothing has changed.
     """
     check_denormals()
-    _UPDATES[kind](weights, state, gradients, scalars)
+    used = list(scalars[: len(OPTIMIZERS[kind].scalars)])
+    step = max(1, _BLOCK_ELEMENTS // weights.shape[1])
+    for low in range(0, len(weights), step):
+        block = slice(low, low + step)
+        rows = weights[block], state[block]
+        new, parts = apply_formulas(kind, rows, gradients[block], used, _sum_over_dim)
+        rows[0][...] = new
+        column = 0
+        for part in parts:
+            rows[1][:, column : column + part.shape[1]] = part
+            column += part.shape[1]
     canonicalize_nans(weights)
     canonicalize_nans(state)
 
 
 def initial_state(optimizer: Optimizer, dim: int, n: int) -> Rows:
     """Return the (n, state_dim) float32 state of rows that no update has named yet."""
-    start = optimizer.initial_accumulator if isinstance(optimizer, Adagrad) else 0.0
-    return np.full((n, optimizer.state_dim(dim)), np.float32(start))
+    return np.full((n, optimizer.state_dim(dim)), np.float32(optimizer.initial_state))

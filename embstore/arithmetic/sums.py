@@ -94,10 +94,7 @@ def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
     sums = np.zeros((len(counts), values.shape[1]), np.float32)
     present = np.flatnonzero(counts)
     sums[present] = _sums_in_order(
-        chunk_sums,
-        np.arange(len(chunk_sums)),
-        chunk_starts[present],
-        chunk_counts[present],
+        chunk_sums, np.arange(len(chunk_sums)), chunk_starts[present], chunk_counts[present]
     )
     return sums
 

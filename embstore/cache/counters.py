@@ -1,26 +1,49 @@
-"""What a pool did, in numbers that only grow. Both hit definitions: by unique key and by access."""
+"""What a pool did, in numbers that only grow. Both hit definitions: by unique key and by access.
+
+**By access**, a key that a call names five times counts five times, hit or miss; **by unique key**,
+once. Hits are those of lookups; misses those of all commands, by origin: updates bring rows in too.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embstore.stats import counter, ratio, share
+
+
+def _misses(origin: str) -> Any:
+    text = f"Rows that a command brought in from the {origin}."
+    return counter(text, metric="misses", labels={"origin": origin})
+
+
+def _evictions(kind: str, target: str) -> Any:
+    text = f"Rows that left the pool and were {target}."
+    return counter(text, metric="evictions", labels={"kind": kind})
 
 
 @dataclass
 class Counters:
     """The counts of one pool, since it was made. Engine thread only."""
 
-    accesses: int = 0
-    access_hits: int = 0
-    unique_keys: int = 0
-    unique_hits: int = 0
-    misses_log: int = 0
-    misses_base: int = 0
-    misses_initializer: int = 0
-    evictions_clean: int = 0
-    evictions_dirty: int = 0
-    calls_in_parts: int = 0
-    parts: int = 0
+    access_hit_rate: float | None = ratio(
+        "Accesses that hit.", lambda c: share(c.access_hits, c.accesses)
+    )
+    unique_hit_rate: float | None = ratio(
+        "Unique keys that hit.", lambda c: share(c.unique_hits, c.unique_keys)
+    )
+    accesses: int = counter("Keys of lookups, repeated ones each time.")
+    access_hits: int = counter("Accesses that found their row resident.")
+    unique_keys: int = counter("Keys of lookups, each once a call.")
+    unique_hits: int = counter("Unique keys that found their row resident.")
+    misses_log: int = _misses("log")
+    misses_base: int = _misses("base")
+    misses_initializer: int = _misses("initializer")
+    evictions_clean: int = _evictions("clean", "dropped, as the disk has them")
+    evictions_dirty: int = _evictions("dirty", "appended to the log")
+    calls_in_parts: int = counter("Calls with more unique keys than the pool has slots.")
+    parts: int = counter("Parts that those calls were processed in.")
 
     def count_lookup(self, *, keys: int, missing: int, accesses: int, hits: int) -> None:
         """Count unique keys, how many were absent, their accesses, and how many of these hit."""

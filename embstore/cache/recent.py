@@ -3,8 +3,8 @@
 A trainer looks rows up, computes, and updates the same keys. Comparing keys with those of the last
 call reads them once; making them unique hashes each and writes a table (for 53,248 keys 0.03 ms
 against 0.43). So the last batch is kept, with a copy of its keys, in memory that only grows. On a
-device that does without (a GPU makes keys unique faster than the host compares them) every batch is
-a new one.
+device that does not keep batches (a GPU makes keys unique faster than the host compares them) every
+batch is a new one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Segment = tuple[int, int, Keys]
 
 
 class RecentBatch:
-    """De-duplicates calls of one pool. A batch that it returns holds until the next other one."""
+    """De-duplicates calls of one pool. A batch is valid until the next other one."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class RecentBatch:
         if self._batch is not None and self._same(segments):
             return self._batch
         self._batch = None
-        batch = self._device.unique(segments)
+        batch = self._device.keys.unique(segments)
         if self._device.keeps_batches and batch.found.outside < 0:
             self._batch = batch = self._kept(segments, batch)
         return batch

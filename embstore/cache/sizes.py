@@ -8,8 +8,8 @@ the staging buffer through which a pool's missing rows come in.
 
 from dataclasses import dataclass
 
-from embstore.arrays import row_stride
 from embstore.device.base import Device
+from embstore.layout import Layout
 
 _SLABS = 64
 _SLAB_BYTES_MIN = 8 << 10
@@ -20,20 +20,6 @@ _STAGING_SHARE = 32
 _FREE_BYTES = 4
 """Of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What tables must have in common to share a pool."""
-
-    dim: int
-    state_dim: int
-    optimizer: str
-
-    @property
-    def stride(self) -> int:
-        """fp32 of a row in the cache and on the disk."""
-        return row_stride(self.dim + self.state_dim)
 
 
 @dataclass(frozen=True)
@@ -55,15 +41,15 @@ class Sizes:
     @classmethod
     def of(cls, layout: Layout, budget_bytes: int, device: Device) -> "Sizes":
         """Return the sizes of a pool that need not exist; none falls when the budget grows."""
-        row_bytes = 4 * layout.stride
-        slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.slab_bytes_max)
-        least_slot_bytes = device.slot_bytes(1, row_bytes) + _FREE_BYTES
-        slab_slots = device.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
-        slot_bytes = device.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES
+        row_bytes = layout.row_bytes
+        slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.memory.slab_bytes_max)
+        least_slot_bytes = device.memory.slot_bytes(1, row_bytes) + _FREE_BYTES
+        slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
+        slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES
         staging_rows = max(1, min(_STAGING_BYTES, budget_bytes // _STAGING_SHARE) // row_bytes)
         staging_bytes = staging_rows * row_bytes
-        least = slab_slots * slot_bytes + device.index_bytes(slab_slots) + staging_bytes
-        many = slab_slots * (_MANY_SLOTS * slot_bytes + device.index_bytes(_MANY_SLOTS))
+        least = slab_slots * slot_bytes + device.memory.index_bytes(slab_slots) + staging_bytes
+        many = slab_slots * (_MANY_SLOTS * slot_bytes + device.memory.index_bytes(_MANY_SLOTS))
         slabs_max = budget_bytes * _MANY_SLOTS // many + 1
         slots_max = slabs_max * slab_slots
         return cls(slot_bytes, slab_slots, slots_max, staging_rows, staging_bytes, least)

@@ -1,32 +1,34 @@
-"""The Device protocol: memory and a set of batched kernels. It knows no tables, no policies.
+"""The Device protocol: memory and batched kernels. A device knows no tables and no policies.
 
-The cache is written against this protocol alone, so that it reads the same on every device, and
-every device gives the same bits (contract.md). A call works on a **batch**: the row keys of all
-tables of one pool that a command names, table after table. Since a table is named once per command
-and its id is part of the row key, the unique keys of one table are consecutive as well; a
-**segment** is one table's share of both.
+The cache is written against this protocol alone, and every device gives the same bits
+(contract.md). A device is four objects, each with one kind of work: `memory`, `keys`, `rows` and
+`slots`.
+
+A call works on a **batch**: the row keys of all tables of one pool that a command names, table
+after table. Since a table is named once per command and its id is part of the row key, the unique
+keys of one table are consecutive as well; a **segment** is one table's share of both.
 
     keys       t0 t0 t0 t0 | t1 t1 t1      positions, in call order
     inverse     0  1  0  2 |  3  3  4      position -> id
     unique      k0 k1 k2   | k3 k4         id -> row key, in order of first occurrence
     slots       s0 s1 s2   | s3 s4         id -> slot of the cache, -1 where absent
 
-**Where arrays are.** An `Array` is in the device's memory: a NumPy array on the CPU, what only the
-device can read on a GPU. The cache slices it, asks for its length and hands it on. Whatever is
-annotated otherwise is on the host; what comes from a caller of the store (keys, gradients, outputs)
-may also be in the device's memory where the device says so. Host arrays are C-contiguous; those
-that are only read may be read-only.
+**Where arrays are.** An `Array` is in the device's memory: a NumPy array on the CPU, an address
+range on a GPU that the host cannot read. The cache slices it, takes its length and passes it on.
+Arrays with other annotations are on the host; those of a caller of the store (keys, gradients,
+outputs) may also be in the device's memory, where `adopt` accepts them. Host arrays are
+C-contiguous; those that are only read may be read-only.
 
-**When things are known.** A GPU is given work and waited for once a call. `unique`, `probe` and
-`sum_by_key` therefore return nothing that a kernel finds out: `settle` waits, and then the batch
-tells how many unique keys there are, how many are absent, and what is wrong with the call. Until
-then a batch is as long as its positions, and kernels given a key outside its table do no harm.
-Whatever else returns a number or a host array waits for it.
+**When results are known.** A GPU's work is queued, and the host waits once a call. So `unique`,
+`probe` and `sum_by_key` return nothing that a kernel computes: `synchronize` waits, and then the
+batch has the number of unique keys, of absent keys, and what is wrong with the call. Until then a
+batch is as long as its positions, and a key outside its table does no harm in a kernel. Every other
+method that returns a number or a host array waits for it.
 
-What `unique` returns may live in the device's scratch memory where `keeps_batches` says so: it then
-holds until the next `unique`. Nothing here allocates per key once scratch memory has grown.
-Arguments have been checked by the caller; a wrong one is a bug of ours. One thread calls a device
-at a time; it may use threads of its own.
+The result of `unique` may be in scratch memory where `keeps_batches` is set: it is then valid until
+the next `unique`. Nothing here allocates per key once scratch memory has grown. Arguments have been
+checked by the caller; a wrong one is a bug. One thread calls a device at a time; the device may use
+threads of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,6 +39,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Keys, Rows
+from embstore.layout import Layout
 
 Array = Any
 """In the device's memory."""
@@ -48,7 +51,7 @@ Counts = NDArray[np.int64]
 
 @dataclass
 class Findings:
-    """What kernels found out about a batch, once it is settled."""
+    """What kernels found out about a batch, once it is synchronized."""
 
     outside: int = -1  # the first position whose key is outside its table
     missing: int = 0  # unique keys without a slot, when the batch was probed
@@ -57,9 +60,9 @@ class Findings:
 
 @dataclass
 class Batch:
-    """Unique row keys of a call and the way back; `bounds` cut positions."""
+    """Unique row keys of a call and their positions; `bounds` cut positions into segments."""
 
-    unique_keys: Array  # (u,) int64; (n,) before the batch is settled
+    unique_keys: Array  # (u,) int64; (n,) before the batch is synchronized
     inverse: Array  # (n,) int32
     bounds: NDArray[np.int64]  # (segments + 1,), on the host
     found: Findings = field(default_factory=Findings)
@@ -121,13 +124,11 @@ class IndexArrays:
 
 
 SlotMemory = Any
-"""The slots of a pool: of each a row, the row key in it, its score and whether it is dirty.
+"""The slots of a pool: of each a row (`embstore.layout`), the row key in it, its score
+(`embstore.score`) and whether it is dirty.
 
-The fields of a score, of which PENDING, pins and FORESEEN are some: `embstore.kernels.slots`.
-
-A row record is `stride` float32: weights [0, dim), state [dim, dim + state_dim), padding; the
-stride is a multiple of 4. A free slot's key is EMPTY_KEY. Only `rows` is read by others, an Array
-of the row records as `gather` and its like take them.
+A free slot's key is EMPTY_KEY. Only `rows` is read by others: an Array of rows, as `gather` takes
+them.
 """
 
 
@@ -140,24 +141,14 @@ class SlotContents:
     dirty: NDArray[np.bool_]
 
 
-class Device(Protocol):
-    """What the cache needs of a device. `rows` are row records of slots, or `allocate_rows`."""
+class DeviceMemory(Protocol):
+    """Memory of a device: what arrays are allocated in, and copies between it and the host."""
 
-    name: str
-    keeps_batches: bool
-    """Comparing a call's keys with the last one's is cheaper here than making them unique."""
+    slab_bytes_max: int
+    """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the device has failed: whatever it holds is not to be trusted any more."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return what an operator wants to know of the device: model, memory, versions."""
-
-    # Memory
-
-    def check_budget(self, cache_bytes: int, held_bytes: int) -> None:
-        """Refuse a cache that does not fit, `held_bytes` of which are taken already.
+    def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
+        """Refuse a cache that does not fit, `used_bytes` of which are allocated already.
 
         Raises
         ------
@@ -165,29 +156,26 @@ class Device(Protocol):
         """
 
     def secure(self, count: int) -> None:
-        """Have the memory that it takes to change `count` slots and their rows.
+        """Reserve the memory that it takes to change `count` slots and their rows.
 
         Raises
         ------
-        CapacityError : here, where it does no harm, rather than in the middle.
+        CapacityError : here, before anything has changed, rather than in the middle.
         """
 
-    slab_bytes_max: int
-    """Of a slab: small enough to be shared fairly, large enough to be few."""
-
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
-        """Return what a slot takes: its row, key, score and flag, in slabs of so many."""
+        """Return the bytes of a slot (row, key, score and flag) in slabs of so many slots."""
 
     def slab_slots(self, wanted: int) -> int:
-        """Return how many slots, at most `wanted`, a slab has here."""
+        """Return how many slots, at most `wanted`, a slab has on this device."""
 
-    def allocate_slots(self, stride: int) -> SlotMemory:
-        """Return the memory of a pool that has no slot yet."""
+    def allocate_slots(self, layout: Layout) -> SlotMemory:
+        """Return the memory of a pool without slots."""
 
     def reserve_slots(
         self, memory: SlotMemory, slot_count: int, slots_max: int, slab_slots: int
     ) -> None:
-        """Prepare for `slots_max` slots that come and go by slabs; there are `slot_count` now.
+        """Prepare for up to `slots_max` slots in slabs; there are `slot_count` now.
 
         Raises
         ------
@@ -195,38 +183,41 @@ class Device(Protocol):
         """
 
     def add_slots(self, memory: SlotMemory, low: int, high: int) -> None:
-        """Make free slots [low, high) behind those there are.
+        """Add free slots [low, high) at the end.
 
         Raises
         ------
-        CapacityError : the device has no such memory. The slots are as they were.
+        CapacityError : the device is out of memory. The slots are as they were.
         """
 
     def drop_slots(self, memory: SlotMemory, low: int, high: int) -> None:
-        """Give the memory of the last slots [low, high) back."""
+        """Free the memory of the last slots [low, high)."""
 
     def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> Array:
-        """Return (count,) elements of any content, or (count, width) with a width."""
+        """Return (count,) uninitialized elements, or (count, width) with a width."""
 
-    def allocate_rows(self, count: int, stride: int) -> Array:
-        """Return `count` row records of any content, which end with the last reference."""
+    def allocate_rows(self, count: int, layout: Layout) -> Array:
+        """Return `count` uninitialized rows that are no slots; freed with the last reference."""
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
-        """Make an empty index with room for `slot_count` keys at a load of at most two thirds."""
+        """Return an empty index with room for `slot_count` keys at a load of at most two thirds."""
 
     def index_bytes(self, slot_count: int) -> int:
         """Return the bytes that `allocate_index(slot_count)` takes."""
 
     def upload(self, array: NDArray[Any]) -> Array:
-        """Return an array of the same elements in the device's memory (on the CPU, the array)."""
+        """Return a copy in the device's memory (on the CPU, the array itself)."""
 
     def download(self, array: Array) -> NDArray[Any]:
-        """Return an array of the same elements on the host; the array, where it is there."""
+        """Return a copy on the host; the array itself where it is there already."""
+
+    def staging(self, count: int, layout: Layout) -> Rows:
+        """Return a (count, stride) host buffer to fill and to pass to `scatter_rows` next."""
 
     def adopt(
         self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False
     ) -> Array | None:
-        """Return a caller's array that is in the device's memory; None for one of the host.
+        """Return a caller's array that is in the device's memory; None for an array of the host.
 
         Raises
         ------
@@ -234,7 +225,9 @@ class Device(Protocol):
             aligned, or, to `write`, read-only.
         """
 
-    # The keys of a call
+
+class DeviceKeys(Protocol):
+    """Keys of a call, the index, and what kernels find out about a batch."""
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
         """Encode and de-duplicate the keys of a call.
@@ -245,21 +238,21 @@ class Device(Protocol):
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
         """Encode the keys of a call as `unique`, which the caller knows to be unique and in range.
 
-        Where the device keeps batches, this one is not in scratch memory, and holds as long as it
-        is referred to. Its `inverse` may be read-only.
+        Where the device keeps batches, this one is not in scratch memory, and is valid as long as
+        it is referred to. Its `inverse` may be read-only.
         """
 
     def probe(self, index: IndexArrays, batch: Batch, slots: Array) -> None:
-        """Write the slot of each unique key, or -1, into `slots`; has room for all positions."""
+        """Write the slot of each unique key, or -1, into `slots`, which is as long as the call."""
 
-    def settle(self, batch: Batch) -> None:
+    def synchronize(self, batch: Batch) -> None:
         """Wait; then `batch.found` and the length of `batch.unique_keys` are right."""
 
     def find(self, index: IndexArrays, keys: Array, slots: Array) -> int:
-        """Write each key's slot, or -1, into `slots`; return how many are absent."""
+        """Write each key's slot, or -1, into `slots`; return how many are absent. Waits."""
 
     def absent(self, keys: Array, slots: Array, missing: int) -> tuple[Slots, Keys]:
-        """Return where in `slots` the `missing` -1 are, ascending, and the keys there."""
+        """Return the positions of the `missing` -1 in `slots`, ascending, and the keys there."""
 
     def set_slots(self, slots: Array, places: Slots, values: Slots) -> None:
         """slots[places[i]] = values[i]."""
@@ -272,7 +265,22 @@ class Device(Protocol):
         counts : (n,), accesses that each position stands for; None: 1 each
         """
 
-    # Rows of a call
+    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
+        """Add absent, unique keys. False: the stash is full and the index unusable; build a larger
+        one."""
+
+    def insert_slots(self, index: IndexArrays, memory: SlotMemory, slot_count: int) -> bool:
+        """Add the keys of all slots, as `insert`, to an empty index."""
+
+    def erase(self, index: IndexArrays, keys: Keys) -> None:
+        """Remove present, unique keys."""
+
+
+class DeviceRows(Protocol):
+    """Rows: read, summed and updated for a call; copied to and from the host for the cache.
+
+    `rows` are those of a SlotMemory, or of `allocate_rows`.
+    """
 
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
@@ -303,7 +311,8 @@ class Device(Protocol):
     ) -> None:
         """sums[id] = scale * (the sum over the id's occurrences, contract.md rule 2).
 
-        In the same pass non-finite results are noticed: `batch.found.not_finite`, once settled.
+        The same pass finds results that are not finite: `batch.found.not_finite`, after
+        `synchronize`.
 
         sums : (positions, dim) or more; rows beyond the unique keys are left as they are
         """
@@ -324,66 +333,46 @@ class Device(Protocol):
         sums : (m, dim)
         """
 
-    # Rows and the host
-
-    def staging(self, count: int, stride: int) -> Rows:
-        """Return a (count, stride) host buffer to fill and give to `scatter_rows`, at once."""
-
     def scatter_rows(self, source: Rows, rows: Array, slots: Slots) -> None:
-        """rows[slots[i]] = source[i], whole records, NaNs made canonical; slots are unique, but for
-        -1, which is passed over. `source` is the device's if it is `staging`'s."""
+        """rows[slots[i]] = source[i], whole rows, NaNs made canonical; slots are unique but for
+        -1, which is skipped. A `source` from `staging` belongs to the device again."""
 
     def initialize(
-        self,
-        rows: Array,
-        slots: Slots,
-        keys: Keys,
-        parameters: TableParameters,
-        dim: int,
-        state_dim: int,
+        self, rows: Array, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
     ) -> None:
-        """Write the initial record (contract.md rule 10) of keys[i] to rows[slots[i]], padding
+        """Write the initial row (contract.md rule 10) of keys[i] to rows[slots[i]], padding
         zeroed."""
 
     def gather_rows(self, rows: Array, slots: Array, out: Array, first: int) -> None:
-        """out[first + i] = rows[slots[i]], whole records of `allocate_rows`; -1 is passed over."""
+        """out[first + i] = rows[slots[i]], whole rows of `allocate_rows`; -1 is skipped."""
 
     def read_rows(self, rows: Array, slots: Array) -> Rows:
-        """Return a copy of the records of slots, all present."""
+        """Return a copy of the rows of slots, all present. Waits."""
 
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
-        """Yield the records of slots piece by piece: which of `slots`, host rows, places in them.
+        """Yield the rows of slots piece by piece: which of `slots`, host rows, places in them.
 
-        The host rows hold until the next piece is asked for.
+        The host rows are valid until the next piece is asked for.
         """
 
-    # Slots
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
-        """Add absent, unique keys. False: the stash is full, the index is unusable, build a larger
-        one."""
+class DeviceSlots(Protocol):
+    """What is in slots beside rows: keys, scores, pins and flags; and which slots are victims.
 
-    def insert_slots(self, index: IndexArrays, memory: SlotMemory, slot_count: int) -> bool:
-        """Add the keys of all slots, as `insert`, to an empty index."""
+    The fields of a score are described in `embstore.score`.
+    """
 
-    def erase(self, index: IndexArrays, keys: Keys) -> None:
-        """Remove present, unique keys."""
-
-    def place_keys(self, memory: SlotMemory, slots: Slots, keys: Keys) -> None:
-        """Have free slots hold these row keys: score 0, clean."""
-
-    def place_pending(self, memory: SlotMemory, slots: Slots, keys: Keys) -> None:
-        """Have free slots hold these row keys, whose rows are still on their way: score PENDING,
-        clean."""
+    def place_keys(self, memory: SlotMemory, slots: Slots, keys: Keys, score: int) -> None:
+        """Give free slots to row keys, clean; the score is PENDING where rows come later, or 0."""
 
     def arrive(self, memory: SlotMemory, slots: Slots) -> None:
-        """Say that the rows of slots are there: no longer PENDING, all else stays.
+        """Mark the rows of slots as present: no longer PENDING, all else stays.
 
         slots : (n,) unique, none -1
         """
 
     def count_pending(self, memory: SlotMemory, slots: Array) -> int:
-        """Return how many of the slots are PENDING; -1 is passed over."""
+        """Return how many of the slots are PENDING; -1 is skipped. Waits."""
 
     def clear_slots(self, memory: SlotMemory, slots: Slots) -> None:
         """Free slots."""
@@ -392,13 +381,13 @@ class Device(Protocol):
         """Set whether slots are dirty."""
 
     def read_slots(self, memory: SlotMemory, slots: Slots) -> SlotContents:
-        """Return what is in slots."""
+        """Return what is in slots. Waits."""
 
     def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
-        """Return what is in slots [low, high)."""
+        """Return what is in slots [low, high). Waits."""
 
     def touch(self, memory: SlotMemory, slots: Array | Slots, clock: int, counting: int) -> None:
-        """Score the slots of a call, -1 passed over: count << 40 | clock. The clock is below 2**40.
+        """Score the slots of a call, -1 skipped: count << 40 | clock. The clock is below 2**40.
 
         counting : what becomes of the count: COUNT_NONE 0, COUNT_UP one more (saturating),
             COUNT_KEEP what it was
@@ -412,7 +401,7 @@ class Device(Protocol):
     ) -> None:
         """Set the counts of slots that are not FORESEEN; all else stays.
 
-        slots : (n,) unique but for -1, which is passed over
+        slots : (n,) unique but for -1, which is skipped
         counts : (n,) of 0 to COUNT_MAX
         """
 
@@ -421,30 +410,18 @@ class Device(Protocol):
         slots stay."""
 
     def pin(self, memory: SlotMemory, slots: Array | Slots) -> int:
-        """Hold the rows of slots where they are: a pin more for each, which may have PINS_MAX.
-
-        slots : (n,) unique but for -1, which is passed over
-
-        Returns
-        -------
-        int : how many of the slots had no pin before
-        """
+        """Add a pin to each of the slots, unique but for -1, which is skipped; return how many of
+        them had none before. A slot may have PINS_MAX. Waits."""
 
     def unpin(self, memory: SlotMemory, slots: Array | Slots) -> int:
-        """Take one pin from each of the slots, which all have one.
-
-        slots : (n,) unique but for -1, which is passed over
-
-        Returns
-        -------
-        int : how many of the slots have no pin now
-        """
+        """Remove a pin from each of the slots, unique but for -1, which is skipped; return how many
+        of them have none now. All had one. Waits."""
 
     def foresee(self, memory: SlotMemory, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
         """Replace bits 0..51 of the scores of slots: FORESEEN and a rank, or a score of a touch.
 
-        slots : (n,) unique but for -1, which is passed over
-        scores : (n,) below PIN_ONE; where negative, the slot is passed over
+        slots : (n,) unique but for -1, which is skipped
+        scores : (n,) below PIN_ONE; where negative, the slot is skipped
         """
 
     def forget_foreseen(self, memory: SlotMemory, slot_count: int) -> None:
@@ -454,16 +431,35 @@ class Device(Protocol):
         self, memory: SlotMemory, slot_count: int, clock: int, count: int
     ) -> tuple[Slots, NDArray[np.int64]]:
         """Return the up to `count` resident slots of lowest score that this clock has not touched
-        (score & (2**40 - 1) != clock), in ascending order of slot, and their scores.
+        (score & (2**40 - 1) != clock), in ascending order of slot, and their scores. Waits.
 
         Of equal scores the lowest slots are taken. A slot that is pinned or PENDING is none of
         them: 0 <= score < PIN_ONE.
         """
 
-    # Life
+
+class Device(Protocol):
+    """What the cache needs of a device."""
+
+    name: str
+    keeps_batches: bool
+    """Comparing a call's keys with the last one's is cheaper here than making them unique."""
+
+    memory: DeviceMemory
+    keys: DeviceKeys
+    rows: DeviceRows
+    slots: DeviceSlots
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device has failed: nothing in its memory may be trusted."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what an operator wants to know of the device: model, memory, versions."""
 
     def warm_up(self) -> None:
-        """Make every kernel ready, so that no later call waits for a compiler."""
+        """Compile every kernel, so that no later call waits for a compiler."""
 
     def close(self) -> None:
-        """End the device's threads and drop its scratch. Arrays that were allocated stay valid."""
+        """End the device's threads and free its scratch memory. Arrays that were allocated stay
+        valid."""

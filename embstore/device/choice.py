@@ -1,6 +1,6 @@
-"""Which device a name means: "cpu", "cuda:0", or the fastest there is.
+"""Which device a name means: "cpu", "cuda:0", or "auto".
 
-Each device's module is imported when it is chosen: the CPU's draws Numba in, a GPU's CuPy.
+Each device's module is imported when it is chosen: the CPU's imports Numba, a GPU's CuPy.
 """
 
 import re
@@ -13,7 +13,7 @@ NAMES = "auto, cpu, cuda or cuda:N"
 
 
 def is_device_name(name: Any) -> bool:
-    """Say whether this is a name that `open_device` knows, whatever the machine has."""
+    """Return whether this is a name that `open_device` accepts, whatever the machine has."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None
 
 
@@ -25,7 +25,7 @@ def open_device(name: Any, threads: int | None) -> Device:
     InvalidArgumentError : no such name, no such GPU, or CuPy is not installed.
     """
     if not is_device_name(name):
-        if hasattr(name, "check_budget"):
+        if hasattr(name, "warm_up"):
             return cast(Device, name)  # a device already
         raise InvalidArgumentError(f"expected device to be {NAMES}, found {name!r}")
     if name == "cpu" or (name == "auto" and not _gpu_count()):

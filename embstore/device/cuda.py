@@ -1,13 +1,13 @@
 """The Runtime protocol on a CUDA device, by way of CuPy. Nothing else imports CuPy.
 
-CuPy 14.2 and what follows it before 15 serve, for CUDA 12 and 13. It is used as a thin way to the
-driver: plain allocations (no pool), three streams of our own that do not wait for the default
+CuPy from 14.2 to below 15 works, for CUDA 12 and 13. It is used as a thin interface to the driver:
+plain allocations (no pool), three streams of our own that do not wait for the default
 stream, events without timing, and kernels compiled from the text of `embstore/kernels`.
 
 **Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to whatever
 options it is given; NVRTC takes the last one, so denormals would be flushed, against the contract
-(cupy issue 9576). NVRTC is therefore given our options by a way that adds no such thing. All verbs
-take one or two seconds, once a process: no cache of ours would be worth its files.
+(cupy issue 9576). So NVRTC is called with our options by a function that adds none. All kernels
+compile in one or two seconds, once a process: a cache of our own would not be worth its files.
 
 **The scan** is CuPy's (CUB), which only queues it. What it allocates comes from a workspace of
 ours, one allocation that only grows; CuPy's pool, which a caller may share, is neither used nor
@@ -18,8 +18,8 @@ the stream.
 may be using another device: every call sets ours and puts back what it found, and sets nothing
 where it found ours.
 
-Freeing device or pinned memory waits for the device; so memory may be dropped while queued work
-still uses it, and nothing on the way of a call should be.
+Freeing device or pinned memory waits for the device; so memory may be freed while queued work still
+uses it, and should not be freed in the middle of a call.
 """
 
 import time
@@ -33,14 +33,7 @@ from cupy.cuda import compiler, cub, function
 from cupy.cuda import runtime as cuda
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.device.runtime import (
-    BLOCK_THREADS,
-    COMPUTE,
-    DOWN,
-    UP,
-    Argument,
-    DeviceArray,
-)
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, UP, Argument, DeviceArray
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 
@@ -104,8 +97,8 @@ def _on_device(
             self.is_lost = True
             what = " ".join([call.__name__, *(arg for arg in args if isinstance(arg, str))])
             raise DeviceError(
-                f"{self.name}: {what}: {exc}; it, or work given before it, has failed: nothing on "
-                "the device is to be trusted, restart the server"
+                f"{self.name}: {what}: {exc}; it, or work queued before it, has failed: nothing on "
+                "the device may be trusted, restart the server"
             ) from exc
 
     return called
@@ -168,13 +161,9 @@ class CudaRuntime:
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """Return a caller's array, of any library that has `__cuda_array_interface__`.
 
-        COMPUTE follows what its stream has been given so far. A version of the interface before 3
-        names no stream: the default stream is followed then, and work in others is the caller's to
-        order. So is what the caller does with the array next: see `compute_stream_address`.
-
-        Raises
-        ------
-        InvalidArgumentError : another dtype, another device, not C-contiguous, or not 1-D or 2-D.
+        COMPUTE follows the work queued in its stream so far. A version of the interface before 3
+        names no stream: the default stream is followed then, and the caller must order work in
+        others, and what it does with the array next: see `compute_stream_address`.
         """
         interface = array.__cuda_array_interface__
         address = _checked_address(interface, np.dtype(dtype))
@@ -226,15 +215,15 @@ class CudaRuntime:
         assert source.flags.c_contiguous and source.nbytes == target.nbytes
         if not source.nbytes:
             return
-        way = self._streams[stream]
+        queue = self._streams[stream]
         cuda.memcpyAsync(
-            target.address, source.ctypes.data, source.nbytes, cuda.memcpyHostToDevice, way.ptr
+            target.address, source.ctypes.data, source.nbytes, cuda.memcpyHostToDevice, queue.ptr
         )
         # From pageable memory the copy "might be synchronous", which older manuals promised up to
         # the staging (CUDA Runtime API, "API synchronization behavior"); and a caller's own pinned
         # memory looks like ours. That the source is free again takes a wait.
         if not _is_pinned(source):
-            way.synchronize()
+            queue.synchronize()
 
     @_on_device
     def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
@@ -344,7 +333,7 @@ class CudaRuntime:
 
 
 class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no types
-    """Pinned memory of ours, not of CuPy's pool, which gives twice the bytes and keeps them.
+    """Pinned memory that is not of CuPy's pool, which allocates twice the bytes and keeps them.
 
     The flag is CuPy's own: pinned for every device and thread of the process.
     """
@@ -381,7 +370,7 @@ class _Workspace:
         """Have so many bytes; nothing that was allocated before is in use any more."""
         self._used = 0
         if len(self._block) < byte_count:
-            self.clear()  # first, or both would be held
+            self.clear()  # first, or both would be allocated
             self._block = self._runtime.allocate(byte_count + byte_count // 4, np.uint8)
 
     def allocate(self, byte_count: int) -> Any:

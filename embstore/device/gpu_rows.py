@@ -1,13 +1,13 @@
 """Rows on a GPU: gathered, summed and updated for a call; sent up and down for the cache.
 
-Sums are checked to be finite in the pass that makes them, and applied by another: beside a kernel
-that did both this costs the sums once out and once in, a third of the gradients' bytes where each
-key occurs three times; but that kernel would have to read all gradients before, to know that
-nothing will be refused when the first row changes, which is three times as much.
+Sums are checked to be finite in the pass that makes them, and applied by another. A kernel that did
+both would save writing and reading the sums, a third of the gradients' bytes where each key occurs
+three times; but it would have to read all gradients once more before, to know that nothing will be
+refused when the first row changes, which is three times as much.
 
-Missing rows come through a ring of pinned buffers, each with its twin on the device: while one is
-scattered the next travels, and storage reads into a third. Victims go the other way by larger
-pieces, the next of which is under way while storage packs and writes one.
+Missing rows go through a ring of pinned buffers, each with its twin on the device: while one is
+scattered the next is copied, and storage reads into a third. Victims go the other way in larger
+pieces, the next of which is copied while storage packs and writes one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,25 +18,24 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, Slots, TableParameters
-from embstore.device.gpu_launch import LANES, NULL, Launches, Outputs, findings_of
-from embstore.device.layout import form_of
-from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, DeviceArray, Runtime
-from embstore.device.slabs import FLAT_SHIFT, SlabRows, Slabs
+from embstore.device.gpu_work import LANES, NULL, GpuWork, Outputs, findings_of
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, DeviceArray
+from embstore.device.slabs import SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
+from embstore.kernels.sum_by_key import form_of
+from embstore.layout import ELEMENT, Layout
 
 _DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
 """Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
 _VICTIM_BYTES = 16 << 20
-"""Of rows on their way to the log: storage packs and writes them in smaller pieces, beside each
-other."""
+"""Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
 
 
-class RowVerbs(Launches):
-    """The verbs of the Device protocol over rows."""
+class GpuRows:
+    """The `DeviceRows` of a GPU."""
 
-    def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
-        super().__init__(runtime, threads)
-        self._staged: tuple[Rows, Buffer] | None = None
+    def __init__(self, work: GpuWork) -> None:
+        self._work = work
 
     # Of a call
 
@@ -51,10 +50,10 @@ class RowVerbs(Launches):
         n = batch.position_count
         if n == 0:
             return
-        with Outputs(self, outs, dim) as d_outs:
+        with Outputs(self._work, outs, dim) as d_outs:
             addresses = np.array([out.address for out in d_outs], np.uint64)
-            d_bounds, d_addresses = self.send(batch.bounds, addresses)
-            self.launch(
+            d_bounds, d_addresses = self._work.send(batch.bounds, addresses)
+            self._work.launch(
                 "gather", n * LANES, *rows.arguments, slots, batch.inverse, d_bounds, d_addresses,
                 np.int32(len(outs)), np.int64(n), np.int32(dim),
             )  # fmt: skip
@@ -73,69 +72,65 @@ class RowVerbs(Launches):
         if bags == 0:
             return
         dim = out.width if isinstance(out, DeviceArray) else out.shape[1]
-        with Outputs(self, [out], dim) as (d_out,):
-            d_offsets = self.upload(offsets)
-            d_weights = self.upload(weights) if weights is not None and len(weights) else NULL
-            self.launch(
+        with Outputs(self._work, [out], dim) as (d_out,):
+            d_offsets = self._work.upload(offsets)
+            d_weights = self._work.upload(weights) if weights is not None and len(weights) else NULL
+            self._work.launch(
                 "gather_pooled", bags * LANES, *rows.arguments, slots, batch.inverse, d_offsets,
                 np.int64(bags), np.int32(mean), d_weights, d_out, np.int32(dim),
             )  # fmt: skip
 
     def sum_by_key(
-        self,
-        batch: Batch,
-        gradients: Sequence[Gradients],
-        scale: np.float32,
-        sums: DeviceArray,
+        self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: DeviceArray
     ) -> None:
         findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
         if findings is None:
             return
         starts, positions = self._group(batch, findings)
         kept = [
-            self._all_resident([part.rows for part in gradients], np.float32, int(dim)),
+            self._all_resident([part.rows for part in gradients], ELEMENT, int(dim)),
             self._all_resident([part.source for part in gradients], np.int32),
             self._all_resident([part.coefficients for part in gradients], np.float32),
         ]
         columns = [np.array([_address(a) for a in arrays], np.uint64) for arrays in kept]
-        d_bounds, d_rows, d_sources, d_coefficients, d_forms = self.send(
+        d_bounds, d_rows, d_sources, d_coefficients, d_forms = self._work.send(
             batch.bounds,
             *columns,
-            np.array([*map(form_of, gradients)], np.int32),
+            np.array([form_of(g.coefficients, g.divide) for g in gradients], np.int32),
         )
         of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
         count = np.int32(len(gradients))
-        extra = self.scratch.take(n, np.int32)
-        more = self.scratch.take(n // 64 + 1, np.float32, width=int(dim))
-        self.launch(
+        extra = self._work.scratch.take(n, np.int32)
+        more = self._work.scratch.take(n // 64 + 1, ELEMENT, width=int(dim))
+        self._work.launch(
             "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
             findings,
         )  # fmt: skip
-        self.launch("count_chunks", n, starts, np.int64(n), findings, extra)
-        self.runtime.accumulate(extra, extra)
-        self.launch(
+        self._work.launch("count_chunks", n, starts, np.int64(n), findings, extra)
+        self._work.runtime.accumulate(extra, extra)
+        self._work.launch(
             "sum_more", len(more) * LANES, starts, positions, *of_segments, count, extra,
             findings, more, dim,
         )  # fmt: skip
-        self.launch("sum_last", n * LANES, extra, sums, more, scale, dim, findings)
+        self._work.launch("sum_last", n * LANES, extra, sums, more, scale, dim, findings)
 
     def _group(self, batch: Batch, findings: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
         """Return positions by id: those of id are positions[starts[id]:starts[id + 1]]."""
-        n, take = batch.position_count, self.scratch.take
+        n, take = batch.position_count, self._work.scratch.take
         tiles = -(-n // _TILE)
         ends = take(tiles << _DIGIT_BITS, np.int32)
         unsorted: tuple[Argument, Argument] = (batch.inverse, NULL)
         for shift in range(0, max((n - 1).bit_length(), 1), _DIGIT_BITS):
             ids, positions = take(n, np.int32), take(n, np.int32)
             digit = (np.int64(n), np.int32(shift))
-            self.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
-            self.runtime.accumulate(ends, ends)
-            self.launch(
+            self._work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
+            self._work.runtime.accumulate(ends, ends)
+            self._work.launch(
                 "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, ids, positions
             )
             unsorted = ids, positions
         starts = take(n + 1, np.int64)
-        self.launch("group_starts", n, ids, np.int64(n), findings, starts)
+        self._work.launch("group_starts", n, ids, np.int64(n), findings, starts)
         return starts, positions
 
     def _all_resident(
@@ -143,9 +138,9 @@ class RowVerbs(Launches):
     ) -> list[DeviceArray | None]:
         """Return the segments' arrays in the device's memory, those of the host sent together."""
         on_host = [array for array in arrays if isinstance(array, np.ndarray)]
-        together = self.scratch.take(sum(map(len, on_host)), dtype, width=width)
+        together = self._work.scratch.take(sum(map(len, on_host)), dtype, width=width)
         if len(together):
-            self.send_parts(on_host, together)
+            self._work.send_parts(on_host, together)
         low = 0
         placed: list[DeviceArray | None] = []
         for array in arrays:
@@ -168,67 +163,51 @@ class RowVerbs(Launches):
         n = len(keys)
         if n == 0:
             return
-        scalars = self.upload(parameters.scalars)
-        self.launch(
+        scalars = self._work.upload(parameters.scalars)
+        self._work.launch(
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums,
             np.int32(sums.width), scalars, np.int64(n),
         )  # fmt: skip
 
     # To and from the host
 
-    def allocate_rows(self, count: int, stride: int) -> SlabRows:
-        memory = self.scratch.take(count, np.float32, width=stride)
-        (table,) = self.send(np.array([memory.address], np.uint64))
-        return SlabRows(table, FLAT_SHIFT, stride, memory)
-
-    def staging(self, count: int, stride: int) -> Rows:
-        buffer = self._staging.begin_rows(count * stride * 4)
-        rows = buffer.memory[: count * stride * 4].view(np.float32).reshape(count, stride)
-        self._staged = rows, buffer
-        return rows
-
     def scatter_rows(self, source: Rows, rows: SlabRows, slots: Slots) -> None:
-        staged, self._staged = self._staged, None
+        staging = self._work.staging
+        staged = staging.staged(source)
         if len(source) == 0:
             return
-        if staged is not None and staged[0] is source:
-            self._scatter_piece(staged[1], len(source), rows, slots)
+        if staged is not None:
+            self._scatter_piece(staged, len(source), rows, slots)
             return
-        step = max(1, PIECE_BYTES // (4 * rows.stride))
+        step = max(1, PIECE_BYTES // rows.layout.row_bytes)
         for low in range(0, len(source), step):
             part = source[low : low + step]
-            buffer = self._staging.begin_rows(part.nbytes)
-            self._staging.fill(part, buffer)
+            buffer = staging.begin_rows(part.nbytes)
+            staging.fill(part, buffer)
             self._scatter_piece(buffer, len(part), rows, slots[low : low + step])
 
     def _scatter_piece(self, buffer: Buffer, count: int, rows: SlabRows, slots: Slots) -> None:
-        """Send a buffer of rows on its way, and have them scattered when they are there."""
-        d_source = self._staging.send_rows(buffer, count * rows.stride * 4).view(np.float32)
-        (d_slots,) = self.send(slots)
-        self.launch(
+        """Queue the copy of a buffer of rows, and the kernel that scatters them after it."""
+        d_source = self._work.staging.send_rows(buffer, count * rows.layout.row_bytes).view(ELEMENT)
+        (d_slots,) = self._work.send(slots)
+        self._work.launch(
             "scatter_rows", count * LANES, d_source, *rows.arguments, d_slots, np.int64(count)
         )
-        buffer.mark = self.runtime.mark(COMPUTE)
+        buffer.mark = self._work.runtime.mark(COMPUTE)
 
     def initialize(
-        self,
-        rows: SlabRows,
-        slots: Slots,
-        keys: Keys,
-        parameters: TableParameters,
-        dim: int,
-        state_dim: int,
+        self, rows: SlabRows, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
     ) -> None:
         n = len(slots)
         if n == 0:
             return
-        d_slots, d_keys, d_kinds, d_values, d_seeds, d_initial_state = self.send(
+        d_slots, d_keys, d_kinds, d_values, d_seeds, d_initial_state = self._work.send(
             slots, keys, parameters.initializer_kinds, parameters.initializer_values,
             parameters.seeds, parameters.initial_state,
         )  # fmt: skip
-        self.launch(
+        self._work.launch(
             "initialize", n * LANES, *rows.arguments, d_slots, d_keys, np.int64(n), d_kinds,
-            d_values, d_seeds, d_initial_state, np.int32(dim), np.int32(state_dim),
+            d_values, d_seeds, d_initial_state, np.int32(layout.dim), np.int32(layout.state_dim),
         )  # fmt: skip
 
     def gather_rows(self, rows: SlabRows, slots: DeviceArray, out: SlabRows, first: int) -> None:
@@ -237,15 +216,15 @@ class RowVerbs(Launches):
     def _gather_rows(self, rows: SlabRows, slots: DeviceArray, out: DeviceArray) -> None:
         n = len(slots)
         if n:
-            self.launch("gather_rows", n * LANES, *rows.arguments, slots, np.int64(n), out)
+            self._work.launch("gather_rows", n * LANES, *rows.arguments, slots, np.int64(n), out)
 
     def read_rows(self, rows: SlabRows, slots: DeviceArray | Slots) -> Rows:
-        d_rows = self.scratch.take(len(slots), np.float32, width=rows.stride)
-        self._gather_rows(rows, self.resident(slots), d_rows)
-        return self.download(d_rows)
+        d_rows = self._work.scratch.take(len(slots), ELEMENT, width=rows.layout.stride)
+        self._gather_rows(rows, self._work.resident(slots), d_rows)
+        return self._work.download(d_rows)
 
     def row_pieces(self, rows: SlabRows, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
-        step = max(1, _VICTIM_BYTES // (4 * rows.stride))
+        step = max(1, _VICTIM_BYTES // rows.layout.row_bytes)
         pieces = [slice(low, min(low + step, len(slots))) for low in range(0, len(slots), step)]
         following = self._begin_piece(rows, slots[pieces[0]]) if pieces else None
         for number, piece in enumerate(pieces):
@@ -254,16 +233,15 @@ class RowVerbs(Launches):
                 following = self._begin_piece(rows, slots[pieces[number + 1]])
             count = piece.stop - piece.start
             assert buffer is not None
-            self.runtime.wait(buffer.mark)
-            host = buffer.memory[: count * rows.stride * 4].view(np.float32)
-            yield piece, host.reshape(count, rows.stride), np.arange(count)
+            self._work.runtime.wait(buffer.mark)
+            yield piece, buffer.rows(count, rows.layout), np.arange(count)
 
     def _begin_piece(self, rows: SlabRows, slots: Slots) -> Buffer:
-        d_rows = self.scratch.take(len(slots), np.float32, width=rows.stride)
-        self._gather_rows(rows, self.upload(slots), d_rows)
-        self.runtime.follow(DOWN, self.runtime.mark(COMPUTE))
-        buffer = self._staging.begin_download(d_rows)
-        self.runtime.follow(COMPUTE, buffer.mark)  # its memory is used again
+        d_rows = self._work.scratch.take(len(slots), ELEMENT, width=rows.layout.stride)
+        self._gather_rows(rows, self._work.upload(slots), d_rows)
+        self._work.runtime.follow(DOWN, self._work.runtime.mark(COMPUTE))
+        buffer = self._work.staging.begin_download(d_rows)
+        self._work.runtime.follow(COMPUTE, buffer.mark)  # its memory is used again
         return buffer
 
 

@@ -1,15 +1,15 @@
 """What a GPU device needs of a GPU: memory, copies, launches, and the order between them.
 
-`gpu.py` is written against this protocol alone. `cuda.py` implements it with CuPy; the tests
-implement it with NumPy and the same `.cu` files built for the host, so that every line of `gpu.py`
-runs where there is no GPU. The protocol is therefore as small as it can be, and a device's memory
-is a `DeviceArray`, which knows where its elements are and gives no way to touch them: an element
-that the host reads by mistake is an error everywhere, not only where a GPU is.
+The modules `gpu*.py` are written against this protocol alone. `cuda.py` implements it with CuPy;
+the tests implement it with NumPy and the same `.cu` files built for the host, so that every line of
+a GPU device runs where there is no GPU. The protocol is therefore as small as it can be. A device's
+memory is a `DeviceArray`: an address without access to the elements, so that a read of the host by
+mistake is an error everywhere, not only where a GPU is.
 
-Work is ordered by **streams**: COMPUTE runs kernels, small copies and fills; UP and DOWN carry the
-large copies each way, beside it. Work of one stream is done in the order in which it was given;
-between streams `mark` and `follow` order it, and `wait` has the host wait. Nothing else waits, but
-`upload` from memory that is not from `allocate_host`.
+Work is ordered by **streams**: COMPUTE runs kernels, small copies and fills; UP and DOWN run large
+copies in each direction at the same time. Work of one stream is done in the order in which it was
+queued; between streams `mark` and `follow` order it, and with `wait` the host waits. Nothing else
+waits, except `upload` from memory that is not from `allocate_host`.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ BLOCK_THREADS = 256
 class DeviceArray:
     """(count,) elements, or (count, width), in a device's memory. A slice shares it.
 
-    `owner` is what keeps the memory: it is given back when the last array that names it goes.
+    `owner` keeps the memory alive: it is freed with the last array that refers to it.
     """
 
     __slots__ = ("address", "count", "dtype", "owner", "width")
@@ -68,8 +68,8 @@ Argument = DeviceArray | np.generic
 class Runtime(Protocol):
     """A GPU. One thread calls it at a time.
 
-    Every method may raise DeviceError: the device failed, now or in work given before; nothing that
-    it holds is to be trusted any more.
+    Every method may raise DeviceError: the device failed, now or in work queued before; nothing in
+    its memory may be trusted.
     """
 
     name: str  # "cuda:0"
@@ -84,12 +84,7 @@ class Runtime(Protocol):
         """
 
     def allocate_host(self, byte_count: int) -> NDArray[np.uint8]:
-        """Return host memory that copies reach without the driver's staging ("pinned").
-
-        Raises
-        ------
-        CapacityError
-        """
+        """Return pinned host memory, which is copied without the driver's own staging."""
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """Return a caller's array (of whatever has `__cuda_array_interface__`), which COMPUTE uses
@@ -119,13 +114,13 @@ class Runtime(Protocol):
         """sums[i] = values[0] + ... + values[i], int32, in COMPUTE; `sums` may be `values`."""
 
     def mark(self, stream: int) -> Any:
-        """Return a mark behind all that the stream has been given so far."""
+        """Return a mark (an event) behind all work queued in the stream so far."""
 
     def follow(self, stream: int, mark: Any) -> None:
-        """Have what the stream is given from now on wait for the mark."""
+        """Make work queued in the stream from here on wait for the mark."""
 
     def wait(self, mark: Any) -> None:
-        """Have the host wait for the mark."""
+        """Block the host until the mark is reached."""
 
     def compile(self, verbs: Iterable[str]) -> None:
         """Make the kernels of verbs (`.cu` files) ready: no later launch waits for a compiler."""
@@ -138,4 +133,4 @@ class Runtime(Protocol):
         """
 
     def close(self) -> None:
-        """Wait for all work, and give back what is not an array's."""
+        """Wait for all work, and free everything but arrays."""

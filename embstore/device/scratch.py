@@ -1,17 +1,17 @@
-"""Memory of calls on a GPU: taken, given back by the last reference, and used again.
+"""Scratch memory of calls on a GPU: a pool of blocks that are freed by reference and used again.
 
-Plain allocations are dear and giving them back waits for the device, so a block that is not needed
-any more is kept for the next call of about the same size; blocks have sizes of four steps to a
-doubling. What is taken again may still be read by work given before: that is no fault, because all
-work on scratch memory is done in one stream, COMPUTE, in the order in which it was given. Whoever
-has another stream touch it waits, or has the streams follow each other.
+An allocation is expensive and freeing one waits for the device, so a free block is kept for the
+next call of about the same size; there are four block sizes to a doubling. A block that is used
+again may still be read by work queued before. That is safe, because all work on scratch memory runs
+in one stream, COMPUTE, in the order in which it was queued. Code that uses a block in another
+stream waits, or makes the streams follow each other.
 
-Only when the device has no memory left are kept blocks given back; so what is held for long is
-allocated here as well (`plain`).
+Free blocks are returned to the device only when it is out of memory; so long-lived allocations are
+made here as well (`plain`).
 
-Some work may not fail for want of memory, because half of it would be worse than none: slots change
-hands, or rows are updated. `secure` is called before, where a CapacityError does no harm: it has a
-**spare** in hand, which is given up when nothing else is left.
+Some work must not fail for lack of memory, because half of it would be worse than none: slots are
+given to other rows, or rows are updated. `secure` is called before, where a CapacityError is
+harmless: it allocates a **spare**, which is freed when nothing else is left.
 """
 
 import numpy as np
@@ -24,10 +24,10 @@ _LEAST_BYTES = 256
 
 
 class _Lease:
-    """Has a block kept again when the last array that names it goes, in whatever thread.
+    """Returns a block to the free list with the last array that refers to it, in any thread.
 
-    It knows the block by its address alone: arrays may go in a circle of references, all of which
-    Python finalizes in an order of its own.
+    It refers to the block by address alone: arrays may be part of a reference cycle, whose members
+    Python finalizes in any order.
     """
 
     def __init__(self, kept: list[int], address: int) -> None:
@@ -85,12 +85,7 @@ class Scratch:
         return self._runtime.allocate(count, dtype, width=width)
 
     def secure(self, byte_count: int) -> None:
-        """Have a spare of so many bytes.
-
-        Raises
-        ------
-        CapacityError
-        """
+        """Allocate a spare of so many bytes, unless there is one."""
         if self._spare is None or len(self._spare) < byte_count:
             self._spare = None
             self._spare = self.plain(block_bytes(byte_count), np.uint8)
@@ -101,12 +96,12 @@ class Scratch:
         return block.address
 
     def close(self) -> None:
-        """Give back what is not in use, and the spare."""
+        """Free the blocks that are not in use, and the spare."""
         self._spare = None
         self.clear()
 
     def clear(self) -> None:
-        """Give back what is not in use."""
+        """Free the blocks that are not in use."""
         for kept in self._kept.values():
             while kept:
                 del self._blocks[kept.pop()]

@@ -1,18 +1,18 @@
 """The slots of a pool in a GPU's memory: slabs of a power of two of them, one allocation each.
 
-    slab of C slots    rows C x stride float32 | keys C int64 | scores C int64 | dirty C uint8
+    slab of C slots    rows C x row bytes | keys C int64 | scores C int64 | dirty C uint8
 
-so that slots come and go without a copy, and take what they say. Kernels find a slot's slab in a
-table of addresses (`common.cuh`). Rows that are nobody's slots (copies for one call) are one slab
-without metadata.
+so that slots are added and dropped without a copy. Kernels find a slot's slab in a table of
+addresses (`common.cuh`). Rows that are no slots (copies for one call) are one slab without
+metadata.
 
-A pool's slabs may become larger with its budget; those here stay as small as the smallest so far,
-of which the larger are multiples. When they become smaller, each slab is copied into smaller ones,
-one after the other; should another process take the memory that one left for the next, the rows are
-in neither, and the device counts as lost.
+When a pool's slab size grows with its budget, allocations stay as small as the smallest size so
+far, of which the larger ones are multiples. When it shrinks, each slab is copied into smaller ones,
+one after the other; if another process takes the memory that one freed for the next, rows are lost,
+and the device counts as lost.
 
-CUDA gives memory of a megabyte and more in pieces of two; what a slab takes is counted so, and
-slabs are as large as a large cache allows.
+CUDA allocates memory of a megabyte and more in units of two; a slab's size is counted so, and slabs
+are as large as a large cache allows.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ import numpy as np
 from embstore.device.runtime import COMPUTE, Argument, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
 from embstore.errors import CapacityError, DeviceError
+from embstore.layout import Layout
 
 METADATA_BYTES = 8 + 8 + 1
 _GRAIN_BYTES = 2 << 20
@@ -36,13 +37,13 @@ class SlabRows:
 
     table: DeviceArray  # (slabs,) uint64 addresses
     shift: int
-    stride: int
-    owner: Any = None  # what keeps the memory of flat rows
+    layout: Layout
+    owner: Any = None  # keeps the memory of flat rows alive
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """The parameters slabs, slab_shift, stride."""
-        return self.table, np.int32(self.shift), np.int32(self.stride)
+        return self.table, np.int32(self.shift), np.int32(self.layout.stride)
 
 
 def allocated_bytes(size: int) -> int:
@@ -60,7 +61,7 @@ class Slabs:
     slabs: list[DeviceArray] = field(default_factory=list)
 
     def reserve(self, slab_slots: int) -> None:
-        """Take the size of slabs, a power of two."""
+        """Set the size of slabs, a power of two."""
         shift = slab_slots.bit_length() - 1
         assert slab_slots == 1 << shift, "expected a power of two"
         if not self.slabs:
@@ -78,7 +79,7 @@ class Slabs:
         self._use(self.slabs + [self._allocate(self.rows.shift) for _ in range(count)])
 
     def drop(self, count: int) -> None:
-        """Give the last `count` slabs back. The device has done all that it was given."""
+        """Free the last `count` slabs. The device has done all queued work."""
         self._use(self.slabs[: len(self.slabs) - count])
 
     def _use(self, slabs: list[DeviceArray]) -> None:
@@ -90,7 +91,7 @@ class Slabs:
         self.slabs = slabs
 
     def _allocate(self, shift: int) -> DeviceArray:
-        return self.scratch.plain((4 * self.rows.stride + METADATA_BYTES) << shift, np.uint8)
+        return self.scratch.plain((self.rows.layout.row_bytes + METADATA_BYTES) << shift, np.uint8)
 
     def _split(self, shift: int) -> None:
         smaller: list[DeviceArray] = []
@@ -106,13 +107,13 @@ class Slabs:
             for number, piece in enumerate(pieces):
                 self._copy_piece(slab, number, piece, shift)
             smaller += pieces
-            self.runtime.wait(self.runtime.mark(COMPUTE))  # before the slab is given back
+            self.runtime.wait(self.runtime.mark(COMPUTE))  # before the slab is freed
         self.rows.shift = shift
         self._use(smaller)
 
     def _copy_piece(self, slab: DeviceArray, number: int, piece: DeviceArray, shift: int) -> None:
         at, piece_at = 0, 0
-        for item_bytes in (4 * self.rows.stride, 8, 8, 1):
+        for item_bytes in (self.rows.layout.row_bytes, 8, 8, 1):
             size, low = item_bytes << shift, at + (number * item_bytes << shift)
             self.runtime.copy(slab[low : low + size], piece[piece_at : piece_at + size])
             at += item_bytes << self.rows.shift

@@ -1,10 +1,10 @@
-"""The way between host and device: pinned buffers, filled and emptied while others travel.
+"""Copies between host and device: pinned buffers, filled and emptied while others are copied.
 
-A copy to or from memory that is not pinned goes through a buffer of the driver's, by the thread
-that asked. Here it goes through rings of pinned buffers of our own: while one travels the next is
-filled, by as many threads as the host lends, and the caller goes on as soon as the last is filled.
-Buffers only grow (giving pinned memory back would wait for the device). Each has a mark behind its
-last use, and is waited for when its turn comes again.
+A copy to or from memory that is not pinned goes through a buffer of the driver's, in the calling
+thread. Here it goes through rings of pinned buffers: while one is copied the next is filled, by
+several threads, and the caller goes on as soon as the last is filled. Buffers only grow (freeing
+pinned memory would wait for the device). Each has a mark behind its last use, and is waited for
+when its turn comes again.
 
     send      arrays of a call, small, in COMPUTE: no other stream need be followed
     upload    a large array, in UP, piece by piece
@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arrays import Rows
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
-from embstore.device.workers import Workers, equal_ranges
+from embstore.host.workers import Workers
+from embstore.layout import ELEMENT, Layout
 
 BUFFERS = 3
 PIECE_BYTES = 4 << 20
 """Of a copy that is cut into pieces: long enough for the bus, short enough to overlap."""
 LARGE_BYTES = 256 << 10
-"""Copies of so much go in pieces, beside the work of COMPUTE."""
+"""Copies of at least so much are cut into pieces, and run while COMPUTE works."""
 _SMALL_BUFFERS = 16
 """More than a call sends, so that it waits for none of its own."""
-_SPLIT_BYTES = 1 << 20
-"""Bytes a host copy moves before a second thread pays."""
 
 
 @dataclass
@@ -41,6 +41,11 @@ class Buffer:
     memory: NDArray[np.uint8]
     d_memory: DeviceArray | None = None
     mark: Any = None
+
+    def rows(self, count: int, layout: Layout) -> Rows:
+        """Return the front of the buffer as rows, (count, stride)."""
+        front = self.memory[: count * layout.row_bytes]
+        return front.view(ELEMENT).reshape(count, layout.stride)
 
 
 class Ring:
@@ -64,7 +69,7 @@ class Ring:
         return buffer
 
     def secure(self, byte_count: int) -> None:
-        """Have all buffers as long as that."""
+        """Make all buffers at least so long."""
         for buffer in self._buffers:
             if len(buffer.memory) < byte_count:
                 if buffer.mark is not None:
@@ -72,7 +77,7 @@ class Ring:
                 self._lengthen(buffer, byte_count)
 
     def clear(self) -> None:
-        """Give the buffers back. The device has done all that it was given, or is lost."""
+        """Free the buffers. The device has done all queued work, or is lost."""
         self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in self._buffers]
 
     def _lengthen(self, buffer: Buffer, byte_count: int) -> None:
@@ -92,16 +97,18 @@ class Staging:
         self._up = Ring(runtime, BUFFERS)
         self._rows = Ring(runtime, BUFFERS, scratch)
         self._down = Ring(runtime, BUFFERS)
+        self._staged: tuple[Rows, Buffer] | None = None
 
     def close(self) -> None:
-        """Give all buffers back."""
+        """Free all buffers."""
+        self._staged = None
         for ring in (self._small_up, self._small_down, self._up, self._rows, self._down):
             ring.clear()
 
     # Up
 
     def send(self, fill: Callable[[NDArray[np.uint8]], None], target: DeviceArray) -> None:
-        """Have `fill` write target.nbytes bytes of pinned memory, and copy them, in COMPUTE."""
+        """Let `fill` write target.nbytes bytes of pinned memory, and copy them, in COMPUTE."""
         buffer = self._small_up.take(target.nbytes)
         source = buffer.memory[: target.nbytes]
         fill(source)
@@ -109,7 +116,7 @@ class Staging:
         buffer.mark = self._runtime.mark(COMPUTE)
 
     def upload(self, source: NDArray[Any], target: DeviceArray) -> None:
-        """Copy a large array to the device; what COMPUTE is given from now on finds it there."""
+        """Copy a large array to the device, before all work queued in COMPUTE from here on."""
         self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # `target` may be in use until then
         source_bytes, target_bytes = _bytes_of(source), target.view(np.uint8)
         try:
@@ -123,21 +130,28 @@ class Staging:
             self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
     def secure_rows(self) -> None:
-        """Have the buffers for rows, as long as any piece of them.
-
-        Raises
-        ------
-        CapacityError
-        """
+        """Allocate the buffers for rows, as long as any piece of them."""
         self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
-        """Return a buffer to fill and to give to `send_rows`, before the next is begun."""
+        """Return a buffer to fill and to pass to `send_rows`, before the next is begun."""
         return self._rows.take(byte_count)
+
+    def stage(self, count: int, layout: Layout) -> Rows:
+        """Begin a buffer of rows for the caller to fill."""
+        buffer = self.begin_rows(count * layout.row_bytes)
+        rows = buffer.rows(count, layout)
+        self._staged = rows, buffer
+        return rows
+
+    def staged(self, rows: Rows) -> Buffer | None:
+        """Return the buffer of the rows staged last, once; None for other rows."""
+        staged, self._staged = self._staged, None
+        return staged[1] if staged is not None and staged[0] is rows else None
 
     def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
         """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller marks the buffer
-        anew, behind what reads the twin."""
+        again, behind what reads the twin."""
         assert buffer.d_memory is not None
         d_rows = buffer.d_memory[:byte_count]
         self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
@@ -152,7 +166,7 @@ class Staging:
     # Down
 
     def download(self, source: DeviceArray, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy what COMPUTE has been given so far into arrays, one after the other; wait for it."""
+        """Copy an array that COMPUTE writes into host arrays, one after the other; wait for it."""
         parts = [_bytes_of(target) for target in targets]
         if source.nbytes < LARGE_BYTES:
             buffer = self._small_down.take(source.nbytes)
@@ -161,21 +175,22 @@ class Staging:
             self._runtime.wait(self._runtime.mark(COMPUTE))
             self._spread(piece, 0, parts)
             return
-        for low, piece in self._travelling(source.view(np.uint8)):
+        for low, piece in self._pieces_of(source.view(np.uint8)):
             self._spread(piece, low, parts)
 
     def begin_download(self, source: DeviceArray) -> Buffer:
         """Begin to copy an array in DOWN; it is in the buffer when its mark has been waited for.
 
-        DOWN has been made to follow what writes `source`. A buffer holds until two more are begun.
+        The caller has made DOWN follow what writes `source`. A buffer is valid until two more are
+        begun.
         """
         buffer = self._down.take(source.nbytes)
         self._runtime.download(source, buffer.memory[: source.nbytes], stream=DOWN)
         buffer.mark = self._runtime.mark(DOWN)
         return buffer
 
-    def _travelling(self, source: DeviceArray) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the pieces of an array on the host; the next one is always under way."""
+    def _pieces_of(self, source: DeviceArray) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield the pieces of an array on the host, while the next one is copied."""
         self._runtime.follow(DOWN, self._runtime.mark(COMPUTE))
         under_way: list[tuple[int, int, Buffer]] = []
         try:
@@ -206,14 +221,15 @@ class Staging:
             begin += len(part)
 
     def _copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
-        if len(source) < _SPLIT_BYTES:
+        ranges = self._workers.ranges(len(source), 1)
+        if len(ranges) == 1:
             target[:] = source
             return
 
         def work(low: int, high: int) -> None:
             target[low:high] = source[low:high]
 
-        self._workers.run(work, equal_ranges(len(source), self._workers.threads))
+        self._workers.run(work, ranges)
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

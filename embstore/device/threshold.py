@@ -1,10 +1,10 @@
-"""The score at which victims end, without a sort.
+"""The highest score of the victims, found without a sort.
 
-The candidates of lowest score are wanted, which are in [0, PIN_ONE): what is above has a pin, and
-what is below has no row yet. Cut the range of all scores into bins of a power of two,
-count, go on with the bin in which the wanted-th score lies, until a bin is one score or ends
-exactly at the wanted count. Each counting reads all scores; a device counts, the search is the
-same on all. Two countings are enough for an LRU of up to four million calls in age.
+Victims are the candidates of lowest score in [0, PIN_ONE): a slot above has a pin, one below has no
+row yet. Cut the range of all scores into bins of a power of two, count them, and go on with the bin
+in which the score of rank `count` lies, until a bin is one score or ends exactly at the count. Each
+counting reads all scores and is the device's; the search is the same on all. Two countings are
+enough for an LRU of up to four million calls in age.
 """
 
 from typing import Protocol
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.kernels.select_victims import BIN_BITS
-from embstore.kernels.slots import PIN_ONE
+from embstore.score import PIN_ONE
 
 
-class Scores(Protocol):
+class Candidates(Protocol):
     """The scores of candidates, as a device counts them."""
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
@@ -26,17 +26,17 @@ class Scores(Protocol):
         """Count them into 2**BIN_BITS bins of 2**shift scores each, the first from floor on."""
 
 
-def find_threshold(scores: Scores, count: int) -> tuple[int, int, int]:
+def find_threshold(candidates: Candidates, count: int) -> tuple[int, int, int]:
     """Return how many victims there are, at most `count`, the score of the last, and how many of
     them have exactly that score."""
-    found, lowest, highest = scores.extent(0, PIN_ONE)
+    found, lowest, highest = candidates.extent(0, PIN_ONE)
     wanted = min(count, found)
     if wanted == found:
         return wanted, highest, wanted
     ties = wanted
     while True:
         shift = max((highest - lowest).bit_length() - BIN_BITS, 0)
-        bins = scores.bins(lowest, highest + 1, shift)
+        bins = candidates.bins(lowest, highest + 1, shift)
         ends = np.cumsum(bins)
         place = int(np.searchsorted(ends, ties))
         lowest += place << shift
@@ -47,4 +47,4 @@ def find_threshold(scores: Scores, count: int) -> tuple[int, int, int]:
         if shift == 0:
             return wanted, lowest, ties
         if shift > BIN_BITS:
-            _, lowest, highest = scores.extent(lowest, highest + 1)
+            _, lowest, highest = candidates.extent(lowest, highest + 1)

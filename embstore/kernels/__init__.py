@@ -1,4 +1,4 @@
-"""Kernels, one verb per file: the CPU twin (Numba, `<verb>.py`) and, beside it, its CUDA source.
+"""Kernels, one verb per file: the CPU twin (Numba, `<verb>.py`) and its CUDA source, `<verb>.cu`.
 
 A kernel knows arrays and indices, no tables and no policies. One that can be split over threads
 takes `low, high` and does that part of its range alone; its bits never depend on the split, because

@@ -6,11 +6,12 @@
 //
 // Memory of a pool. Rows live in **slabs** of C = 1 << slab_shift slots; a slab is one allocation:
 //
-//     rows  C x stride float32 | keys  C int64 | scores  C int64 | dirty  C uint8
+//     rows  C x stride elements | keys  C int64 | scores  C int64 | dirty  C uint8
 //
 // so that slabs come and go without a copy, and take what they say. A row's address costs one load
 // more than in one array; the table of slabs is small, and stays in the nearest cache. Flat arrays
-// of rows, without metadata, are one slab with slab_shift 62.
+// of rows, without metadata, are one slab with slab_shift 62. Kernels take the table of slabs, (slab
+// count,) addresses, slab_shift, and the stride, the fp32 of a row, a multiple of 4.
 
 typedef long long int64;
 typedef unsigned long long uint64;
@@ -20,7 +21,11 @@ typedef unsigned char uint8;
 
 #define BLOCK_THREADS 256
 #define WARP_THREADS 32
+#define WARPS (BLOCK_THREADS / WARP_THREADS)
 #define FULL_WARP 0xffffffffu
+
+// Of an element of a row, a float (embstore/layout.py).
+#define ELEMENT_BYTES 4ull
 
 #define KEY_BITS 40
 #define KEY_MASK ((1ll << KEY_BITS) - 1)
@@ -42,9 +47,26 @@ typedef unsigned char uint8;
 #define WEIGHTED 1
 #define DIVIDED 2
 
+// Fields of a score (embstore/score.py).
+#define CLOCK_BITS KEY_BITS
+#define CLOCK_MASK KEY_MASK
+#define COUNT_MAX ((1ll << 11) - 1)
+#define COUNT_NONE 0
+#define COUNT_UP 1
+#define FORESEEN (1ll << 51)
+#define ABOVE_COUNT (-FORESEEN)  // bits 51..63
+#define PIN_SHIFT 52
+#define PIN_ONE (1ll << PIN_SHIFT)
+#define PINS_MAX ((1ll << 11) - 1)
+#define ABOVE_RANK (-PIN_ONE)  // bits 52..63
+#define PENDING static_cast<int64>(1ull << 63)
+
 #define NAN_BITS 0x7fc00000u
 #define INFINITY_BITS 0x7f800000u
 #define MAGNITUDE_BITS 0x7fffffffu
+
+// A loop whose rounds are all in flight: its arrays are registers. `count` is known when it compiles.
+#define UNROLLED(i, count) _Pragma("unroll") for (int32 i = 0; i < (count); ++i)
 
 __device__ __forceinline__ int64 thread_index() {
     return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -72,19 +94,19 @@ __device__ __forceinline__ float* row_of(
 
 __device__ __forceinline__ int64* key_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    uint64 keys = slab_address(slabs, slab_shift, slot) + ((4ull * stride) << slab_shift);
+    uint64 keys = slab_address(slabs, slab_shift, slot) + ((ELEMENT_BYTES * stride) << slab_shift);
     return reinterpret_cast<int64*>(keys) + place_in_slab(slab_shift, slot);
 }
 
 __device__ __forceinline__ int64* score_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    uint64 scores = slab_address(slabs, slab_shift, slot) + ((4ull * stride + 8) << slab_shift);
+    uint64 scores = slab_address(slabs, slab_shift, slot) + ((ELEMENT_BYTES * stride + 8) << slab_shift);
     return reinterpret_cast<int64*>(scores) + place_in_slab(slab_shift, slot);
 }
 
 __device__ __forceinline__ uint8* dirty_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    uint64 dirty = slab_address(slabs, slab_shift, slot) + ((4ull * stride + 16) << slab_shift);
+    uint64 dirty = slab_address(slabs, slab_shift, slot) + ((ELEMENT_BYTES * stride + 16) << slab_shift);
     return reinterpret_cast<uint8*>(dirty) + place_in_slab(slab_shift, slot);
 }
 
@@ -109,6 +131,21 @@ __device__ __forceinline__ void buckets_of(
     second = static_cast<int64>(((h & 0xffffffffull) * static_cast<uint64>(bucket_count)) >> 32);
 }
 
+// The keys of a bucket, loaded 16 bytes at a time.
+struct Bucket {
+    longlong2 pairs[BUCKET_WIDTH / 2];
+};
+
+// Bit w is set where way w of the bucket has the key.
+__device__ __forceinline__ uint32 equal_ways(const Bucket& bucket, int64 key) {
+    uint32 equal = 0;
+    UNROLLED(pair, BUCKET_WIDTH / 2) {
+        equal |= (bucket.pairs[pair].x == key ? 1u : 0u) << (2 * pair);
+        equal |= (bucket.pairs[pair].y == key ? 2u : 0u) << (2 * pair);
+    }
+    return equal;
+}
+
 // The segment of a position: bounds[segment] <= position < bounds[segment + 1].
 __device__ __forceinline__ int32 segment_of(const int64* bounds, int32 segments, int64 position) {
     int32 low = 0, high = segments;
@@ -129,6 +166,11 @@ __device__ __forceinline__ float canonical(float value) {
     return value == value ? value : __uint_as_float(NAN_BITS);
 }
 
+__device__ __forceinline__ float4 canonical(float4 piece) {
+    return make_float4(
+        canonical(piece.x), canonical(piece.y), canonical(piece.z), canonical(piece.w));
+}
+
 __device__ __forceinline__ bool is_finite(float value) {
     return (__float_as_uint(value) & INFINITY_BITS) != INFINITY_BITS;
 }
@@ -137,12 +179,35 @@ __device__ __forceinline__ bool is_aligned_16(const void* address) {
     return (reinterpret_cast<uint64>(address) & 15) == 0;
 }
 
-// Pieces of rows: a group of lanes, a power of two up to a warp, owns a row; a piece is what a lane
-// moves at a time, 16 bytes where the row allows it, else 4.
+// Pieces of rows: a **group** of lanes, a power of two up to a warp, by the pieces of a row, owns a
+// row, and walks over columns where a row has more pieces than lanes. A piece is what a lane moves at
+// a time: 16 bytes where dim % 4 == 0, since a slot's row always begins at 16, else 4; what does not
+// begin at 16 is stored by 4 bytes.
+//
+// Sums start from -0.0, and short groups of occurrences are filled up with it: x + -0.0 is x for
+// every x, -0.0 included, which 0.0 would lose.
 
-// log2 of the lanes that own a row of so many pieces.
-__device__ __forceinline__ int32 lane_bits_of(int32 pieces) {
-    return pieces < WARP_THREADS ? 32 - __clz(pieces - 1) : 5;
+// A thread's group: which of its lanes the thread is, and which of the grid's groups.
+struct Group {
+    int32 lane, lanes;
+    int64 count, index;
+};
+
+// Of groups that own a row of so many pieces each.
+__device__ __forceinline__ Group group_of(int32 pieces) {
+    const int32 lane_bits = pieces < WARP_THREADS ? 32 - __clz(pieces - 1) : 5;
+    const int32 lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+    return {lane, lanes, thread_count() >> lane_bits, thread_index() >> lane_bits};
+}
+
+// body(4) where pieces are of 16 bytes, else body(1): the width is a literal in both.
+template <typename Body>
+__device__ __forceinline__ void by_width(bool is_wide, const Body& body) {
+    if (is_wide) {
+        body(4);
+    } else {
+        body(1);
+    }
 }
 
 // `width` consecutive elements, 4 or 1; the others are 0. It is a literal wherever this is inlined.
@@ -180,4 +245,33 @@ __device__ __forceinline__ float4 multiply(float a, float4 b) {
 
 __device__ __forceinline__ float4 divide(float4 a, float b) {
     return make_float4(a.x / b, a.y / b, a.z / b, a.w / b);
+}
+
+// Sums over a block
+
+// The sum over the block, in thread 0; `shared` has room for one of each warp.
+__device__ __forceinline__ int64 block_sum(int64 value, int64* shared) {
+    for (int32 half = WARP_THREADS / 2; half > 0; half /= 2) {
+        value += __shfl_down_sync(FULL_WARP, value, half);
+    }
+    if (threadIdx.x % WARP_THREADS == 0) {
+        shared[threadIdx.x / WARP_THREADS] = value;
+    }
+    __syncthreads();
+    for (int32 warp = 1; threadIdx.x == 0 && warp < WARPS; ++warp) {
+        value += shared[warp];
+    }
+    return value;
+}
+
+__device__ __forceinline__ void add_to(int64* address, int64 value) {
+    atomicAdd(reinterpret_cast<uint64*>(address), static_cast<uint64>(value));
+}
+
+// Adds what the threads of the block have; all of them come here.
+__device__ __forceinline__ void add_of_block(int64* address, int64 value, int64* shared) {
+    value = block_sum(value, shared);
+    if (threadIdx.x == 0 && value > 0) {
+        add_to(address, value);
+    }
 }

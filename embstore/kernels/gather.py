@@ -7,17 +7,10 @@ Where the slot is -1, the output is left alone. Bits are copied, NaNs included. 
 over i.
 """
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import copy_row, row_at
-from embstore.arithmetic.jit import (
-    Int,
-    Int32sIn,
-    Int64sIn,
-    Rows,
-    RowsIn,
-    building_block,
-    kernel,
-    prefetch,
-)
+from embstore.arithmetic.jit import building_block, kernel, prefetch
+from embstore.layout import ELEMENT_BYTES
 
 AHEAD = 16
 """Rows between the one in work and the one asked for. 8 to 24 measured alike; 4 took half as long
@@ -27,21 +20,21 @@ again on rows from memory."""
 @building_block
 def prefetch_row(start: int, index: int, stride: int, dim: int) -> None:
     """Ask for the cache lines of the first `dim` elements of a row."""
-    row = start + index * stride * 4
-    for line in range(0, dim * 4, 64):
+    row = start + index * stride * ELEMENT_BYTES
+    for line in range(0, dim * ELEMENT_BYTES, 64):
         prefetch(row + line)
 
 
 @kernel
 def gather(
-    rows: RowsIn,  # (slots, stride)
-    slots: Int64sIn,  # (u,)
-    inverse: Int32sIn,  # (n,)
-    bounds: Int64sIn,  # (segments + 1,)
-    out_addresses: Int64sIn,  # (segments,), each (positions of the segment, dim) float32
-    dim: Int,
-    low: Int,
-    high: Int,
+    rows: jit.RowsIn,  # (slots, stride)
+    slots: jit.Int64sIn,  # (u,)
+    inverse: jit.Int32sIn,  # (n,)
+    bounds: jit.Int64sIn,  # (segments + 1,)
+    out_addresses: jit.Int64sIn,  # (segments,), each (positions of the segment, dim) float32
+    dim: jit.Int,
+    low: jit.Int,
+    high: jit.Int,
 ) -> None:
     """Copy the rows of positions [low, high)."""
     start, stride = rows.ctypes.data, rows.shape[1]
@@ -58,11 +51,11 @@ def gather(
 
 @kernel
 def gather_rows(
-    rows: RowsIn,  # (slots, stride)
-    slots: Int64sIn,  # (n,)
-    out: Rows,  # (n, stride)
-    low: Int,
-    high: Int,
+    rows: jit.RowsIn,  # (slots, stride)
+    slots: jit.Int64sIn,  # (n,)
+    out: jit.Rows,  # (n, stride)
+    low: jit.Int,
+    high: jit.Int,
 ) -> None:
     """Copy the records of slots[low:high]."""
     start, out_start, stride = rows.ctypes.data, out.ctypes.data, rows.shape[1]

@@ -10,6 +10,7 @@ by one thread, in the order of its positions.
 
 import numpy as np
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import (
     CHUNK_OCCURRENCES,
     PLAIN,
@@ -19,30 +20,21 @@ from embstore.arithmetic.compiled import (
     row_at,
     start_sum,
 )
-from embstore.arithmetic.jit import (
-    Bool,
-    Float32sIn,
-    Int,
-    Int32sIn,
-    Int64sIn,
-    Rows,
-    RowsIn,
-    kernel,
-)
+from embstore.arithmetic.jit import kernel
 from embstore.kernels.gather import AHEAD, prefetch_row
 
 
 @kernel
 def gather_pooled(
-    rows: RowsIn,  # (slots, stride)
-    slots: Int64sIn,  # (u,)
-    inverse: Int32sIn,  # (n,)
-    offsets: Int64sIn,  # (bags + 1,)
-    mean: Bool,
-    weights: Float32sIn,  # (n,), or (0,) for none
-    out: Rows,  # (bags, dim)
-    low: Int,
-    high: Int,
+    rows: jit.RowsIn,  # (slots, stride)
+    slots: jit.Int64sIn,  # (u,)
+    inverse: jit.Int32sIn,  # (n,)
+    offsets: jit.Int64sIn,  # (bags + 1,)
+    mean: jit.Bool,
+    weights: jit.Float32sIn,  # (n,), or (0,) for none
+    out: jit.Rows,  # (bags, dim)
+    low: jit.Int,
+    high: jit.Int,
 ) -> None:
     """Write out[low:high]."""
     dim, stride = out.shape[1], rows.shape[1]

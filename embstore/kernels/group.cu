@@ -29,7 +29,6 @@
 #define DIGIT_BITS 8
 #define DIGITS (1 << DIGIT_BITS)
 #define ROUNDS 8
-#define WARPS (BLOCK_THREADS / WARP_THREADS)
 #define TILE (ROUNDS * BLOCK_THREADS)
 
 static_assert(DIGITS == BLOCK_THREADS, "a thread has the counts of one digit");
@@ -41,8 +40,7 @@ __device__ __forceinline__ int32 digit_of(int32 id, int32 shift) {
 // The lanes whose digit is the caller's, of those that have an item.
 __device__ __forceinline__ uint32 lanes_alike(int32 digit, bool has_item) {
     uint32 alike = __ballot_sync(FULL_WARP, has_item);
-#pragma unroll
-    for (int32 bit = 0; bit < DIGIT_BITS; ++bit) {
+    UNROLLED(bit, DIGIT_BITS) {
         const bool is_set = (digit >> bit & 1) != 0;
         const uint32 set = __ballot_sync(FULL_WARP, is_set);
         alike &= is_set ? set : ~set;
@@ -60,15 +58,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_digits(
     for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64 begin = tile * TILE + threadIdx.x;
         int32 tile_ids[ROUNDS];
-#pragma unroll
-        for (int32 j = 0; j < ROUNDS; ++j) {
+        UNROLLED(j, ROUNDS) {
             const int64 i = begin + j * BLOCK_THREADS;
             tile_ids[j] = i < n ? __ldg(ids + i) : 0;
         }
         found[threadIdx.x] = 0;
         __syncthreads();
-#pragma unroll
-        for (int32 j = 0; j < ROUNDS; ++j) {
+        UNROLLED(j, ROUNDS) {
             if (begin + j * BLOCK_THREADS < n) {
                 atomicAdd(found + digit_of(tile_ids[j], shift), 1u);
             }
@@ -94,8 +90,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_digits(
     for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64 begin = tile * TILE + warp * ROUNDS * WARP_THREADS;
         int32 warp_ids[ROUNDS], warp_positions[ROUNDS], ranks[ROUNDS];
-#pragma unroll
-        for (int32 j = 0; j < ROUNDS; ++j) {
+        UNROLLED(j, ROUNDS) {
             const int64 i = begin + j * WARP_THREADS + lane;
             warp_ids[j] = i < n ? __ldg(ids + i) : 0;
             warp_positions[j] = i < n && positions ? __ldg(positions + i) : static_cast<int32>(i);
@@ -104,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_digits(
             places[warp][digit] = 0;
         }
         __syncwarp();
-#pragma unroll
-        for (int32 j = 0; j < ROUNDS; ++j) {
+        UNROLLED(j, ROUNDS) {
             if (begin + j * WARP_THREADS < n) {
                 const bool has_item = begin + j * WARP_THREADS + lane < n;
                 const int32 digit = digit_of(warp_ids[j], shift);
@@ -122,15 +116,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_digits(
         __syncthreads();
         const int64 count_at = threadIdx.x * tiles + tile;
         int32 place = count_at > 0 ? __ldg(ends + count_at - 1) : 0;
-#pragma unroll
-        for (int32 w = 0; w < WARPS; ++w) {
+        UNROLLED(w, WARPS) {
             const int32 count = places[w][threadIdx.x];
             places[w][threadIdx.x] = place;
             place += count;
         }
         __syncthreads();
-#pragma unroll
-        for (int32 j = 0; j < ROUNDS; ++j) {
+        UNROLLED(j, ROUNDS) {
             if (begin + j * WARP_THREADS + lane < n) {
                 const int32 k = places[warp][digit_of(warp_ids[j], shift)] + ranks[j];
                 sorted_ids[k] = warp_ids[j];
@@ -152,14 +144,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) group_starts(
     const int64 step = thread_count();
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
         int32 ids[PER_THREAD], before[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 k = begin + j * step;
             ids[j] = k < n ? __ldg(sorted_ids + k) : -1;
             before[j] = k > 0 && k < n ? __ldg(sorted_ids + k - 1) : -1;
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             if (ids[j] != before[j]) {
                 starts[ids[j]] = begin + j * step;
             }

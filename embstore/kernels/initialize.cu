@@ -1,17 +1,11 @@
-// Records of rows never written: contract.md rule 10, of table t = keys[i] >> 40 and row keys[i] &
-// (2**40 - 1):
+// Records of rows never written. The result is that of its twin: initialize.py.
 //
-//     rows[slots[i], d] = initializer of t at (seed of t, row, d)     d < dim
-//                         initial_state[t]                            dim <= d < dim + state_dim
-//                         0                                           the padding
-//
-// Grid: a group of lanes, a power of two up to a warp, by the 16-byte pieces of a record, owns a
-// record; a thread makes 4 consecutive elements at a time: one Philox block where they are uniform,
+// Grid: a group owns a record; a thread makes 4 consecutive elements at a time: one Philox block where they are uniform,
 // four where normal. Any grid size.
 //
-// Preconditions: slots are unique; -1 is passed over.
+// Preconditions: slots are unique; -1 is skipped.
 //
-// Determinism: a pure function of its arguments, element by element. Twin: initialize.py.
+// Determinism: a pure function of its arguments, element by element.
 //
 // Bytes: 16 n read, 4 stride n written; the tables' parameters come from the nearest cache.
 
@@ -31,8 +25,7 @@ __device__ __forceinline__ Words philox(uint64 row_key, uint32 block, uint32 str
     uint32 c0 = static_cast<uint32>(row_key), c1 = static_cast<uint32>(row_key >> 32);
     uint32 c2 = block, c3 = stream;
     uint32 k0 = static_cast<uint32>(seed), k1 = static_cast<uint32>(seed >> 32);
-#pragma unroll
-    for (int32 round = 0; round < PHILOX_ROUNDS; ++round) {
+    UNROLLED(round, PHILOX_ROUNDS) {
         const uint32 high0 = __umulhi(c0, 0xd2511f53u), low0 = c0 * 0xd2511f53u;
         const uint32 high1 = __umulhi(c2, 0xcd9e8d57u), low1 = c2 * 0xcd9e8d57u;
         c0 = high1 ^ c1 ^ k0;
@@ -62,10 +55,8 @@ __device__ __forceinline__ float normal(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
-    const uint64* __restrict__ slabs,         // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,                       // fp32 of a row, multiple of 4
-    const int64* __restrict__ slots,          // (n,), unique; -1: passed over
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,          // (n,), unique; -1: skipped
     const int64* __restrict__ keys,           // (n,)
     const int64 n,
     const signed char* __restrict__ kinds,    // (tables,), constant 0, UNIFORM or NORMAL
@@ -74,10 +65,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
     const float* __restrict__ initial_state,  // (tables,)
     const int32 dim,
     const int32 state_dim) {
-    const int32 lane_bits = lane_bits_of(stride / 4), lanes = 1 << lane_bits;
-    const int32 lane = threadIdx.x & (lanes - 1);
-    const int64 step = thread_count() >> lane_bits;
-    for (int64 i = thread_index() >> lane_bits; i < n; i += step) {
+    const Group group = group_of(stride / 4);
+    for (int64 i = group.index; i < n; i += group.count) {
         const int64 slot = __ldg(slots + i), key = __ldg(keys + i);
         if (slot < 0) {
             continue;
@@ -88,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
         const float state = __ldg(initial_state + table);
         const int32 kind = kinds[table];
         float* row = row_of(slabs, slab_shift, stride, slot);
-        for (int32 d = lane * 4; d < stride; d += lanes * 4) {
+        for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
             float piece[4] = {first, first, first, first};
             if (d < dim && kind == UNIFORM) {
                 const Words words = philox(row_key, d >> 2, UNIFORM_STREAM, seed);
@@ -97,13 +86,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
                 piece[2] = uniform(words.w2, first, second);
                 piece[3] = uniform(words.w3, first, second);
             } else if (d < dim && kind == NORMAL) {
-#pragma unroll
-                for (int32 e = 0; e < 4; ++e) {
+                UNROLLED(e, 4) {
                     piece[e] = normal(row_key, d + e, seed, first, second);
                 }
             }
-#pragma unroll
-            for (int32 e = 0; e < 4; ++e) {
+            UNROLLED(e, 4) {
                 if (d + e >= dim) {
                     piece[e] = d + e < dim + state_dim ? state : 0.0f;
                 }

@@ -10,17 +10,9 @@ A pure function of its arguments, whatever the split (over i) and the order. Slo
 
 import numpy as np
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import fill_normal, fill_uniform, row_at
-from embstore.arithmetic.jit import (
-    Float32sIn,
-    Int,
-    Int8sIn,
-    Int64sIn,
-    Rows,
-    RowsIn,
-    Uint64sIn,
-    kernel,
-)
+from embstore.arithmetic.jit import kernel
 from embstore.arrays import KEY_BITS, KEY_MASK
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
@@ -28,17 +20,17 @@ CONSTANT, UNIFORM, NORMAL = 0, 1, 2
 
 @kernel
 def initialize(
-    rows: Rows,  # (slots, stride)
-    slots: Int64sIn,  # (n,), unique
-    keys: Int64sIn,  # (n,)
-    kinds: Int8sIn,  # (tables,), CONSTANT, UNIFORM or NORMAL
-    values: RowsIn,  # (tables, 2): (value, 0), (low, high - low) or (mean, std)
-    seeds: Uint64sIn,  # (tables,)
-    initial_state: Float32sIn,  # (tables,)
-    dim: Int,
-    state_dim: Int,
-    low: Int,
-    high: Int,
+    rows: jit.Rows,  # (slots, stride)
+    slots: jit.Int64sIn,  # (n,), unique
+    keys: jit.Int64sIn,  # (n,)
+    kinds: jit.Int8sIn,  # (tables,), CONSTANT, UNIFORM or NORMAL
+    values: jit.RowsIn,  # (tables, 2): (value, 0), (low, high - low) or (mean, std)
+    seeds: jit.Uint64sIn,  # (tables,)
+    initial_state: jit.Float32sIn,  # (tables,)
+    dim: jit.Int,
+    state_dim: jit.Int,
+    low: jit.Int,
+    high: jit.Int,
 ) -> None:
     """Write the records of keys[low:high]."""
     start, stride = rows.ctypes.data, rows.shape[1]

@@ -21,6 +21,9 @@
 // *rest_count = 0 before the first of two kernels, and the second is launched behind it with the
 // same arguments. Where a key stands depends on the order of threads, and so does the order of
 // `rest`; nothing that a caller sees depends on either.
+// The index: bucket_keys and bucket_slots (bucket_count, 8), stash_keys and stash_slots (256,),
+// stash_count (1,); the first of two kernels leaves the stash to the second, erase leaves
+// bucket_slots as they are.
 // CPU twin: insert.py. Bytes of n keys: 272 n (two buckets, a sector of keys and one of slots
 // written back, key and slot); erase 200 n.
 
@@ -35,18 +38,10 @@ struct Index {
     int64* stash_count;
 };
 
-// Bit w is set where way w of the bucket holds the key.
+// As equal_ways of a bucket that other threads write to.
 __device__ __forceinline__ uint32 equal_ways(const int64* bucket_keys, int64 bucket, int64 key) {
-    const longlong2* pairs =
-        reinterpret_cast<const longlong2*>(bucket_keys + bucket * BUCKET_WIDTH);
-    uint32 equal = 0;
-#pragma unroll
-    for (int32 pair = 0; pair < BUCKET_WIDTH / 2; ++pair) {
-        const longlong2 two = pairs[pair];
-        equal |= (two.x == key ? 1u : 0u) << (2 * pair);
-        equal |= (two.y == key ? 2u : 0u) << (2 * pair);
-    }
-    return equal;
+    return equal_ways(
+        *reinterpret_cast<const Bucket*>(bucket_keys + bucket * BUCKET_WIDTH), key);
 }
 
 // The place of one of 16 ways, those of the first bucket before those of the second.
@@ -128,12 +123,8 @@ __device__ __forceinline__ bool insert_alone(const Index& index, int64 key, int6
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert(
-    int64* bucket_keys,                 // (bucket_count, 8)
-    uint32* __restrict__ bucket_slots,  // (bucket_count, 8)
-    const int64 bucket_count,
-    int64* stash_keys,                // (256,), for insert_rest, as are the next two
-    uint32* stash_slots,              // (256,)
-    int64* stash_count,               // (1,)
+    int64* bucket_keys, uint32* __restrict__ bucket_slots, const int64 bucket_count,
+    int64* stash_keys, uint32* stash_slots, int64* stash_count,
     const int64* __restrict__ keys,   // (n,)
     const int64* __restrict__ slots,  // (n,)
     const int64 n,
@@ -148,12 +139,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_rest(
-    int64* bucket_keys,    // (bucket_count, 8)
-    uint32* bucket_slots,  // (bucket_count, 8)
-    const int64 bucket_count,
-    int64* stash_keys,                     // (256,)
-    uint32* stash_slots,                   // (256,)
-    int64* stash_count,                    // (1,)
+    int64* bucket_keys, uint32* bucket_slots, const int64 bucket_count,
+    int64* stash_keys, uint32* stash_slots, int64* stash_count,
     const int64* __restrict__ keys,        // (n,)
     const int64* __restrict__ slots,       // (n,)
     const int64* __restrict__ rest,        // (rest_count,), of insert
@@ -173,15 +160,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_rest(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots(
-    int64* bucket_keys,                 // (bucket_count, 8)
-    uint32* __restrict__ bucket_slots,  // (bucket_count, 8)
-    const int64 bucket_count,
-    int64* stash_keys,                 // (256,), for insert_slots_rest, as are the next two
-    uint32* stash_slots,               // (256,)
-    int64* stash_count,                // (1,)
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
+    int64* bucket_keys, uint32* __restrict__ bucket_slots, const int64 bucket_count,
+    int64* stash_keys, uint32* stash_slots, int64* stash_count,
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64 slot_count,
     int64* __restrict__ rest,  // (rest_capacity,) out: each slot whose key has no place
     int64* rest_count,         // (1,), 0 before; more than rest_capacity: the others are not there
@@ -196,15 +177,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots_rest(
-    int64* bucket_keys,    // (bucket_count, 8)
-    uint32* bucket_slots,  // (bucket_count, 8)
-    const int64 bucket_count,
-    int64* stash_keys,                 // (256,)
-    uint32* stash_slots,               // (256,)
-    int64* stash_count,                // (1,)
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,                    // fp32 of a row
+    int64* bucket_keys, uint32* bucket_slots, const int64 bucket_count,
+    int64* stash_keys, uint32* stash_slots, int64* stash_count,
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ rest,        // (rest_count,), of insert_slots
     const int64* __restrict__ rest_count,  // (1,)
     const int64 rest_capacity,
@@ -228,12 +203,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots_rest(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase(
-    int64* bucket_keys,    // (bucket_count, 8)
-    uint32* bucket_slots,  // (bucket_count, 8), left as they are
-    const int64 bucket_count,
-    int64* stash_keys,               // (256,), for erase_rest, as are the next two
-    uint32* stash_slots,             // (256,)
-    int64* stash_count,              // (1,)
+    int64* bucket_keys, uint32* bucket_slots, const int64 bucket_count,
+    int64* stash_keys, uint32* stash_slots, int64* stash_count,
     const int64* __restrict__ keys,  // (n,)
     const int64 n,
     int64* __restrict__ rest,  // (n,) out: each i in neither bucket, rest_count of them written
@@ -254,12 +225,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase(
 
 // The last of the stash takes the place of one erased there.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase_rest(
-    int64* bucket_keys,    // (bucket_count, 8), done by erase
-    uint32* bucket_slots,  // (bucket_count, 8), likewise
-    const int64 bucket_count,
-    int64* stash_keys,                       // (256,)
-    uint32* stash_slots,                     // (256,)
-    int64* stash_count,                      // (1,)
+    int64* bucket_keys, uint32* bucket_slots, const int64 bucket_count,
+    int64* stash_keys, uint32* stash_slots, int64* stash_count,
     const int64* __restrict__ keys,          // (n,)
     const int64* __restrict__ rest,          // (rest_count,), of erase
     const int64* __restrict__ rest_count) {  // (1,)

@@ -18,12 +18,8 @@ depends on that.
 
 import numpy as np
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.jit import (
-    Int64Rows,
-    Int64s,
-    Int64sIn,
-    Uint32Rows,
-    Uint32s,
     bit_count,
     building_block,
     equal_among_8,
@@ -51,7 +47,7 @@ def _free_count(start: int, bucket: int) -> int:
 
 
 @building_block
-def _move_one_out(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, bucket: int) -> int:
+def _move_one_out(bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, bucket: int) -> int:
     """Move some key of a full bucket to its other bucket; return its place, now free, or -1."""
     for way in range(BUCKET_WIDTH):
         key = bucket_keys[bucket, way]
@@ -67,7 +63,9 @@ def _move_one_out(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, bucket: int)
 
 
 @building_block
-def _free_place(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, first: int, second: int) -> int:
+def _free_place(
+    bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, first: int, second: int
+) -> int:
     """Return a free place in either bucket, made if need be, or -1."""
     start = bucket_keys.ctypes.data
     free, bucket = _free_count(start, first), first
@@ -83,13 +81,13 @@ def _free_place(bucket_keys: Int64Rows, bucket_slots: Uint32Rows, first: int, se
 
 @kernel
 def insert(
-    bucket_keys: Int64Rows,  # (buckets, 8)
-    bucket_slots: Uint32Rows,  # (buckets, 8)
-    stash_keys: Int64s,
-    stash_slots: Uint32s,
-    stash_count: Int64s,  # (1,)
-    keys: Int64sIn,  # (n,)
-    slots: Int64sIn,  # (n,)
+    bucket_keys: jit.Int64Rows,  # (buckets, 8)
+    bucket_slots: jit.Uint32Rows,  # (buckets, 8)
+    stash_keys: jit.Int64s,
+    stash_slots: jit.Uint32s,
+    stash_count: jit.Int64s,  # (1,)
+    keys: jit.Int64sIn,  # (n,)
+    slots: jit.Int64sIn,  # (n,)
 ) -> bool:
     """Insert all keys, or return False where the stash has no room for one; those before it
     stay."""
@@ -120,11 +118,11 @@ def insert(
 
 @kernel
 def erase(
-    bucket_keys: Int64Rows,  # (buckets, 8)
-    stash_keys: Int64s,
-    stash_slots: Uint32s,
-    stash_count: Int64s,  # (1,)
-    keys: Int64sIn,  # (n,)
+    bucket_keys: jit.Int64Rows,  # (buckets, 8)
+    stash_keys: jit.Int64s,
+    stash_slots: jit.Uint32s,
+    stash_count: jit.Int64s,  # (1,)
+    keys: jit.Int64sIn,  # (n,)
 ) -> None:
     """Erase all keys. The last of the stash takes the place of one erased there."""
     firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)

@@ -1,4 +1,4 @@
-// The slot of each key: slots[i] = the slot under which keys[i] stands in the index, or -1.
+// The slot of each key. The result is that of its twin: probe.py.
 //
 // The index is IndexArrays of `embstore/device/base.py`, a bucket 8 keys, 64 bytes. A thread owns a
 // key: it asks for both of the key's buckets at once (8 loads of 16 bytes), compares the 16 keys,
@@ -9,32 +9,16 @@
 // Grid: a thread a key, grid-stride. Preconditions: bucket_keys aligned to 16 bytes, bucket_count >
 // 0; `count_at` is the address of the number of keys, or null: then it is `count`. Keys may repeat.
 // findings[MISSING] grows by the keys without a slot. Deterministic.
-// CPU twin: probe.py. Bytes of u keys: 180 u (two buckets, a sector of slots, key and result).
-
-struct Bucket {
-    longlong2 pairs[BUCKET_WIDTH / 2];
-};
+// Bytes of u keys: 180 u (two buckets, a sector of slots, key and result).
 
 __device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bucket) {
     const longlong2* pairs =
         reinterpret_cast<const longlong2*>(bucket_keys + bucket * BUCKET_WIDTH);
     Bucket loaded;
-#pragma unroll
-    for (int32 pair = 0; pair < BUCKET_WIDTH / 2; ++pair) {
+    UNROLLED(pair, BUCKET_WIDTH / 2) {
         loaded.pairs[pair] = __ldg(pairs + pair);
     }
     return loaded;
-}
-
-// Bit w is set where way w of the bucket holds the key.
-__device__ __forceinline__ uint32 equal_ways(const Bucket& bucket, int64 key) {
-    uint32 equal = 0;
-#pragma unroll
-    for (int32 pair = 0; pair < BUCKET_WIDTH / 2; ++pair) {
-        equal |= (bucket.pairs[pair].x == key ? 1u : 0u) << (2 * pair);
-        equal |= (bucket.pairs[pair].y == key ? 2u : 0u) << (2 * pair);
-    }
-    return equal;
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) probe(

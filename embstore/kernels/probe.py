@@ -2,7 +2,7 @@
 
 The index is IndexArrays of `embstore.device.base`; here a bucket is 8 keys, one cache line. A key's
 two buckets are the upper and the lower half of its mixed 64 bits, each times the number of buckets,
-divided by 2**32: no power of two is needed, and the two choices are independent. Two lines hold
+divided by 2**32: no power of two is needed, and the two choices are independent. Two lines have
 every key but those in the stash, which is nearly always empty.
 
 Keys may repeat. The result does not depend on where in its buckets a key stands. A block of keys is
@@ -15,23 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import mix
-from embstore.arithmetic.jit import (
-    Int,
-    Int64RowsIn,
-    Int64s,
-    Int64sIn,
-    Uint32RowsIn,
-    Uint32sIn,
-    building_block,
-    equal_among_8,
-    kernel,
-    lowest_bit,
-    prefetch,
-)
+from embstore.arithmetic.jit import building_block, equal_among_8, kernel, lowest_bit, prefetch
 
 BUCKET_WIDTH = 8
 BLOCK_KEYS = 256
+_SLOT_BYTES = 4
 _HALF = np.uint64(32)
 _LOWER = np.uint64(0xFFFFFFFF)
 
@@ -65,7 +55,7 @@ def place_of(start: int, first: int, second: int, key: np.int64) -> int:
 
 
 @building_block
-def stash_place_of(stash_keys: Int64sIn, stash_size: int, key: np.int64) -> int:
+def stash_place_of(stash_keys: jit.Int64sIn, stash_size: int, key: np.int64) -> int:
     """Return the key's place in the stash, or -1."""
     for place in range(stash_size):
         if stash_keys[place] == key:
@@ -75,15 +65,15 @@ def stash_place_of(stash_keys: Int64sIn, stash_size: int, key: np.int64) -> int:
 
 @kernel
 def probe(
-    bucket_keys: Int64RowsIn,  # (buckets, 8), 64-byte aligned
-    bucket_slots: Uint32RowsIn,  # (buckets, 8)
-    stash_keys: Int64sIn,
-    stash_slots: Uint32sIn,
-    stash_count: Int64sIn,  # (1,)
-    keys: Int64sIn,  # (n,)
-    slots: Int64s,  # (n,)
-    low: Int,
-    high: Int,
+    bucket_keys: jit.Int64RowsIn,  # (buckets, 8), 64-byte aligned
+    bucket_slots: jit.Uint32RowsIn,  # (buckets, 8)
+    stash_keys: jit.Int64sIn,
+    stash_slots: jit.Uint32sIn,
+    stash_count: jit.Int64sIn,  # (1,)
+    keys: jit.Int64sIn,  # (n,)
+    slots: jit.Int64s,  # (n,)
+    low: jit.Int,
+    high: jit.Int,
 ) -> int:
     """Write slots[low:high]; return how many are -1."""
     seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
@@ -98,7 +88,9 @@ def probe(
         for i in range(size):
             place = place_in(keys_start, places[i], keys[begin + i])
             places[i] = place
-            prefetch(slots_start + place * 4 if place >= 0 else keys_start + seconds[i] * 64)
+            prefetch(
+                slots_start + place * _SLOT_BYTES if place >= 0 else keys_start + seconds[i] * 64
+            )
         for i in range(size):
             place = places[i]
             if place < 0:

@@ -1,67 +1,35 @@
-// Scores of slots, and the slots of lowest score.
+// The slots of lowest score.
 //
-// The low 51 bits of a score are count << 40 | clock, the clock being that of the last call that
-// touched the slot, unless it is FORESEEN; the bits above are told of in slots.py. A
-// **candidate** is a slot with a key, whose low 40 bits are not the present clock, and whose score
-// is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor pinned.
+// A **candidate** is a slot with a key, whose low 40 bits are not the present clock, and whose score
+// (embstore/score.py) is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor
+// pinned.
 //
-//     touch            of slots[i], foreseen no longer: the clock; and the count, that of a foreseen
-//                      one being 0 before, is 0 (COUNT_NONE), one more but saturating (COUNT_UP),
-//                      or as it was (COUNT_KEEP)
-//     set_counts       of slots[i], unless foreseen: count = counts[i]
-//     age_scores       of all slots, unless foreseen: count becomes count / 2, the clock stays
-//     pin              of slots[i]: pins + 1; count += those that had none
-//     unpin            of slots[i]: pins - 1; count += those that have none now
-//     count_pending    count += slots[i] that are pending
-//     arrive           of slots[i]: no longer pending
-//     foresee          of slots[i], where ranks[i] >= 0: low 52 bits = ranks[i]
-//     forget_foreseen  of all slots that are foreseen: low 52 bits = 0
 //     score_range      result = candidates, their lowest score, their highest
 //     count_scores     bins[b] += candidates with (score - floor) >> shift = b
 //     count_victims    below[b], ties[b] = candidates of range b below the threshold, and at it
 //     collect_victims  the candidates below the threshold and the first `ties` at it, ascending:
 //                      victims[v] = the slot before which v of them stand, with its score
-//     count_accesses   findings[ACCESSES], findings[HITS] += positions with an id in [low, high),
-//                      those of them with a slot; a position weighs counts[p], or 1
 //
 // The host finds the threshold, from one answer to the next (`embstore/device/threshold.py`). A
 // pass reads the score of every slot, and the key of those alone whose score is a candidate's: in
 // all passes but the first that is a small part.
 //
-// Grid: what changes scores, and count_pending, take a slot a thread, grid-stride; their counts add
-// up in the block, and end in an atomic of one thread. score_range, count_scores and
-// count_accesses take PER_THREAD of them a round, a whole grid apart, so that their loads are under
-// way together, add up in registers, then in the block, and end in atomics of one thread, or one a
-// bin: grids no larger than fill the device. A thread of count_scores notes a bin when it meets
-// another, so that an LRU whose scores are nearly all alike does not queue at one counter.
-// count_victims and collect_victims: a block has range_slots slots, from blockIdx.x * range_slots
-// on. collect_victims goes through them in tiles of PER_THREAD * BLOCK_THREADS, and a slot's rank
-// is the sum of what the ranges, the tiles, the warps and the lanes before it have.
+// Grid: score_range and count_scores take PER_THREAD slots a round, a whole grid apart, so that
+// their loads are under way together, add up in registers, then in the block, and end in atomics of
+// one thread, or one a bin: grids no larger than fill the device. A thread of count_scores notes a
+// bin when it meets another, so that an LRU whose scores are nearly all alike does not queue at one
+// counter. count_victims and collect_victims: a block has range_slots slots, from
+// blockIdx.x * range_slots on. collect_victims goes through them in tiles of
+// PER_THREAD * BLOCK_THREADS, and a slot's rank is the sum of what the ranges, the tiles, the warps
+// and the lanes before it have.
 //
-// Preconditions: slots unique but for -1, which is passed over, or unique (arrive); ranks below
-// PIN_ONE, counts at most COUNT_MAX; below_before, ties_before are the exclusive sums of count_victims' answers to the same
-// arguments; bins and count zeroed; result = 0, ceiling, floor. Deterministic: sums, minima and
-// maxima of integers, and ranks.
-// CPU twin: select_victims.py. Bytes of n slots: touch, pin, unpin, arrive 72 n, foresee and
-// set_counts 80 n,
-// count_pending 40 n, age_scores and forget_foreseen 16 n, a pass 8 n and up to 8 n more of keys;
-// count_accesses 4 n and sectors of slots, in the L2 cache.
+// Preconditions: below_before, ties_before are the exclusive sums of count_victims' answers to the
+// same arguments; bins zeroed; result = 0, ceiling, floor. Deterministic: sums, minima and maxima of
+// integers, and ranks. CPU twin: select_victims.py. Bytes of n slots: a pass 8 n, and up to 8 n more
+// of keys.
 
-#define CLOCK_BITS KEY_BITS
-#define CLOCK_MASK KEY_MASK
-#define COUNT_MAX ((1ll << 11) - 1)
-#define COUNT_NONE 0
-#define COUNT_UP 1
-#define FORESEEN (1ll << 51)
-#define ABOVE_COUNT (-FORESEEN)  // bits 51..63
-#define PIN_SHIFT 52
-#define PIN_ONE (1ll << PIN_SHIFT)
-#define ABOVE_RANK (-PIN_ONE)  // bits 52..63
-#define PINS_MAX ((1ll << 11) - 1)
-#define PENDING static_cast<int64>(1ull << 63)
-#define BINS 2048
 #define PER_THREAD 4
-#define WARPS (BLOCK_THREADS / WARP_THREADS)
+#define BINS 2048
 #define NO_SCORE (-1ll)  // below every floor
 
 // As far as the score says.
@@ -73,214 +41,25 @@ __device__ __forceinline__ bool may_go(int64 score, int64 clock, int64 floor, in
 __device__ __forceinline__ void load_candidates(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 begin, int64 step, int64 end,
     int64 clock, int64 floor, int64 ceiling, int64 (&scores)[PER_THREAD]) {
-#pragma unroll
-    for (int32 j = 0; j < PER_THREAD; ++j) {
+    UNROLLED(j, PER_THREAD) {
         const int64 slot = begin + j * step;
         scores[j] = slot < end ? __ldg(score_of(slabs, slab_shift, stride, slot)) : NO_SCORE;
     }
     int64 keys[PER_THREAD];
-#pragma unroll
-    for (int32 j = 0; j < PER_THREAD; ++j) {
+    UNROLLED(j, PER_THREAD) {
         const int64 slot = begin + j * step;
         keys[j] = may_go(scores[j], clock, floor, ceiling)
                       ? __ldg(key_of(slabs, slab_shift, stride, slot))
                       : EMPTY_KEY;
     }
-#pragma unroll
-    for (int32 j = 0; j < PER_THREAD; ++j) {
+    UNROLLED(j, PER_THREAD) {
         scores[j] = keys[j] == EMPTY_KEY ? NO_SCORE : scores[j];
     }
 }
 
-// The sum over the block, in thread 0; `shared` has room for one of each warp.
-__device__ __forceinline__ int64 block_sum(int64 value, int64* shared) {
-    for (int32 half = WARP_THREADS / 2; half > 0; half /= 2) {
-        value += __shfl_down_sync(FULL_WARP, value, half);
-    }
-    if (threadIdx.x % WARP_THREADS == 0) {
-        shared[threadIdx.x / WARP_THREADS] = value;
-    }
-    __syncthreads();
-    for (int32 warp = 1; threadIdx.x == 0 && warp < WARPS; ++warp) {
-        value += shared[warp];
-    }
-    return value;
-}
-
-__device__ __forceinline__ void add(int64* address, int64 value) {
-    atomicAdd(reinterpret_cast<uint64*>(address), static_cast<uint64>(value));
-}
-
-// Adds what the threads of the block have; all of them come here.
-__device__ __forceinline__ void add_of_block(int64* address, int64 value, int64* shared) {
-    value = block_sum(value, shared);
-    if (threadIdx.x == 0 && value > 0) {
-        add(address, value);
-    }
-}
-
-__device__ __forceinline__ int64 pins_of(int64 score) {
-    return (score >> PIN_SHIFT) & PINS_MAX;
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,), -1 passed over
-    const int64 n,
-    const int64 clock,
-    const int32 counting) {
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
-        if (slot < 0) {
-            continue;
-        }
-        int64* score = score_of(slabs, slab_shift, stride, slot);
-        const int64 before = *score;
-        const int64 touches = before & FORESEEN ? 0 : (before >> CLOCK_BITS) & COUNT_MAX;
-        const int64 more = counting == COUNT_UP;
-        const int64 count = counting == COUNT_NONE ? 0 : min(touches + more, COUNT_MAX);
-        *score = (before & ABOVE_RANK) | count << CLOCK_BITS | clock;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) set_counts(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,                // fp32 of a row
-    const int64* __restrict__ slots,   // (n,), -1 passed over
-    const int64* __restrict__ counts,  // (n,)
-    const int64 n) {
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
-        if (slot < 0) {
-            continue;
-        }
-        int64* score = score_of(slabs, slab_shift, stride, slot);
-        if (!(*score & FORESEEN)) {
-            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | __ldg(counts + i) << CLOCK_BITS;
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) age_scores(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 slot_count) {
-    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
-        int64* score = score_of(slabs, slab_shift, stride, slot);
-        const int64 half = ((*score >> CLOCK_BITS) & COUNT_MAX) >> 1;
-        if (!(*score & FORESEEN)) {
-            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS;
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) pin(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,), -1 passed over
-    const int64 n,
-    int64* count) {  // (1,), zeroed
-    __shared__ int64 counts[WARPS];
-    int64 alone = 0;
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
-        if (slot >= 0) {
-            int64* score = score_of(slabs, slab_shift, stride, slot);
-            alone += pins_of(*score) == 0;
-            *score += PIN_ONE;
-        }
-    }
-    add_of_block(count, alone, counts);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unpin(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,), -1 passed over
-    const int64 n,
-    int64* count) {  // (1,), zeroed
-    __shared__ int64 counts[WARPS];
-    int64 alone = 0;
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
-        if (slot >= 0) {
-            int64* score = score_of(slabs, slab_shift, stride, slot);
-            alone += pins_of(*score) == 1;
-            *score -= PIN_ONE;
-        }
-    }
-    add_of_block(count, alone, counts);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_pending(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,), -1 passed over
-    const int64 n,
-    int64* count) {  // (1,), zeroed
-    __shared__ int64 counts[WARPS];
-    int64 pending = 0;
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
-        pending += slot >= 0 && __ldg(score_of(slabs, slab_shift, stride, slot)) < 0;
-    }
-    add_of_block(count, pending, counts);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) arrive(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,)
-    const int64 n) {
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        *score_of(slabs, slab_shift, stride, __ldg(slots + i)) &= ~PENDING;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) foresee(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,), -1 passed over
-    const int64* __restrict__ ranks,  // (n,), negative passed over
-    const int64 n) {
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i), rank = __ldg(ranks + i);
-        if (slot >= 0 && rank >= 0) {
-            int64* score = score_of(slabs, slab_shift, stride, slot);
-            *score = (*score & ABOVE_RANK) | rank;
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) forget_foreseen(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 slot_count) {
-    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
-        int64* score = score_of(slabs, slab_shift, stride, slot);
-        if (*score & FORESEEN) {
-            *score &= ABOVE_RANK;
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) score_range(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 slot_count,
-    const int64 clock,
-    const int64 floor,
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64 slot_count, const int64 clock, const int64 floor,
     const int64 ceiling,
     int64* result) {  // (3,): 0, ceiling, floor before
     __shared__ int64 counts[WARPS], minima[WARPS], maxima[WARPS];
@@ -290,8 +69,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) score_range(
         int64 scores[PER_THREAD];
         load_candidates(
             slabs, slab_shift, stride, begin, step, slot_count, clock, floor, ceiling, scores);
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             if (scores[j] != NO_SCORE) {
                 ++count;
                 lowest = min(lowest, scores[j]);
@@ -313,19 +91,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) score_range(
             lowest = min(lowest, minima[warp]);
             highest = max(highest, maxima[warp]);
         }
-        add(result, count);
+        add_to(result, count);
         atomicMin(result + 1, lowest);
         atomicMax(result + 2, highest);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_scores(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 slot_count,
-    const int64 clock,
-    const int64 floor,
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64 slot_count, const int64 clock, const int64 floor,
     const int64 ceiling,  // at most floor + (BINS << shift)
     const int32 shift,    // a bin is 1 << shift scores; bin 0 begins at floor
     int64* bins) {        // (BINS,)
@@ -341,8 +115,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_scores(
         int64 scores[PER_THREAD];
         load_candidates(
             slabs, slab_shift, stride, begin, step, slot_count, clock, floor, ceiling, scores);
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             if (scores[j] != NO_SCORE) {
                 const int32 bin = static_cast<int32>((scores[j] - floor) >> shift);
                 if (bin != met && times > 0) {
@@ -360,19 +133,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_scores(
     __syncthreads();
     for (int32 bin = threadIdx.x; bin < BINS; bin += BLOCK_THREADS) {
         if (counts[bin] > 0) {
-            add(bins + bin, counts[bin]);
+            add_to(bins + bin, counts[bin]);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 slot_count,
-    const int64 clock,
-    const int64 threshold,
-    const int64 range_slots,
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64 slot_count, const int64 clock, const int64 threshold, const int64 range_slots,
     int64* __restrict__ below,   // (blocks,) out
     int64* __restrict__ ties) {  // (blocks,) out
     __shared__ int64 below_counts[WARPS], tie_counts[WARPS];
@@ -384,8 +152,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
         load_candidates(
             slabs, slab_shift, stride, begin, BLOCK_THREADS, high, clock, 0, threshold + 1,
             scores);
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             below_count += scores[j] != NO_SCORE && scores[j] < threshold;
             tie_count += scores[j] == threshold;
         }
@@ -403,13 +170,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
 #define TILE_WARPS (PER_THREAD * WARPS)  // a lane for each
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 slot_count,
-    const int64 clock,
-    const int64 threshold,
-    const int64 range_slots,
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64 slot_count, const int64 clock, const int64 threshold, const int64 range_slots,
     const int64* __restrict__ below_before,  // (blocks,)
     const int64* __restrict__ ties_before,   // (blocks,)
     const int64 ties,                        // taken at the threshold: the lowest slots
@@ -430,8 +192,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
             slabs, slab_shift, stride, tile + threadIdx.x, BLOCK_THREADS, high, clock, 0,
             threshold + 1, scores);
         uint32 ranks[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const bool tied = scores[j] == threshold;
             const uint32 at = __ballot_sync(FULL_WARP, tied);
             const uint32 under = __ballot_sync(FULL_WARP, scores[j] != NO_SCORE && !tied);
@@ -447,8 +208,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
             const uint32 before = __shfl_sync(FULL_WARP, sum, max(lane - distance, 0));
             sum += lane >= distance ? before : 0;
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int32 mine = j * WARPS + warp;
             const uint32 before = __shfl_sync(FULL_WARP, sum, max(mine - 1, 0));
             const uint32 rank = ranks[j] + (mine > 0 ? before : 0);
@@ -463,45 +223,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
         below_rank += all % TIE;
         tie_rank += all / TIE;
         turn ^= 1;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_accesses(
-    const int32* __restrict__ inverse,  // (n,)
-    const int64 n,
-    const int64* __restrict__ slots,  // (high - low,), -1 where absent
-    const int64 low,
-    const int64 high,
-    const int64* __restrict__ counts,  // (n,) or null: 1 each
-    int64* findings) {
-    __shared__ int64 access_counts[WARPS], hit_counts[WARPS];
-    const int64 step = thread_count();
-    int64 accesses = 0, hits = 0;
-    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
-        int64 ids[PER_THREAD], found[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
-            const int64 p = begin + j * step;
-            ids[j] = p < n ? __ldg(inverse + p) : high;
-        }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
-            const bool counted = low <= ids[j] && ids[j] < high;
-            found[j] = counted ? __ldg(slots + ids[j] - low) : -1;
-        }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
-            if (low <= ids[j] && ids[j] < high) {
-                const int64 weight = counts ? __ldg(counts + begin + j * step) : 1;
-                accesses += weight;
-                hits += found[j] >= 0 ? weight : 0;
-            }
-        }
-    }
-    accesses = block_sum(accesses, access_counts);
-    hits = block_sum(hits, hit_counts);
-    if (threadIdx.x == 0 && accesses > 0) {
-        add(findings + ACCESSES, accesses);
-        add(findings + HITS, hits);
     }
 }

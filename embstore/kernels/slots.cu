@@ -1,61 +1,38 @@
 // Metadata of slots: the key, score and dirty flag of each.
 //
-//     place_keys     of slots[i]: key = keys[i], score = 0, dirty = 0
-//     place_pending  of slots[i]: key = keys[i], score = PENDING, dirty = 0
-//     clear_slots    of slots[i]: key = EMPTY_KEY, dirty = 0
-//     clear_range    of the slots of [low, high): key = EMPTY_KEY, score = 0, dirty = 0
-//     read_slots     keys[i], scores[i], dirty[i] = those of slots[i]
-//     read_range     keys, scores, dirty [slot - low] = those of the slots of [low, high)
-//     mark_clean     of slots[i]: dirty = 0
-//     mark_dirty     of slots[i]: dirty = 1
+//     place_keys   of slots[i]: key = keys[i], score = score, dirty = 0
+//     clear_slots  of slots[i]: key = EMPTY_KEY, dirty = 0
+//     clear_range  of the slots of [low, high): key = EMPTY_KEY, score = 0, dirty = 0
+//     read_slots   keys[i], scores[i], dirty[i] = those of slots[i], or of slot first + i
+//     mark         of slots[i]: dirty = dirty
 //
 // and, of a call's ids:
 //
-//     put_slots      slots[ids[i]] = values[i]
-//     flag_absent    flags[i] = slots[i] < 0; ranks = their running sum (the caller's)
-//     take_absent    the i with slots[i] < 0, ascending, and keys[i] of each
+//     put_slots    slots[ids[i]] = values[i]
+//     flag_absent  flags[i] = slots[i] < 0; ranks = their running sum (the caller's)
+//     take_absent  the i with slots[i] < 0, ascending, and keys[i] of each
 //
 // Grid: a thread an element, grid-stride. Preconditions: slots unique where they are written, ids
 // unique in put_slots; no -1 among them. Deterministic: an element is written by one thread.
 // CPU twin: slots.py; the kernels that it lacks are an indexing there. Bytes of n slots: 8 n, and a
 // sector of 32 bytes, read and written back, for each field of a slot; ranges only what they name.
 
-#define PENDING static_cast<int64>(1ull << 63)
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) place_keys(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,)
     const int64* __restrict__ keys,   // (n,)
-    const int64 n) {
+    const int64 n,
+    const int64 score) {
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 slot = __ldg(slots + i);
         *key_of(slabs, slab_shift, stride, slot) = __ldg(keys + i);
-        *score_of(slabs, slab_shift, stride, slot) = 0;
-        *dirty_of(slabs, slab_shift, stride, slot) = 0;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) place_pending(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,)
-    const int64* __restrict__ keys,   // (n,)
-    const int64 n) {
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
-        *key_of(slabs, slab_shift, stride, slot) = __ldg(keys + i);
-        *score_of(slabs, slab_shift, stride, slot) = PENDING;
+        *score_of(slabs, slab_shift, stride, slot) = score;
         *dirty_of(slabs, slab_shift, stride, slot) = 0;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) clear_slots(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,)
     const int64 n) {
     for (int64 i = thread_index(); i < n; i += thread_count()) {
@@ -66,9 +43,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) clear_slots(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) clear_range(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64 low,
     const int64 high) {
     for (int64 slot = low + thread_index(); slot < high; slot += thread_count()) {
@@ -79,57 +54,28 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) clear_range(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) read_slots(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,)
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,), or null: the slots from `first` on
+    const int64 first,
     const int64 n,
     int64* __restrict__ keys,     // (n,) out
     int64* __restrict__ scores,   // (n,) out
     uint8* __restrict__ dirty) {  // (n,) out
     for (int64 i = thread_index(); i < n; i += thread_count()) {
-        const int64 slot = __ldg(slots + i);
+        const int64 slot = slots ? __ldg(slots + i) : first + i;
         keys[i] = *key_of(slabs, slab_shift, stride, slot);
         scores[i] = *score_of(slabs, slab_shift, stride, slot);
         dirty[i] = *dirty_of(slabs, slab_shift, stride, slot);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) read_range(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,  // fp32 of a row
-    const int64 low,
-    const int64 high,
-    int64* __restrict__ keys,     // (high - low,) out
-    int64* __restrict__ scores,   // (high - low,) out
-    uint8* __restrict__ dirty) {  // (high - low,) out
-    for (int64 slot = low + thread_index(); slot < high; slot += thread_count()) {
-        keys[slot - low] = *key_of(slabs, slab_shift, stride, slot);
-        scores[slot - low] = *score_of(slabs, slab_shift, stride, slot);
-        dirty[slot - low] = *dirty_of(slabs, slab_shift, stride, slot);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) mark_clean(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) mark(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,)
-    const int64 n) {
+    const int64 n,
+    const int32 dirty) {
     for (int64 i = thread_index(); i < n; i += thread_count()) {
-        *dirty_of(slabs, slab_shift, stride, __ldg(slots + i)) = 0;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) mark_dirty(
-    const uint64* __restrict__ slabs,  // (slab count,) addresses
-    const int32 slab_shift,
-    const int32 stride,               // fp32 of a row
-    const int64* __restrict__ slots,  // (n,)
-    const int64 n) {
-    for (int64 i = thread_index(); i < n; i += thread_count()) {
-        *dirty_of(slabs, slab_shift, stride, __ldg(slots + i)) = 1;
+        *dirty_of(slabs, slab_shift, stride, __ldg(slots + i)) = dirty;
     }
 }
 

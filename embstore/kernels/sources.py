@@ -9,14 +9,8 @@ with an addition, flushes denormals, or divides approximately: the contract fixe
 import re
 from importlib.resources import files
 
-OPTIONS = (
-    "--std=c++17",
-    "-fmad=false",
-    "-prec-div=true",
-    "-prec-sqrt=true",
-    "-ftz=false",
-)
-"""Of NVRTC, beside the architecture."""
+OPTIONS = ("--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false")
+"""Of NVRTC, in addition to the architecture."""
 
 VERBS = tuple(
     sorted(

@@ -1,15 +1,5 @@
-// The scaled sum of each id's gradients: sums[id] = scale * (the rule 2 sum over its occurrences).
-//
-// Occurrence p of segment s, with i = p - bounds[s] and what is given for that segment, adds
-//
-//     rows[i]                               source absent
-//     rows[source[i]]                       form PLAIN
-//     coefficients[i] * rows[source[i]]     form WEIGHTED, the product rounded
-//     rows[source[i]] / coefficients[i]     form DIVIDED, the quotient rounded
-//
-// in the order of positions[starts[id]:starts[id + 1]]; the scale is multiplied also where it is 1.
-// findings[NOT_FINITE] becomes the lowest id whose sum is not finite. One test after the scale is
-// enough: a sum that is not finite stays so under any finite factor (inf * 0 is NaN).
+// The scaled sum of each id's gradients. The result is that of its twin: sum_by_key.py; the lowest
+// id whose sum is not finite is findings[NOT_FINITE].
 //
 // Rule 2 lets a hot key be shared (contract.md): chunk 0 of every id is summed into sums by
 // sum_first, which is all for an id of up to CHUNK_OCCURRENCES. For the others
@@ -19,21 +9,16 @@
 //     sum_more       more[ends[id - 1] + c - 1] = chunk c of id, c > 0
 //     sum_last       sums[id] = scale * (sums[id] + more[ends[id - 1]] + ... + more[ends[id] - 1])
 //
-// Grid: sum_first and sum_more: a group of lanes, a power of two up to a warp, by the pieces of a
-// row, owns a chunk, and walks over columns where a row has more pieces than lanes;
-// ROWS_TOGETHER occurrences at a time, their indices, then their rows, then the additions.
-// sum_last: a thread per element of an id with extra chunks, ITEMS_TOGETHER chunks in flight, since
-// one thread may add thousands, and those of all elements wait at the same time.
-// count_chunks: a thread per id. Any grid size; the number of ids is findings[UNIQUE_COUNT].
-//
-// A piece is 16 bytes where dim % 4 == 0 and the rows of the segment begin at 16, else 4.
+// Grid: sum_first and sum_more: a group owns a chunk; ROWS_TOGETHER occurrences at a time, their
+// indices, then their rows, then the additions. sum_last: a thread per element of an id with extra
+// chunks, ITEMS_TOGETHER chunks in flight, since one thread may add thousands, and those of all
+// elements wait at the same time. count_chunks: a thread per id. Any grid size; the number of ids is
+// findings[UNIQUE_COUNT]. A piece is 4 bytes also where the rows of a segment do not begin at 16.
 //
 // Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; sum_more
 // and sum_last follow sum_first; coefficients are present unless the form is PLAIN.
 //
-// Determinism: every addition of an element has one place in one order, by whatever lane. Sums
-// start from -0.0, and short groups of occurrences are filled up with it: x + -0.0 is x for every
-// x, -0.0 included, which 0.0 would lose. Twin: sum_by_key.py.
+// Determinism: every addition of an element has one place in one order, by whatever lane.
 //
 // Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id and extra chunk, 8 n
 // of starts and 4 n of ends; source and coefficients 4 n each for every 512 bytes of a row.
@@ -72,14 +57,9 @@ __device__ __forceinline__ void find_not_finite(int64* findings, int64 id) {
 }
 
 __device__ __forceinline__ Occurrences occurrences_of(
-    const int32* positions,
-    const int64* bounds,
-    const uint64* row_addresses,
-    const uint64* source_addresses,
-    const uint64* coefficient_addresses,
-    const int32* forms,
-    int32 segments,
-    int64 first) {
+    const int32* positions, const int64* bounds, const uint64* row_addresses,
+    const uint64* source_addresses, const uint64* coefficient_addresses, const int32* forms,
+    int32 segments, int64 first) {
     const int32 segment = segment_of(bounds, segments, __ldg(positions + first));
     return {
         positions,
@@ -98,64 +78,47 @@ __device__ __forceinline__ float4 sum_of_chunk(
         int64 indices[ROWS_TOGETHER];
         float coefficients[ROWS_TOGETHER];
         float4 pieces[ROWS_TOGETHER];
-#pragma unroll
-        for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+        UNROLLED(r, ROWS_TOGETHER) {
             indices[r] = __ldg(of.positions + min(begin + r, last - 1)) - of.shift;
             coefficients[r] = 1.0f;
         }
         if (of.form != PLAIN) {
-#pragma unroll
-            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            UNROLLED(r, ROWS_TOGETHER) {
                 coefficients[r] = __ldg(of.coefficients + indices[r]);
             }
         }
         if (of.source != nullptr) {
-#pragma unroll
-            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            UNROLLED(r, ROWS_TOGETHER) {
                 indices[r] = __ldg(of.source + indices[r]);
             }
         }
-#pragma unroll
-        for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+        UNROLLED(r, ROWS_TOGETHER) {
             pieces[r] = constant(-0.0f);
             if (begin + r < last) {
                 pieces[r] = load_piece(of.rows + indices[r] * dim + d, width);
             }
         }
         if (of.form == WEIGHTED) {
-#pragma unroll
-            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            UNROLLED(r, ROWS_TOGETHER) {
                 pieces[r] = multiply(coefficients[r], pieces[r]);
             }
         } else if (of.form == DIVIDED) {
-#pragma unroll
-            for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+            UNROLLED(r, ROWS_TOGETHER) {
                 pieces[r] = divide(pieces[r], coefficients[r]);
             }
         }
-#pragma unroll
-        for (int32 r = 0; r < ROWS_TOGETHER; ++r) {
+        UNROLLED(r, ROWS_TOGETHER) {
             total = add(total, begin + r < last ? pieces[r] : constant(-0.0f));
         }
     }
     return total;
 }
 
-// Columns of chunk 0 of an id; scaled and tested where that is `all` of it.
-__device__ __forceinline__ void sum_first_by(
-    const Occurrences& of,
-    int64 id,
-    int64 first,
-    int64 last,
-    bool all,
-    float scale,
-    float* sums,
-    int32 dim,
-    int64* findings,
-    int32 lane,
-    int32 lanes,
-    const int32 width) {
-    for (int32 d = lane * width; d < dim; d += lanes * width) {
+// Columns of a chunk; scaled and tested where that is `all` of the id.
+__device__ __forceinline__ void sum_columns(
+    const Occurrences& of, const Group& group, int64 first, int64 last, float* sums, int32 dim,
+    bool all, float scale, int64 id, int64* findings, const int32 width) {
+    for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
         float4 total = sum_of_chunk(of, first, last, dim, d, width);
         if (all) {
             total = multiply(scale, total);
@@ -163,23 +126,7 @@ __device__ __forceinline__ void sum_first_by(
                 find_not_finite(findings, id);
             }
         }
-        store_piece(sums + id * dim + d, total, width);
-    }
-}
-
-// Columns of extra chunk `item`.
-__device__ __forceinline__ void sum_more_by(
-    const Occurrences& of,
-    int64 item,
-    int64 first,
-    int64 last,
-    float* more,
-    int32 dim,
-    int32 lane,
-    int32 lanes,
-    const int32 width) {
-    for (int32 d = lane * width; d < dim; d += lanes * width) {
-        store_piece(more + item * dim + d, sum_of_chunk(of, first, last, dim, d, width), width);
+        store_piece(sums + d, total, width);
     }
 }
 
@@ -210,21 +157,19 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_first(
     float* __restrict__ sums,                          // (u, dim)
     const int32 dim,
     int64* __restrict__ findings) {                    // (8,)
-    const int32 lane_bits = lane_bits_of(dim % 4 == 0 ? dim / 4 : dim), lanes = 1 << lane_bits;
-    const int32 lane = threadIdx.x & (lanes - 1);
-    const int64 ids = findings[UNIQUE_COUNT], step = thread_count() >> lane_bits;
-    for (int64 id = thread_index() >> lane_bits; id < ids; id += step) {
+    const int64 ids = findings[UNIQUE_COUNT];
+    const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
+    for (int64 id = group.index; id < ids; id += group.count) {
         const int64 first = __ldg(starts + id), end = __ldg(starts + id + 1);
         const int64 last = min(end, first + CHUNK_OCCURRENCES);
         const Occurrences of = occurrences_of(
             positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
             segments, first);
         const bool all = last == end;
-        if (dim % 4 == 0 && is_aligned_16(of.rows)) {
-            sum_first_by(of, id, first, last, all, scale, sums, dim, findings, lane, lanes, 4);
-        } else {
-            sum_first_by(of, id, first, last, all, scale, sums, dim, findings, lane, lanes, 1);
-        }
+        float* target = sums + id * dim;
+        by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
+            sum_columns(of, group, first, last, target, dim, all, scale, id, findings, width);
+        });
     }
 }
 
@@ -244,23 +189,19 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_chunks(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_more(
-    const int64* __restrict__ starts,                  // (u + 1,)
-    const int32* __restrict__ positions,               // (n,)
-    const int64* __restrict__ bounds,                  // (segments + 1,)
-    const uint64* __restrict__ row_addresses,          // (segments,), each (rows, dim) float32
-    const uint64* __restrict__ source_addresses,       // (segments,), each int32; 0: absent
-    const uint64* __restrict__ coefficient_addresses,  // (segments,), each float32; 0 with PLAIN
-    const int32* __restrict__ forms,                   // (segments,), PLAIN, WEIGHTED or DIVIDED
-    const int32 segments,
+    const int64* __restrict__ starts, const int32* __restrict__ positions,
+    const int64* __restrict__ bounds, const uint64* __restrict__ row_addresses,
+    const uint64* __restrict__ source_addresses,
+    const uint64* __restrict__ coefficient_addresses, const int32* __restrict__ forms,
+    const int32 segments,  // all as those of sum_first
     const int32* __restrict__ ends,                    // (n,)
     const int64* __restrict__ findings,                // (8,)
     float* __restrict__ more,                          // (n / 64 + 1, dim)
     const int32 dim) {
-    const int32 lane_bits = lane_bits_of(dim % 4 == 0 ? dim / 4 : dim), lanes = 1 << lane_bits;
-    const int32 lane = threadIdx.x & (lanes - 1);
-    const int64 ids = __ldg(findings + UNIQUE_COUNT), step = thread_count() >> lane_bits;
+    const int64 ids = __ldg(findings + UNIQUE_COUNT);
+    const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
     const int64 items = ids > 0 ? __ldg(ends + ids - 1) : 0;
-    for (int64 item = thread_index() >> lane_bits; item < items; item += step) {
+    for (int64 item = group.index; item < items; item += group.count) {
         const int64 id = id_of_item(ends, ids, item);
         const int64 chunk = item - (id > 0 ? __ldg(ends + id - 1) : 0) + 1;
         const int64 first = __ldg(starts + id) + chunk * CHUNK_OCCURRENCES;
@@ -268,11 +209,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_more(
         const Occurrences of = occurrences_of(
             positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
             segments, first);
-        if (dim % 4 == 0 && is_aligned_16(of.rows)) {
-            sum_more_by(of, item, first, last, more, dim, lane, lanes, 4);
-        } else {
-            sum_more_by(of, item, first, last, more, dim, lane, lanes, 1);
-        }
+        float* target = more + item * dim;
+        by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
+            sum_columns(of, group, first, last, target, dim, false, 1.0f, id, nullptr, width);
+        });
     }
 }
 
@@ -295,12 +235,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_last(
         float total = sums[id * dim + d];
         for (int64 begin = item; begin < end; begin += ITEMS_TOGETHER) {
             float chunks[ITEMS_TOGETHER];
-#pragma unroll
-            for (int32 c = 0; c < ITEMS_TOGETHER; ++c) {
+            UNROLLED(c, ITEMS_TOGETHER) {
                 chunks[c] = begin + c < end ? __ldg(more + (begin + c) * dim + d) : -0.0f;
             }
-#pragma unroll
-            for (int32 c = 0; c < ITEMS_TOGETHER; ++c) {
+            UNROLLED(c, ITEMS_TOGETHER) {
                 total += chunks[c];
             }
         }

@@ -15,44 +15,46 @@ Split over ids: an id is summed by one thread, so a key that is half the batch k
 busy.
 """
 
+from typing import Any
+
 import numpy as np
 
+from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import (
     CHUNK_OCCURRENCES,
+    DIVIDED,
     PLAIN,
+    WEIGHTED,
     add_to_sum,
     row_at,
     scale_row,
     start_sum,
 )
-from embstore.arithmetic.jit import (
-    Float32,
-    Int,
-    Int8sIn,
-    Int32sIn,
-    Int64sIn,
-    Rows,
-    carray,
-    kernel,
-    pointer_at,
-)
+from embstore.arithmetic.jit import carray, kernel, pointer_at
 from embstore.kernels.gather import AHEAD, prefetch_row
+
+
+def form_of(coefficients: Any, divide: bool) -> int:
+    """Return what an occurrence of a segment adds: PLAIN, WEIGHTED or DIVIDED."""
+    if coefficients is None:
+        return PLAIN
+    return DIVIDED if divide else WEIGHTED
 
 
 @kernel
 def sum_by_key(
-    starts: Int64sIn,  # (u + 1,)
-    positions: Int32sIn,  # (n,)
-    bounds: Int64sIn,  # (segments + 1,)
-    id_bounds: Int64sIn,  # (segments + 1,)
-    row_addresses: Int64sIn,  # (segments,), each (rows of the segment, dim) float32
-    source_addresses: Int64sIn,  # (segments,), each (positions of the segment,) int32; 0: absent
-    coefficient_addresses: Int64sIn,  # (segments,), each likewise, float32; 0 with PLAIN
-    forms: Int8sIn,  # (segments,), PLAIN, WEIGHTED or DIVIDED
-    scale: Float32,
-    sums: Rows,  # (u, dim)
-    low: Int,
-    high: Int,
+    starts: jit.Int64sIn,  # (u + 1,)
+    positions: jit.Int32sIn,  # (n,)
+    bounds: jit.Int64sIn,  # (segments + 1,)
+    id_bounds: jit.Int64sIn,  # (segments + 1,)
+    row_addresses: jit.Int64sIn,  # (segments,), each (rows of the segment, dim) float32
+    source_addresses: jit.Int64sIn,  # (segments,), each (positions of it,) int32; 0: absent
+    coefficient_addresses: jit.Int64sIn,  # (segments,), each likewise, float32; 0 with PLAIN
+    forms: jit.Int8sIn,  # (segments,), PLAIN, WEIGHTED or DIVIDED
+    scale: jit.Float32,
+    sums: jit.Rows,  # (u, dim)
+    low: jit.Int,
+    high: jit.Int,
 ) -> int:
     """Write sums[low:high]; return the lowest id among them that is not finite, or -1."""
     dim = sums.shape[1]

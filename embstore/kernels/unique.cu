@@ -76,13 +76,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
     const int64 step = thread_count();
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
         int64 row_keys[PER_THREAD], entries[PER_THREAD], seen[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             row_keys[j] = i < n ? __ldg(keys + i) : 0;
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n) {
                 const int32 segment = segment_of(bounds, segments, i);
@@ -97,12 +95,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
             }
             entries[j] = static_cast<int64>(mix(row_keys[j])) & (place_count - 1);
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             seen[j] = table_keys[entries[j]];
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n) {
                 const int64 place =
@@ -126,13 +122,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_first(
     const int64 step = thread_count();
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
         int32 firsts[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             firsts[j] = i < n ? __ldg(table_firsts + __ldg(places + i)) : 0;
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n) {
                 flags[i] = firsts[j] == i;
@@ -157,14 +151,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_number(
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
         uint32 entries[PER_THREAD];
         int32 firsts[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             entries[j] = i < n ? __ldg(places + i) : 0;
             firsts[j] = __ldg(table_firsts + entries[j]);
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n && firsts[j] == i) {
                 const int32 id = __ldg(ranks + i) - 1;
@@ -183,13 +175,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_inverse(
     const int64 step = thread_count();
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
         int32 ids[PER_THREAD];
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             ids[j] = i < n ? __ldg(table_ids + __ldg(places + i)) : 0;
         }
-#pragma unroll
-        for (int32 j = 0; j < PER_THREAD; ++j) {
+        UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n) {
                 inverse[i] = ids[j];

@@ -16,26 +16,14 @@ a millisecond.
 
 import numpy as np
 
-from embstore.arithmetic.compiled import (
-    UNIQUE_BLOCK_KEYS,
-    unique_block,
-)
-from embstore.arithmetic.jit import (
-    Int,
-    Int32s,
-    Int64Rows,
-    Int64s,
-    Int64sIn,
-    building_block,
-    carray,
-    kernel,
-    pointer_at,
-)
+from embstore.arithmetic import jit
+from embstore.arithmetic.compiled import UNIQUE_BLOCK_KEYS, unique_block
+from embstore.arithmetic.jit import building_block, carray, kernel, pointer_at
 from embstore.arrays import KEY_BITS
 
 
 @building_block
-def _first_outside(keys: Int64sIn, begin: int, end: int, row_count: np.int64) -> int:
+def _first_outside(keys: jit.Int64sIn, begin: int, end: int, row_count: np.int64) -> int:
     """Return the first i in [begin, end) with keys[i] outside [0, row_count), or -1."""
     outside = 0
     for i in range(begin, end):
@@ -49,16 +37,16 @@ def _first_outside(keys: Int64sIn, begin: int, end: int, row_count: np.int64) ->
 
 @kernel
 def unique(
-    key_addresses: Int64sIn,  # (segments,)
-    bounds: Int64sIn,  # (segments + 1,)
-    table_ids: Int64sIn,  # (segments,)
-    row_counts: Int64sIn,  # (segments,)
-    table: Int64Rows,  # (>= places, 2), see embstore.arithmetic.compiled
-    place_count: Int,  # a power of two, at least twice the positions
-    base: Int,  # above all that previous calls on this table left in it
-    unique_keys: Int64s,  # (n,)
-    inverse: Int32s,  # (n,)
-    id_bounds: Int64s,  # (segments + 1,)
+    key_addresses: jit.Int64sIn,  # (segments,)
+    bounds: jit.Int64sIn,  # (segments + 1,)
+    table_ids: jit.Int64sIn,  # (segments,)
+    row_counts: jit.Int64sIn,  # (segments,)
+    table: jit.Int64Rows,  # (>= places, 2), see embstore.arithmetic.compiled
+    place_count: jit.Int,  # a power of two, at least twice the positions
+    base: jit.Int,  # above all that previous calls on this table left in it
+    unique_keys: jit.Int64s,  # (n,)
+    inverse: jit.Int32s,  # (n,)
+    id_bounds: jit.Int64s,  # (segments + 1,)
 ) -> int:
     """Return -1, or the first position whose key is outside its table."""
     places = np.empty(UNIQUE_BLOCK_KEYS, np.uint64)

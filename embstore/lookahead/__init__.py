@@ -5,11 +5,12 @@ table, under a step number. Steps are planned in their order, and finished in th
 update, a release (it only read) or a skip. A session is exact: step t + 1 reads what step t wrote.
 
     sessions  the verbs: open, join, announce, look up, finish a step, close
-    session   a session's ranks, steps and figures
+    session   a session's ranks and steps; stats: what it counts
     step      one step: what each rank announced and sent
     planner   brings the rows of announced steps into the cache, and keeps them there
+    threads   the planner's thread, and those that read rows; next_uses: which rows leave first
     handles   what waits for a step's rows or for its end
     uses      when each key of a step is used again
 
-The trainer's side, a loop that reads its batches ahead, is `embstore.feed`.
+The trainer's side, a loop that reads its batches ahead, is `embstore_training`.
 """

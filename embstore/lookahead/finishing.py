@@ -1,63 +1,67 @@
 """How a step ends: each rank sends its share, and with the last one the step is done.
 
 All ranks must send the same verb with the same options; ranks that contradict each other are all
-told so, and the step is open again, as it is when its update is refused. A rank may send again what
-it has sent, and something else as long as the step is not being done. What a finished step was told
-is remembered for a while (`Session.outcomes`).
+answered with that, and the step is open again, as it is when its update is refused. A rank may send
+again what it has sent, and something else as long as the step is not being done. What became of a
+finished step is remembered for a while (`Session.outcomes`).
 
-An update is one command, whose sum over ranks does not depend on who came last (contract.md, rule
-6). A release and a skip are commands too, for they move the session's place.
+An update is one command, whose sum over ranks does not depend on who came last (docs/contract.md,
+rule 6). A release and a skip are commands too, for they move the session's place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from embstore import writes
+from embstore import commands as c
 from embstore.arrays import Rows, as_rows
-from embstore.engine import Engine
 from embstore.errors import InvalidArgumentError
-from embstore.lookahead.announcing import mapping, step_number
 from embstore.lookahead.handles import StepOutcome
 from embstore.lookahead.registry import Registry
 from embstore.lookahead.session import Rank, Session
-from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step
+from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step, Verb
 from embstore.results import AcknowledgedUpdate
+from embstore.tables import writes
+from embstore.tables.state import Share
+from embstore.tables.tables import Tables
 
-_SAID = {"update": "an update", "release": "a release", "skip": "a skip"}
+Finish = c.UpdateStep | c.ReleaseStep | c.SkipStep
+
+_VERBS: dict[type[Finish], Verb] = {
+    c.UpdateStep: "update",
+    c.ReleaseStep: "release",
+    c.SkipStep: "skip",
+}
+_SENT = {"update": "an update", "release": "a release", "skip": "a skip"}
 
 
 class Finishing:
     """Takes what ranks send to finish steps. Any thread; takes the engine."""
 
-    def __init__(self, engine: Engine, registry: Registry) -> None:
-        self._engine = engine
+    def __init__(
+        self, tables: Tables, registry: Registry, accessed: Callable[[Sequence[Share]], None]
+    ) -> None:
+        self._tables = tables
         self._registry = registry
         self._planner = registry.planner
+        self._accessed = accessed
 
-    def send(
-        self, member: str, step: int, options: Options, gradients: Mapping[str, ArrayLike]
-    ) -> StepOutcome:
-        """Take one rank's share, and do the step if it is the last.
-
-        Raises
-        ------
-        StepNotFoundError : the step was not announced.
-        InvalidArgumentError : it is not its turn, or was finished otherwise; shapes, options; a sum
-            that is not finite. The step is open.
-        """
-        number = step_number(step)
+    def send(self, command: Finish) -> StepOutcome:
+        """Take one rank's share, and do the step if it is the last."""
+        number, options = command.step, _options_of(command)
         with self._planner.lock:
-            session, rank = self._registry.member(member)
-            told = session.remembered(number, options.verb)
-            if told is not None:
-                return StepOutcome(self._planner, session, rank, number, Attempt(told))
+            session, rank = self._registry.member(command.member)
+            outcome = session.remembered(number, options.verb)
+            if outcome is not None:
+                return StepOutcome(self._planner, session, rank, number, Attempt(outcome))
             found = session.step(number, rank)
-            _check_turn(session, found)
-        rows = _checked_gradients(session, found.shares[rank.rank], options, gradients)
+            if number != session.last_step + 1:
+                raise InvalidArgumentError(
+                    f"session {session.name!r}: step {session.last_step + 1} must be updated, "
+                    f"released or skipped before step {number}"
+                )
+        rows = _checked_gradients(session, found.shares[rank.rank], command)
         with self._planner.lock:
             session.check_live()
             attempt = found.attempt
@@ -68,7 +72,7 @@ class Finishing:
 
     def _take(self, session: Session, step: Step, rank: Rank, sent: Sent) -> bool:
         """Keep a rank's share; say whether the step is to be done now. Under the lock."""
-        if step.is_finishing or step.number <= session.last_step:
+        if step.attempt.is_applied or step.number <= session.last_step:
             return False  # sent again: what became of the first holds
         for other, before in step.sent.items():
             if other != rank.rank and before.options != sent.options:
@@ -81,85 +85,73 @@ class Finishing:
                 self._planner.notify()
                 raise error
         step.sent[rank.rank] = sent
-        return len(step.sent) == session.facts.world_size
+        step.attempt.is_applied = len(step.sent) == session.facts.world_size
+        return step.attempt.is_applied
 
     def _finish(self, session: Session, step: Step) -> None:
         attempt = step.attempt
         try:
-            with self._planner.lock:
-                if step.is_finishing:
-                    return  # by another rank's thread, which found all shares there as well
-                step.is_finishing = True
-            told = self._apply(session, step, step.sent[0].options)
+            outcome = self._apply(session, step, step.sent[0].options)
         except BaseException as exc:
             with self._planner.changed:
                 step.refuse(exc)
                 self._planner.notify()
             raise
         with self._planner.changed:
-            attempt.result = told
+            attempt.result = outcome
             self._planner.notify()
 
     def _apply(self, session: Session, step: Step, options: Options) -> AcknowledgedUpdate:
-        engine = self._engine
-        read_only = engine.storage.read_only and options.verb != "update"
-        with engine.reading() if read_only else engine.writing():
+        tables = self._tables
+        read_only = tables.storage.read_only and options.verb != "update"
+        with tables.reading() if read_only else tables.writing():
             session.check_live()
             applied = options.verb == "update" and self._update(session, step, options)
             for rank in session.world:
-                engine.frequencies.note(step.shares[rank].accessed())
-            told = AcknowledgedUpdate(
-                engine.command_number + (not read_only),
+                self._accessed(step.shares[rank].accessed())
+            outcome = AcknowledgedUpdate(
+                tables.frame.command_number + (not read_only),
                 {name: table.t for name, table in session.tables.items()},
                 skipped=options.verb == "skip" or (options.verb == "update" and not applied),
             )
             with self._planner.changed:
-                session.finished(step, options.verb, told, monotonic())
+                session.finished(step, options.verb, outcome, monotonic())
                 self._registry.note_place(session)
             self._planner.retire(session, step)
-        return told
+        return outcome
 
     def _update(self, session: Session, step: Step, options: Options) -> bool:
-        how: dict[str, Any] = {
-            "learning_rate": options.learning_rate,
-            "gradient_scale": options.gradient_scale,
-            "on_nonfinite": options.on_nonfinite,
-            "stages": self._engine.stages,
-        }
+        stages = self._tables.stages
         if session.facts.world_size > 1:
             ranks = [step.shares[r].gradient_shares(step.sent[r].gradients) for r in session.world]
-            return writes.update_ranks(ranks, session=session.name, **how)
-        share, gradients = step.shares[0], step.sent[0].gradients
-        batches = share.batches(gradients)
-        return writes.update_batches(batches, share.gradient_shares(gradients), **how)
-
-
-def _check_turn(session: Session, step: Step) -> None:
-    if step.number != session.last_step + 1:
-        raise InvalidArgumentError(
-            f"session {session.name!r}: step {session.last_step + 1} must be updated, released or "
-            f"skipped before step {step.number}"
+            return writes.update_ranks(ranks, options.update, session=session.name, stages=stages)
+        shares = step.shares[0].gradient_shares(step.sent[0].gradients)
+        return writes.update_batches(
+            step.shares[0].batches(shares), shares, options.update, stages=stages
         )
 
 
-def _checked_gradients(
-    session: Session, share: RankShare, options: Options, gradients: Mapping[str, ArrayLike]
-) -> dict[str, Rows]:
+def _options_of(command: Finish) -> Options:
+    verb = _VERBS[type(command)]
+    return Options(verb, command.options) if isinstance(command, c.UpdateStep) else Options(verb)
+
+
+def _checked_gradients(session: Session, share: RankShare, command: Finish) -> dict[str, Rows]:
     """Return gradients as announced; of several ranks a copy, which waits for the others'."""
-    if options.verb != "update":
+    if not isinstance(command, c.UpdateStep):
         return {}
-    given = mapping(gradients, "gradients")
+    given = {part.table: part.gradients for part in command.tables}
     if given.keys() != share.places.keys():
         raise InvalidArgumentError(
             f"session {session.name!r}: expected gradients of the announced tables "
-            f"{sorted(share.places)}, found {sorted(given, key=repr)}"
+            f"{sorted(share.places)}, found {sorted(given)}"
         )
     rows = {
         name: as_rows(given[name], shape, name, "gradients") for name, shape in share.shapes.items()
     }
     if session.facts.world_size == 1:
         return rows
-    for name, of_table in rows.items() if options.on_nonfinite == "refuse" else ():
+    for name, of_table in rows.items() if command.options.on_nonfinite == "refuse" else ():
         wrong = np.flatnonzero(~np.isfinite(of_table).all(axis=1))
         if len(wrong):
             raise InvalidArgumentError(
@@ -171,12 +163,12 @@ def _checked_gradients(
 
 
 def _described(options: Options) -> str:
-    """Return what a rank said, for another one to read."""
-    said = _SAID[options.verb]
+    """Return what a rank sent, for another one to read."""
+    sent, how = _SENT[options.verb], options.update
     if options.verb != "update":
-        return said
-    rate = "the tables'" if options.learning_rate is None else options.learning_rate
+        return sent
+    rate = "the tables'" if how.learning_rate is None else how.learning_rate
     return (
-        f"{said} with learning_rate {rate}, gradient_scale {options.gradient_scale} and "
-        f"on_nonfinite {options.on_nonfinite!r}"
+        f"{sent} with learning_rate {rate}, gradient_scale {how.gradient_scale} and "
+        f"on_nonfinite {how.on_nonfinite!r}"
     )

@@ -1,24 +1,28 @@
-"""What a call about a step waits for: rows that are ready, or the other ranks.
+"""What a command about a step waits for: rows that are ready, or the other ranks.
 
 A handle never waits itself. `poll` says how things stand, from any thread, and raises what is in
 the way; whoever waits, a thread or an event loop, polls again when the planner has noted a change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from time import monotonic
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embstore.arrays import Rows
-from embstore.engine import Engine
+from embstore.arrays import Rows, as_out
+from embstore.commands import StepBags
 from embstore.errors import InvalidArgumentError
-from embstore.feed.bags import StepBags
+from embstore.layout import ELEMENT_BYTES
 from embstore.lookahead.planner import Planner
-from embstore.lookahead.session import Rank, Session, told_again
-from embstore.lookahead.step import Attempt, Part, Positions, RankShare, Step
-from embstore.results import AcknowledgedUpdate
+from embstore.lookahead.session import Rank, Session, same_error
+from embstore.lookahead.step import Attempt, Positions, RankShare, Step
+from embstore.results import AcknowledgedUpdate, RowsRead, StepRows, StepTableRows, TableRows
+from embstore.tables.tables import Tables
+
+Allocate = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
+"""Returns arrays for the rows of tables, by their names and shapes."""
 
 
 class Readiness(IntEnum):
@@ -38,7 +42,7 @@ class _Handle:
         self._planner = planner
         self._session = session
         self._rank = rank
-        self._number = number
+        self.number = number
         self._since: float | None = None  # when the others began to be late
 
     @property
@@ -62,25 +66,32 @@ class _Handle:
     def _check_others(self) -> None:
         """End the session if others have kept this rank waiting for too long. Under the lock."""
         session, now = self._session, monotonic()
-        if not session.missing(self._number, self._rank):
+        if not session.missing(self.number, self._rank):
             self._since = None
             return
         self._since = self._since or now
-        stalled = session.stalled(self._number, self._rank, self._since, now)
+        stalled = session.stalled(self.number, self._rank, self._since, now)
         if stalled is not None:
             self._planner.end(session, stalled)
-            raise told_again(stalled)
+            raise same_error(stalled)
 
 
 class StepLookup(_Handle):
-    """The rows of one rank's share of a step. `gather` and `pool` take the engine."""
+    """The rows of one rank's share of a step, or of bags of them. Reading takes the engine."""
 
     def __init__(
-        self, engine: Engine, planner: Planner, session: Session, rank: Rank, step: Step
+        self,
+        tables: Tables,
+        planner: Planner,
+        session: Session,
+        rank: Rank,
+        step: Step,
+        bags: Sequence[StepBags] | None = None,
     ) -> None:
         super().__init__(planner, session, rank, step.number)
-        self._engine = engine
+        self._tables = tables
         self._step = step
+        self._bags = bags
         self._share: RankShare = step.shares[rank.rank]
         self._early: dict[str, Positions] | None = None
         self._began = monotonic()
@@ -88,8 +99,47 @@ class StepLookup(_Handle):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The rows of each table in announced order, (u, dim)."""
-        return self._share.shapes
+        """The rows of each table: (u, dim) in announced order, or (bags, dim) of the bags.
+
+        Raises
+        ------
+        InvalidArgumentError : bags of a table that was not announced.
+        """
+        announced = self._share.shapes
+        if self._bags is None:
+            return announced
+        unknown = sorted({part.table for part in self._bags} - announced.keys())
+        if unknown:
+            raise InvalidArgumentError(
+                f"session {self._session.name!r}: step {self.number} has no table {unknown[0]!r}; "
+                f"announced were {', '.join(map(repr, announced))}"
+            )
+        return {b.table: (len(b.bags.offsets) - 1, announced[b.table][1]) for b in self._bags}
+
+    def is_ready(self) -> bool:
+        """Say whether all rows can be read; see `poll`."""
+        return self.poll() is Readiness.READY
+
+    def read(self, out: Mapping[str, Rows | None] | Allocate | None = None) -> RowsRead:
+        """Return the rows. When READY.
+
+        Parameters
+        ----------
+        out : arrays for the rows of some tables, by name; or what makes those of all from `shapes`
+        """
+        shapes = self.shapes
+        if callable(out):
+            outs = dict(zip(shapes, out(list(shapes), list(shapes.values())), strict=True))
+        else:
+            given = out or {}
+            outs = {name: as_out(given.get(name), shape, name) for name, shape in shapes.items()}
+        with self._tables.reading():
+            if self._bags is None:
+                self.gather(None, outs)
+            else:
+                self._pool(self._bags, outs)
+            t = {name: self._session.tables[name].t for name in outs}
+        return RowsRead(tuple(TableRows(name, rows, None, t[name]) for name, rows in outs.items()))
 
     def poll(self) -> Readiness:
         """Say how much can be read now.
@@ -101,22 +151,22 @@ class StepLookup(_Handle):
         """
         with self._planner.lock:
             self._session.check_live()
-            self._session.step(self._number, self._rank)
+            self._session.step(self.number, self._rank)
             self._check_others()
-            is_turn = self._number == self._session.last_step + 1
+            is_turn = self.number == self._session.last_step + 1
             if not is_turn:
                 early = self._step.is_ready and not self._session.facts.shared
                 return Readiness.EARLY if early else Readiness.WAIT
-            is_ready = self._step.is_ready or self._step.in_parts
+            is_ready = self._step.is_ready or self._step.is_in_parts
             self._note_stall(is_ready)
             return Readiness.READY if is_ready else Readiness.WAIT
 
     def _note_stall(self, is_ready: bool) -> None:
         """Count a lookup whose turn had come before its rows."""
-        figures = self._session.figures
+        counts = self._session.counts
         if is_ready and self._has_stalled:
-            figures.stall_s += monotonic() - max(self._began, self._session.turn_since)
-            figures.stalls += 1
+            counts.stall_s += monotonic() - max(self._began, self._session.turn_since)
+            counts.stalls += 1
         self._has_stalled = not is_ready
 
     def early(self) -> dict[str, Positions]:
@@ -126,42 +176,47 @@ class StepLookup(_Handle):
                 self._early = self._share.final_positions(self._session.last_step)
         return self._early
 
+    def some(self, positions: Mapping[str, Positions] | None) -> StepRows:
+        """Return rows of some positions, or of all; early ones when EARLY, any when READY."""
+        shapes = self.shapes
+        outs = {
+            name: np.empty((rows if positions is None else len(positions[name]), dim), np.float32)
+            for name, (rows, dim) in shapes.items()
+        }
+        with self._tables.reading():
+            self.gather(positions, outs)
+            t = {name: self._session.tables[name].t for name in outs}
+        places = {name: found.view(np.uint32) for name, found in (positions or {}).items()}
+        tables = (StepTableRows(n, rows, places.get(n), t[n]) for n, rows in outs.items())
+        return StepRows(tuple(tables), positions is not None and positions is self._early)
+
     def gather(self, positions: Mapping[str, Positions] | None, outs: Mapping[str, Rows]) -> None:
-        """Write rows to `outs`, by table (p, dim): of some positions, or of all.
+        """Write rows to `outs`, by table (p, dim): of some positions, or of all. Inside a call.
 
         Early positions may be gathered when poll() has said EARLY, any when it has said READY.
         """
         is_early = positions is not None and positions is self._early
-        shapes = self.shapes
+        shapes = self._share.shapes
         chosen = {
             name: np.arange(shapes[name][0]) if positions is None else positions[name]
             for name in shapes
         }
-        with self._engine.reading():
-            self._session.check_live()
-            missing = [self._gather_part(p, chosen, outs, not is_early) for p in self._share.parts]
+        self._session.check_live()
+        missing = 0
+        for part in self._share.parts:
+            names, rows = [table.name for table in part.tables], part.pool.device.rows
+            ids = [chosen[name] + low for name, low in zip(names, part.bounds, strict=False)]
+            d_rows, slots, batch, not_found = part.look_at(ids, count=not is_early)
+            dim = part.pool.layout.dim
+            rows.gather(d_rows, slots, batch, dim, [outs[name] for name in names])
+            missing += not_found
         count = sum(len(positions) for positions in chosen.values())
-        size = sum(4 * len(chosen[name]) * dim for name, (_, dim) in shapes.items())
-        self._count(count, sum(missing), size, is_early=is_early)
-
-    def _gather_part(
-        self,
-        part: Part,
-        chosen: Mapping[str, NDArray[np.integer]],
-        outs: Mapping[str, Rows],
-        count: bool,
-    ) -> int:
-        names = [table.name for table in part.tables]
-        bounds = part.bounds
-        ids = [chosen[name] + bounds[i] for i, name in enumerate(names)]
-        rows, slots, batch, missing = part.look_at(ids, count=count)
-        dim = part.pool.layout.dim
-        part.pool.device.gather(rows, slots, batch, dim, [outs[name] for name in names])
-        return missing
+        size = sum(ELEMENT_BYTES * len(chosen[name]) * dim for name, (_, dim) in shapes.items())
+        self._count(count, missing, size, is_early=is_early)
 
     def _count(self, count: int, missing: int, size: int, *, is_early: bool) -> None:
         """Count rows that were read, and their bytes; a lookup that is repeated counts once."""
-        figures = self._session.figures
+        counts = self._session.counts
         with self._planner.changed:
             if not is_early:
                 self._session.step_ended = 0.0
@@ -169,41 +224,35 @@ class StepLookup(_Handle):
             if is_early in self._share.counted:
                 return
             self._share.counted.add(is_early)
-            figures.lookup_keys += count
-            figures.prefetched_keys += count if self._step.is_planned else 0
-            figures.lookup_hits += max(count - missing, 0)
+            counts.lookup_keys += count
+            counts.prefetched_keys += count if self._step.is_planned else 0
+            counts.lookup_hits += max(count - missing, 0)
             if is_early:
-                figures.early_rows += count
-                figures.early_bytes += size
+                counts.early_rows += count
+                counts.early_bytes += size
             else:
-                figures.late_rows += count
-                figures.late_bytes += size
+                counts.late_rows += count
+                counts.late_bytes += size
 
-    def pool(self, bags: Mapping[str, StepBags], outs: Mapping[str, Rows]) -> None:
-        """Write the pooled rows of every bag to `outs`, by table (bags, dim). When READY."""
-        with self._engine.reading():
-            self._session.check_live()
-            missing = [self._pool_table(name, b, outs[name]) for name, b in bags.items()]
-        count = sum(self.shapes[name][0] for name in bags)
-        self._count(count, sum(missing), sum(outs[n].nbytes for n in bags), is_early=False)
+    def _pool(self, bags: Sequence[StepBags], outs: Mapping[str, Rows]) -> None:
+        self._session.check_live()
+        missing = [self._pool_table(part, outs[part.table]) for part in bags]
+        count = sum(self._share.shapes[part.table][0] for part in bags)
+        self._count(count, sum(missing), sum(rows.nbytes for rows in outs.values()), is_early=False)
 
-    def _pool_table(self, name: str, bags: StepBags, out: Rows) -> int:
-        if name not in self._share.places:
+    def _pool_table(self, part: StepBags, out: Rows) -> int:
+        index, place = self._share.places[part.table]
+        keys = self._share.parts[index]
+        low, high = keys.bounds[place : place + 2].tolist()
+        inverse = part.inverse.view(np.int32)
+        if len(inverse) and inverse.max() >= high - low:
             raise InvalidArgumentError(
-                f"session {self._session.name!r}: step {self._step.number} has no table {name!r}"
+                f"table {part.table!r}: expected inverse in [0, {high - low}), the announced keys"
             )
-        index, place = self._share.places[name]
-        part = self._share.parts[index]
-        low, high = part.bounds[place : place + 2].tolist()
-        inverse = np.asarray(bags.inverse)
-        if len(inverse) and not (0 <= inverse.min() and inverse.max() < high - low):
-            raise InvalidArgumentError(
-                f"table {name!r}: expected inverse in [0, {high - low}), the announced keys"
-            )
-        rows, slots, batch, missing = part.look_at([inverse + low], count=True)
-        part.pool.device.gather_pooled(
-            rows, slots, batch, bags.offsets, bags.mode == "mean", bags.weights, out
-        )
+        rows, slots, batch, missing = keys.look_at([inverse + low], count=True)
+        bags, device = part.bags, keys.pool.device
+        mean = bags.mode == "mean"
+        device.rows.gather_pooled(rows, slots, batch, bags.offsets, mean, bags.weights, out)
         return missing
 
 
@@ -211,12 +260,7 @@ class StepOutcome(_Handle):
     """What becomes of a step that a rank has sent its share of."""
 
     def __init__(
-        self,
-        planner: Planner,
-        session: Session,
-        rank: Rank,
-        number: int,
-        attempt: Attempt,
+        self, planner: Planner, session: Session, rank: Rank, number: int, attempt: Attempt
     ) -> None:
         super().__init__(planner, session, rank, number)
         self._attempt = attempt
@@ -232,8 +276,7 @@ class StepOutcome(_Handle):
         with self._planner.lock:
             if self._attempt.result is not None:
                 return self._attempt.result
-            if self._attempt.error is not None:
-                error = self._attempt.error
+            if (error := self._attempt.error) is not None:
                 raise type(error)(*error.args) from error
             self._session.check_live()
             self._check_others()

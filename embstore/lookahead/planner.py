@@ -13,96 +13,76 @@ The step whose **turn** has come does not wait: it takes the pins of the steps t
 from theirs, of any session, which are planned again later; if it does not fit even so, it is done
 *in parts*, as any call that is larger than the cache.
 
-**Next uses.** In the mode "window" the rows of a finished step are scored by the next step of the
-window that has them (Belady's order within what is known, as BagPipe does): rows of no announced
-step leave first, by the pool's policy, then those whose use is farthest.
-
 **Manners.** At most `COLLECTIONS_MAX` collections are under way, victims leave a few at a time, and
 the planner lets calls that wait for the engine go first: look-ahead must not starve lookups that
 nobody announced. Between the update of one step and the lookup of the next the trainer waits for
 the store, and computes afterwards; so for a moment the planner leaves the engine to it.
-
-Threads: the planner's own and the collectors' are daemons, started with the first session.
 """
 
-import os
-import queue
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from embstore.cache.pins import PoolPins
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import Collection, Prefetch, Work
-from embstore.engine import Engine
 from embstore.errors import EmbstoreError, StoreClosedError
-from embstore.kernels.slots import CLOCK_MASK, FORESEEN
+from embstore.lookahead.next_uses import NextUses
 from embstore.lookahead.session import Session
-from embstore.lookahead.step import Part, Step
+from embstore.lookahead.stats import Planning
+from embstore.lookahead.step import Event, Part, State, Step
+from embstore.lookahead.threads import Threads
+from embstore.tables.tables import Tables
 
 COLLECTIONS_MAX = 4
-_COLLECTORS = 2
 
 Job = Callable[[], None]
 
 
 class Planner:
-    """Plans the steps of all live sessions of a store."""
+    """Plans the steps of all live sessions of a store.
 
-    def __init__(self, engine: Engine, sessions: dict[str, Session]) -> None:
+    One class, because planning, waiting for room and taking pins back decide about the same steps
+    under one lock.
+    """
+
+    def __init__(self, tables: Tables, sessions: dict[str, Session]) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         """Of everything here and in the sessions; taken after the engine, never before."""
         self.work = Work()
         self.watchers: list[Callable[[], None]] = []
         self.ended: list[Session] = []  # have pins and holds to give back
-        self.end_expired: Callable[[], float | None] = _never
+        self.end_expired: Callable[[], float | None] = lambda: None
         """Ends sessions whose lease has run out; returns seconds to the next one's end."""
-        self._engine = engine
+        self._tables = tables
         self._sessions = sessions
         self._prefetches: dict[int, Prefetch] = {}  # by id of the pool
         self._collecting = 0
-        self._time = 0  # finished steps of all sessions
+        self._next_uses = NextUses()
         self._releases = 0  # grows whenever pins are released
-        self._collections: queue.SimpleQueue[Collection | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
-        # A thread that the interpreter's end cuts off inside a kernel takes the process with it.
-        self._ends = (self._stopping, self.changed, self._collections, self._threads)
-        weakref.finalize(self, _end, os.getpid(), *self._ends)
-        self._process = os.getpid()
+        self._threads = Threads(self.changed)
 
     # Life
 
     def start(self) -> None:
         """Start the threads, if they have not been. Under the lock."""
-        if self._threads or self._stopping.is_set():
-            return
-        jobs = [self._run, *[self._collect] * _COLLECTORS]
-        for number, job in enumerate(jobs):
-            name = "lookahead" if number == 0 else f"collector-{number - 1}"
-            self._threads.append(threading.Thread(target=job, name=name, daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self._threads.start(self._run, self._collect)
 
     def stop(self) -> None:
         """Begin no more work. `join` waits for what is under way."""
-        if os.getpid() != self._process:
-            return  # a forked child: the threads are its parent's, and so may be the lock
-        self._stopping.set()
+        if not self._threads.are_here:
+            return  # the lock may be its parent's too
+        self._threads.stopping.set()
         with self.changed:
             self.notify()
 
     def join(self) -> None:
         """Wait for the threads to end. Not on one of them, nor with the engine."""
-        _end(self._process, *self._ends)
-        self.end_expired = _never  # no circle keeps what is closed
+        self._threads.join()
+        self.end_expired = lambda: None  # no circle keeps what is closed
 
     def notify(self) -> None:
         """Say that something has changed. Under the lock."""
@@ -122,12 +102,10 @@ class Planner:
                 break
             except BaseException as exc:  # those who wait are told, or they would wait for ever
                 self._fail(exc)
-        for _ in range(_COLLECTORS):
-            self._collections.put(None)
 
     def _next_job(self) -> Job | None:
         with self.changed:
-            while not self._stopping.is_set():
+            while not self._threads.stopping.is_set():
                 until_next_lease = self.end_expired()
                 job = self._due()
                 if job is not None:
@@ -139,7 +117,7 @@ class Planner:
 
     def _due(self) -> Job | None:
         if self.ended:
-            return self._give_back
+            return self._release_ended
         if any(self._collected_collections()):
             return self._insert
         session = self._next_session()
@@ -152,12 +130,12 @@ class Planner:
             raise
         except BaseException as exc:  # a mistake of ours in one session is no other's
             with self.changed:
-                self.end(session, _told_of(exc))
+                self.end(session, _session_error(exc))
 
     def _fail(self, error: BaseException) -> None:
         with self.changed:
             for session in self._sessions.values():
-                self.end(session, _told_of(error))
+                self.end(session, _session_error(error))
 
     def end(self, session: Session, error: EmbstoreError) -> None:
         """End a session; what it has is given back later. Under the lock."""
@@ -170,25 +148,24 @@ class Planner:
 
     def _collected_collections(self) -> Iterator[Collection]:
         for prefetch in list(self._prefetches.values()):
-            for collection in prefetch.pool.arriving[:1]:
+            for collection in prefetch.pool.finder.arriving[:1]:
                 if isinstance(collection, Collection) and collection.is_collected:
                     yield collection
 
     def _insert(self) -> None:
-        with self._engine.background():
+        with self._tables.background():
             for collection in list(self._collected_collections()):
                 collection.finish()
-        self._engine.storage.reached("lookahead:insert")
+        self._tables.storage.files.reached("lookahead:insert")
         with self.changed:
             self.notify()
 
-    def _collect(self) -> None:
-        while (collection := self._collections.get()) is not None:
-            self._engine.storage.reached("lookahead:collect")
-            collection.collect()
-            with self.changed:
-                self._collecting -= 1
-                self.notify()
+    def _collect(self, collection: Collection) -> None:
+        self._tables.storage.files.reached("lookahead:collect")
+        collection.collect()
+        with self.changed:
+            self._collecting -= 1
+            self.notify()
 
     # Plan
 
@@ -206,7 +183,7 @@ class Planner:
             return False
         if self._collecting >= COLLECTIONS_MAX and not is_turn:
             return False
-        if session.held_at == self._releases and not is_turn:
+        if session.waits_at == self._releases and not is_turn:
             return False
         return is_turn or self._group_is_complete(session, number)
 
@@ -224,14 +201,14 @@ class Planner:
         for step in steps:
             if self._note(session, step):
                 self._clear(session, step)
-        self._engine.storage.reached("lookahead:plan")
-        with self._engine.background():
+        self._tables.storage.files.reached("lookahead:plan")
+        with self._tables.background():
             begun = self._plan_steps(session, steps)
         with self.changed:
             self._collecting += len(begun)
             self.notify()
         for collection in begun:
-            self._collections.put(collection)
+            self._threads.put(collection)
 
     def _next_steps(self, session: Session) -> list[Step]:
         first = session.planned_step + 1
@@ -240,7 +217,7 @@ class Planner:
 
     def _note(self, session: Session, step: Step) -> bool:
         """Learn which step before has each row of this one; False: it is finished meanwhile."""
-        if step.is_noted:
+        if step.state is not State.ANNOUNCED:
             return True
         row_keys = step.note_keys()
         with session.uses_lock:
@@ -253,7 +230,8 @@ class Planner:
         for part in step.parts:
             part.previous = previous[low : low + part.key_count]
             low += part.key_count
-        step.is_noted = True
+        with self.lock:
+            step.move(Event.NOTE)
         return True
 
     def _clear(self, session: Session, step: Step) -> None:
@@ -269,14 +247,16 @@ class Planner:
 
     def _ahead(self, session: Session, step: Step, work: Callable[[], int]) -> int:
         """Do a piece of that, unless the step is done, or its session, whose pools may be gone."""
-        with self._engine.background():
+        with self._tables.background():
             is_over = session.error is not None or step.number <= session.last_step
-            return 0 if is_over or step.in_parts else work()
+            return 0 if is_over or step.is_in_parts else work()
 
     def _cleared(self, step: Step, part: Part) -> int:
         prefetch = self.prefetch(part.pool)
-        step.in_parts = not prefetch.can_fit(step.keys_in(part.pool))
-        return 0 if step.in_parts else prefetch.clear(part.batch())
+        if not prefetch.can_fit(step.keys_in(part.pool)):
+            self._do_in_parts(step)
+            return 0
+        return prefetch.clear(part.batch())
 
     def _evicted(self, part: Part, rows: int) -> int:
         try:
@@ -288,11 +268,11 @@ class Planner:
         if session.planned_step + 1 < steps[0].number:
             return []  # a step before them has lost its pins meanwhile, and comes first
         planned = []
-        with self._engine.arena.fixed():
+        with self._tables.arena.fixed():
             for step in steps:
                 if session.error is not None:
                     break
-                if step.number <= session.last_step or not step.is_noted:
+                if step.number <= session.last_step or step.state is State.ANNOUNCED:
                     continue  # finished meanwhile, by a trainer that did not look it up
                 if not step.is_planned and not self._plan_step(session, step):
                     break
@@ -307,26 +287,30 @@ class Planner:
     def _note_planned(
         self, session: Session, step: Step, begun: Mapping[int, Collection | None]
     ) -> None:
-        if not step.is_planned and not step.in_parts:
+        if step.state is State.NOTED:
             for part in step.parts:
                 assert part.pins is not None, "no slab has changed hands since it was pinned"
                 own = begun[id(part.pool)]
                 self.prefetch(part.pool).await_arrivals(part.pins, own)
-            step.is_planned = True
+            step.move(Event.PLAN)
         session.planned_step = max(session.planned_step, step.number)
 
     def _plan_step(self, session: Session, step: Step) -> bool:
         """Pin a step's rows; say False if it must wait for room."""
-        while not step.in_parts and (full := self._pin(step)) is not None:
+        while not step.is_in_parts and (full := self._pin(step)) is not None:
             if step.number != session.last_step + 1:
-                self._hold_back(session, step)
+                with self.lock:
+                    session.waits_at = self._releases
+                    session.waiting_since = session.waiting_since or monotonic()
+                self._next_uses.await_room(session, step)
                 return False
             if not self._take_farthest(full, step):
-                step.in_parts = True
-                break
-        if step.in_parts:
-            session.figures.steps_in_parts += 1
-        self._note_room(session)
+                self._do_in_parts(step)
+        if step.is_in_parts:
+            session.counts.steps_in_parts += 1
+        with self.lock:
+            session.waited_s = session.held_back_s
+            session.waiting_since, session.waits_at = None, -1
         return True
 
     def _pin(self, step: Step) -> Pool | None:
@@ -339,41 +323,30 @@ class Planner:
                     return part.pool
         except EmbstoreError:  # no room in the log, say: the step's own call will be told
             self._unpin(step)
-            step.in_parts = True
+            self._do_in_parts(step)
         return None
+
+    def _do_in_parts(self, step: Step) -> None:
+        with self.lock:
+            step.move(Event.DO_IN_PARTS)
 
     def prefetch(self, pool: Pool) -> Prefetch:
         """Return what plans in a pool. Engine thread."""
         prefetch = self._prefetches.get(id(pool))
         if prefetch is None or prefetch.pool is not pool:
             prefetch = self._prefetches[id(pool)] = Prefetch(pool, self.work)
-            pool.unpinners["lookahead"] = lambda: self.unplan(pool)
+            pool.pins.add_reclaimer(self)
         return prefetch
 
     def _forget_pools(self) -> None:
         """Let pools go that no session plans in any more."""
         used = {id(t.pool) for s in self._sessions.values() for t in s.tables.values()}
         for key, prefetch in list(self._prefetches.items()):
-            if key not in used and not prefetch.pool.arriving:
-                prefetch.pool.unpinners.pop("lookahead", None)
+            if key not in used and not prefetch.pool.finder.arriving:
+                prefetch.pool.pins.remove_reclaimer(self)
                 del self._prefetches[key]
 
     # No room
-
-    def _hold_back(self, session: Session, step: Step) -> None:
-        with self.lock:
-            session.held_at = self._releases
-            if session.held_since is None:
-                session.held_since = monotonic()
-        if session.mode.by_next_use:
-            for part in step.parts:
-                self._foresee_resident(session, part, step.number)
-
-    def _note_room(self, session: Session) -> None:
-        with self.lock:
-            if session.held_since is not None:
-                session.figures.held_back_s += monotonic() - session.held_since
-            session.held_since, session.held_at = None, -1
 
     def _take_farthest(self, pool: Pool, step: Step) -> bool:
         """Take the pins of the planned step farthest from its turn; False: there is none."""
@@ -382,7 +355,7 @@ class Planner:
                 (other.number - session.last_step, session, other)
                 for session in self._sessions.values()
                 for other in session.steps.values()
-                if other is not step and other.is_planned and _has_pool(other, pool)
+                if other is not step and other.is_planned and _has_pins(other, pool.pins)
             ]
         if not planned:
             return False
@@ -390,22 +363,25 @@ class Planner:
         self._plan_again(session, farthest)
         return True
 
-    def unplan(self, pool: Pool) -> None:
-        """Take every pin of a pool away; the steps are planned again. Engine thread."""
+    def reclaim(self, pins: PoolPins) -> None:
+        """Take every pin of a pool back; the steps are planned again. Engine thread."""
         with self.lock:
             for session in [*self._sessions.values(), *self.ended]:
                 for step in list(session.steps.values()):
-                    if _has_pool(step, pool):
-                        step.in_parts = step.in_parts or _has_failed(step)
+                    if _has_pins(step, pins):
+                        owns = [part.pins.own for part in step.parts if part.pins is not None]
+                        failed = any(own is not None and own.has_failed for own in owns)
                         self._plan_again(session, step)
+                        if failed:  # a row that was to be collected cannot be read
+                            step.move(Event.DO_IN_PARTS)
 
     def _plan_again(self, session: Session, step: Step) -> None:
         self._unpin(step)
         with self.lock:
             if step.is_planned:
-                step.is_planned = False
-                session.figures.planned_again += 1
+                session.counts.steps_planned_again += 1
                 session.planned_step = min(session.planned_step, step.number - 1)
+            step.move(Event.UNPIN)
             self.notify()
 
     def _unpin(self, step: Step) -> None:
@@ -419,59 +395,19 @@ class Planner:
 
     def retire(self, session: Session, step: Step) -> None:
         """Take back the pins of a finished step. Engine thread."""
-        self._time += 1
-        if session.mode.by_next_use and step.is_planned and step.is_noted:
-            self._foresee(session, step)
+        self._next_uses.finish(session, step)
         self._unpin(step)
-        step.is_planned = False
+        with self.lock:
+            step.move(Event.FINISH)
         with session.uses_lock:
             session.uses.forget(step.number)
 
-    def _foresee(self, session: Session, step: Step) -> None:
-        with session.uses_lock:
-            next_uses = session.uses.next_uses(step.number)
-        if step.inverse is not None:
-            next_uses = next_uses[step.inverse]
-        low = 0
-        for part in step.parts:
-            uses = next_uses[low : low + part.key_count]
-            low += part.key_count
-            if part.pins is not None:
-                pool = part.pool
-                pool.policy.touch(part.pins.slots, len(uses), pool.slot_count)
-                self._rank_again(part)
-                scores = self._scores(session, uses)
-                pool.policy.foresee(part.pins.slots, scores)
-
-    def _rank_again(self, part: Part) -> None:
-        """Give rows their levels again: a rank by next use has taken their place."""
-        pool = part.pool
-        if part.pins is not None and pool.policy.has_lost_levels:
-            keys = pool.device.download(part.batch().unique_keys)
-            pool.policy.rank_again(part.pins.slots, keys)
-
-    def _scores(self, session: Session, next_uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return scores by which the farthest next use leaves first; -1: none is known.
-
-        Time is counted in finished steps of all sessions, so that theirs compare.
-        """
-        times = self._time + next_uses - session.last_step
-        return np.where(next_uses > 0, FORESEEN | (CLOCK_MASK - times), -1)
-
-    def _foresee_resident(self, session: Session, part: Part, number: int) -> None:
-        """Score the resident rows of a step that must wait by its number."""
-        pool, keys = part.pool, part.batch().unique_keys
-        slots = pool.device.allocate(len(keys), np.int64)
-        pool.device.find(pool.index.arrays, keys, slots)
-        scores = self._scores(session, np.full(len(keys), number))
-        pool.policy.foresee(slots, scores)
-
-    def _give_back(self) -> None:
+    def _release_ended(self) -> None:
         """Take back what sessions had that have ended."""
-        with self._engine.background():
-            self.give_back()
+        with self._tables.background():
+            self.release_ended()
 
-    def give_back(self) -> None:
+    def release_ended(self) -> None:
         """The same. Engine thread."""
         if not self.ended:
             return
@@ -480,8 +416,7 @@ class Planner:
         for session in ended:
             for step in list(session.steps.values()):
                 self._unpin(step)
-            if session.mode.by_next_use:
-                self._forget_foreseen(session)
+            self._next_uses.forget(session)
         with self.changed:
             for session in ended:
                 session.steps.clear()
@@ -491,63 +426,20 @@ class Planner:
             self._forget_pools()
             self.notify()
 
-    def _forget_foreseen(self, session: Session) -> None:
-        for pool in {id(t.pool): t.pool for t in session.tables.values()}.values():
-            pool.policy.forget_foreseen(pool.slot_count)
-            pool.rank_again()
-
     # Looking
 
-    def told(self) -> dict[str, Any]:
-        """Return what planning costs, and how much is under way."""
-        pools = list(self._engine.pools.values())
-        return {
-            "stage_seconds": dict(self.work.seconds),
-            "planned_keys": self.work.planned_keys,
-            "collected_rows": self.work.collected_rows,
-            "collecting": self._collecting,
-            "inserting": sum(len(pool.arriving) for pool in pools),
-            "pinned_rows": sum(pool.pinned_count for pool in pools),
-        }
+    def planning(self) -> Planning:
+        """Return what planning costs, and how much is under way. Under the lock."""
+        return Planning(self.work, self._collecting, list(self._tables.pools.values()))
 
 
-def _never() -> float | None:
-    """End no session, at no time."""
-    return None
+def _has_pins(step: Step, pins: PoolPins) -> bool:
+    return any(part.pool.pins is pins and part.pins is not None for part in step.parts)
 
 
-def _has_pool(step: Step, pool: Pool) -> bool:
-    return any(part.pool is pool and part.pins is not None for part in step.parts)
-
-
-def _has_failed(step: Step) -> bool:
-    """Say whether a row that was to be collected for a step cannot be read."""
-    owns = [part.pins.own for part in step.parts if part.pins is not None]
-    return any(own is not None and own.has_failed for own in owns)
-
-
-def _told_of(error: BaseException) -> EmbstoreError:
+def _session_error(error: BaseException) -> EmbstoreError:
     if isinstance(error, EmbstoreError):
         return error
     failed = EmbstoreError(f"look-ahead failed: {error!r}")
     failed.__cause__ = error
     return failed
-
-
-def _end(
-    process: int,
-    stopping: threading.Event,
-    changed: threading.Condition,
-    collections: "queue.SimpleQueue[Any]",
-    threads: list[threading.Thread],
-) -> None:
-    if os.getpid() != process:
-        return
-    stopping.set()
-    with changed:
-        changed.notify_all()
-    for _ in threads[1:]:
-        collections.put(None)
-    for thread in threads:
-        thread.join()
-    threads.clear()

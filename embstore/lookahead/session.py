@@ -17,8 +17,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from time import monotonic
-from typing import Any
 
+from embstore.checks import check_planner
 from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
@@ -26,13 +26,12 @@ from embstore.errors import (
     SessionExpiredError,
     StepNotFoundError,
 )
+from embstore.lookahead.stats import SessionCounts
 from embstore.lookahead.step import Step, Verb
 from embstore.lookahead.uses import Uses
 from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
-from embstore.tablestate import TableState
+from embstore.tables.state import TableState
 
-GROUP_MAX = 1024
-_GROUPS = frozenset(map(str, range(1, GROUP_MAX + 1)))
 OUTCOMES_MAX = 1024
 """Finished steps whose outcome is remembered."""
 
@@ -42,7 +41,7 @@ _PAUSE_S = 2e-3
 _PAST = {"update": "updated", "release": "released", "skip": "skipped"}
 
 
-def told_again(error: EmbstoreError) -> EmbstoreError:
+def same_error(error: EmbstoreError) -> EmbstoreError:
     """Return an error like this one, for another caller: a trace belongs to one."""
     return type(error)(*error.args)
 
@@ -51,28 +50,14 @@ def told_again(error: EmbstoreError) -> EmbstoreError:
 class Mode:
     """How steps are planned: how many together, and whether rows are ranked by their next use."""
 
-    group: int = 1
-    by_next_use: bool = False
+    group: int
+    by_next_use: bool
 
     @classmethod
-    def of(cls, planner: Any) -> "Mode":
-        """Return what a planner's name means.
-
-        Raises
-        ------
-        InvalidArgumentError
-        """
-        match str(planner).partition(":"):
-            case ("per_step", "", ""):
-                return cls()
-            case ("window", "", ""):
-                return cls(by_next_use=True)
-            case ("group", ":", count) if count in _GROUPS:
-                return cls(group=int(count))
-        raise InvalidArgumentError(
-            f'expected planner "per_step", "window" or "group:N" with N from 1 to {GROUP_MAX}, '
-            f"found {str(planner)[:80]!r}"
-        )
+    def of(cls, planner: str) -> "Mode":
+        """Return what a planner's name means."""
+        kind, group = check_planner(planner)
+        return cls(group, by_next_use=kind == "window")
 
 
 @dataclass(eq=False)
@@ -84,25 +69,6 @@ class Rank:
     deadline: float  # monotonic seconds, when its lease runs out
     announced: int  # its last announced step
     is_closed: bool = False
-
-
-@dataclass
-class Figures:
-    """What a session did."""
-
-    steps_finished: int = 0
-    steps_in_parts: int = 0
-    lookup_keys: int = 0
-    lookup_hits: int = 0
-    prefetched_keys: int = 0
-    early_rows: int = 0
-    late_rows: int = 0
-    early_bytes: int = 0
-    late_bytes: int = 0
-    stall_s: float = 0.0
-    stalls: int = 0
-    held_back_s: float = 0.0
-    planned_again: int = 0
 
 
 @dataclass(eq=False)
@@ -120,9 +86,10 @@ class Session:
     error: EmbstoreError | None = None  # why it ended
     uses: Uses = field(default_factory=Uses)
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
-    figures: Figures = field(default_factory=Figures)
-    held_since: float | None = None  # monotonic seconds; the next step waits for room
-    held_at: int = -1  # at which count of released pins it was tried in vain
+    counts: SessionCounts = field(default_factory=SessionCounts)
+    waited_s: float = 0.0  # in which planning waited for room, up to `waiting_since`
+    waiting_since: float | None = None  # monotonic seconds; the next step waits for room
+    waits_at: int = -1  # at which count of released pins it was tried in vain
     opened: float = field(default_factory=monotonic)
     turn_since: float = 0.0  # monotonic seconds, when the turn of the next step came
     step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
@@ -167,26 +134,55 @@ class Session:
         """Bytes of the keys that are announced and not finished."""
         return sum(8 * step.key_count for step in self.steps.values())
 
+    @property
+    def joined_ranks(self) -> list[Rank]:
+        """Ranks that have joined and not closed."""
+        return [rank for rank in self.ranks.values() if not rank.is_closed]
+
+    @property
+    def announced_step(self) -> int:
+        """Steps up to this one are announced by every rank that has joined."""
+        return min((rank.announced for rank in self.joined_ranks), default=self.last_step)
+
+    @property
+    def held_back_s(self) -> float:
+        """Seconds in which planning waited for room."""
+        since = self.waiting_since
+        return self.waited_s + (0.0 if since is None else monotonic() - since)
+
     def now(self) -> SessionFacts:
         """Return what it is, as far as it has come."""
         return replace(self.facts, last_step=self.last_step)
 
-    def join(self, rank: int, member: str | None) -> Membership:
+    def join(self, rank: int, member: str) -> Membership:
         """Give a rank its place; one that had it before goes on where it was."""
         before = self.ranks.get(rank)
         announced = self.last_step if before is None else before.announced
         chosen = member or token_hex(16)
         self.ranks[rank] = Rank(rank, chosen, monotonic() + self.lease_s, announced)
-        return Membership(chosen, self.name, rank, self.last_step)
+        facts = self.facts
+        return Membership(chosen, self.name, rank, self.last_step, facts.rank_timeout_ms)
 
-    def finished(self, step: Step, verb: Verb, told: AcknowledgedUpdate, now: float) -> None:
+    def finished(self, step: Step, verb: Verb, outcome: AcknowledgedUpdate, now: float) -> None:
         """Note that a step is done: it is the next one's turn."""
         self.last_step = step.number
         self.turn_since = self.step_ended = now
         self.planned_step = max(self.planned_step, step.number)
-        self.figures.steps_finished += 1
+        self.counts.steps_finished += 1
         self.steps.pop(step.number, None)
-        self.remember(step.number, verb, told)
+        self.outcomes[step.number] = verb, outcome
+        while len(self.outcomes) > OUTCOMES_MAX:
+            self.outcomes.popitem(last=False)
+
+    def table(self, name: str, where: str = "") -> TableState:
+        """Return a table of the session, or raise InvalidArgumentError; `where` says who asked."""
+        table = self.tables.get(name)
+        if table is None:
+            where = where or f"session {self.name!r}"
+            raise InvalidArgumentError(
+                f"{where}: expected tables of the session, {sorted(self.tables)}, found {name!r}"
+            )
+        return table
 
     def announced_by_all(self, number: int) -> bool:
         """Whether every rank has said what the step needs."""
@@ -216,12 +212,6 @@ class Session:
             )
         return step
 
-    def remember(self, number: int, verb: Verb, outcome: AcknowledgedUpdate) -> None:
-        """Note what became of a step, so that it can be told again."""
-        self.outcomes[number] = verb, outcome
-        while len(self.outcomes) > OUTCOMES_MAX:
-            self.outcomes.popitem(last=False)
-
     def remembered(self, number: int, verb: Verb) -> AcknowledgedUpdate | None:
         """Return the outcome of a step that was finished so.
 
@@ -229,33 +219,23 @@ class Session:
         ------
         InvalidArgumentError : it was finished otherwise.
         """
-        told = self.outcomes.get(number)
-        if told is None:
+        outcome = self.outcomes.get(number)
+        if outcome is None:
             return None
-        if told[0] != verb:
+        if outcome[0] != verb:
             raise InvalidArgumentError(
-                f"session {self.name!r}: step {number} was {_PAST[told[0]]}, it cannot be "
+                f"session {self.name!r}: step {number} was {_PAST[outcome[0]]}, it cannot be "
                 f"{_PAST[verb]} any more"
             )
-        return told[1]
+        return outcome[1]
 
     def check_live(self) -> None:
-        """Raise why the session ended, if it has.
-
-        Raises
-        ------
-        SessionExpiredError, RankFailedError
-        """
+        """Raise why the session ended, if it has."""
         if self.error is not None:
-            raise told_again(self.error)
+            raise same_error(self.error)
 
     def check_may_put(self) -> None:
-        """Raise unless a member may set rows: it is the only writer, and nothing was sent early.
-
-        Raises
-        ------
-        InvalidArgumentError
-        """
+        """Raise unless a member may set rows: it is the only writer, and nothing was sent early."""
         if self.facts.shared:
             raise InvalidArgumentError(
                 f"session {self.name!r} is shared: write with Table.put_rows, as anybody may"
@@ -271,7 +251,7 @@ class Session:
         """When leases run out, in monotonic seconds: those of the ranks, or the opener's."""
         if not self.ranks:
             return [self.opened + self.lease_s]
-        return [rank.deadline for rank in self.ranks.values() if not rank.is_closed]
+        return [rank.deadline for rank in self.joined_ranks]
 
     def expired(self, now: float) -> EmbstoreError | None:
         """Return what it means that a lease has run out, if one has."""
@@ -282,12 +262,13 @@ class Session:
 
     def lost(self, rank: Rank) -> EmbstoreError:
         """Return what a lease that ran out means to all of the session."""
-        told = (
+        message = (
             f"session {self.name!r}: rank {rank.rank} was silent for more than its lease of "
             f"{self.facts.lease_ms} ms; open the session again, it goes on after step "
             f"{self.last_step}"
         )
-        return RankFailedError(told) if self.facts.world_size > 1 else SessionExpiredError(told)
+        kind = RankFailedError if self.facts.world_size > 1 else SessionExpiredError
+        return kind(message)
 
     def stalled(self, number: int, waiting: Rank, since: float, now: float) -> EmbstoreError | None:
         """Return what it means if others have kept `waiting` from step `number` for too long."""
@@ -313,41 +294,3 @@ class Session:
         if turn is not None and turn.sent:
             late |= {r for r in self.world if r not in turn.sent}
         return sorted(late - {waiting.rank})
-
-    def told(self) -> dict[str, Any]:
-        """Return what an operator wants to know."""
-        now, f = monotonic(), self.figures
-        held = f.held_back_s + (now - self.held_since if self.held_since is not None else 0.0)
-        live = [rank for rank in self.ranks.values() if not rank.is_closed]
-        rows = f.early_rows + f.late_rows
-        return {
-            "name": self.name,
-            "tables": list(self.facts.tables),
-            "planner": self.facts.planner,
-            "shared": self.facts.shared,
-            "world_size": self.facts.world_size,
-            "ranks_joined": len(live),
-            "lookahead_steps_max": self.facts.lookahead_steps_max,
-            "last_step": self.last_step,
-            "planned_step": self.planned_step,
-            "announced_bytes": self.key_bytes,
-            "announced_step": min((r.announced for r in live), default=self.last_step),
-            "ready_steps": sum(step.is_ready for step in self.steps.values()),
-            "steps_finished": f.steps_finished,
-            "steps_in_parts": f.steps_in_parts,
-            "steps_planned_again": f.planned_again,
-            "lookup_keys": f.lookup_keys,
-            "lookup_hits": f.lookup_hits,
-            "hit_rate": f.lookup_hits / f.lookup_keys if f.lookup_keys else 1.0,
-            "prefetch_coverage": f.prefetched_keys / f.lookup_keys if f.lookup_keys else 1.0,
-            "early_rows": f.early_rows,
-            "late_rows": f.late_rows,
-            "early_bytes": f.early_bytes,
-            "late_bytes": f.late_bytes,
-            "early_share": f.early_rows / rows if rows else 0.0,
-            "stall_s": f.stall_s,
-            "stalls": f.stalls,
-            "held_back": self.held_since is not None,
-            "held_back_s": held,
-            "oldest_lease_s": max((now - r.deadline + self.lease_s for r in live), default=0.0),
-        }

@@ -1,11 +1,15 @@
-"""The verbs of look-ahead sessions: open, join, announce, look up, update, release, skip, close.
+"""The look-ahead sessions of a store: what their commands do.
 
-A rank names itself by its **member**, which `join` gave it. Steps are numbered one after the other
+A rank names itself by its **member**, which joining gave it. Steps are numbered one after the other
 from the session's place; what a rank sends for a step it may send again, and gets the same answer.
-Each verb has a form that waits for nobody (`lookup`, `send_*`: they return a handle to poll) and
-one that waits (`lookup_step`, `update_step`, ...); a rank that waits there keeps its lease.
+An announcement is taken whole or not at all; a step that was announced with the same keys before is
+passed over.
 
-Whoever holds the engine may take the sessions' lock, and nobody who holds that takes the engine.
+What may have to wait (a step's rows, its other ranks) returns a handle to poll, and `wait` waits
+for one; a rank that waits there keeps its lease.
+
+Lock order: whoever holds the engine may take the sessions' lock, and nobody who holds that takes
+the engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,89 +17,59 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from embstore import writes
-from embstore.arguments import check_call_bytes, checked_options, put_of
-from embstore.arrays import Rows, as_out
-from embstore.engine import Engine
-from embstore.errors import DeadlineError, InvalidArgumentError, StoreClosedError
-from embstore.feed.bags import StepBags
-from embstore.lookahead.announcing import (
-    announce,
-    mapping,
-    session_table,
-    share_of,
-    step_number,
-)
+from embstore import commands as c
+from embstore.arithmetic import unique
+from embstore.arrays import Keys
+from embstore.errors import CapacityError, DeadlineError, InvalidArgumentError, StoreClosedError
+from embstore.layout import ELEMENT_BYTES
 from embstore.lookahead.finishing import Finishing
-from embstore.lookahead.handles import Readiness, StepLookup, StepOutcome
-from embstore.lookahead.registry import Registry, checked_facts, checked_tables
-from embstore.lookahead.step import Options
-from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
-from embstore.tablestate import Share
+from embstore.lookahead.handles import StepLookup, StepOutcome
+from embstore.lookahead.registry import Registry
+from embstore.lookahead.session import Rank, Session
+from embstore.lookahead.stats import LiveSessions, SessionsStats
+from embstore.lookahead.step import RankShare, Step
+from embstore.results import AcknowledgedUpdate, Announced, Membership, RowsRead, SessionFacts
+from embstore.stats import document
+from embstore.tables.state import Share, TableState
+from embstore.tables.tables import Tables
 
 
 class Sessions:
     """All sessions of one store. Any thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._registry = Registry(engine)
+    def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
+        """Have no session yet; `accessed` is called with what each finished step looked up."""
+        self._tables = tables
+        self._registry = Registry(tables)
         self._planner = self._registry.planner
-        self._finishing = Finishing(engine, self._registry)
+        self._finishing = Finishing(tables, self._registry, accessed)
 
     # Opening and closing
 
-    def open(
-        self,
-        name: str,
-        tables: Sequence[str],
-        *,
-        lookahead_steps_max: int = 16,
-        world_size: int = 1,
-        planner: str = "per_step",
-        shared: bool = False,
-        lease_ms: int = 10_000,
-        rank_timeout_ms: int = 60_000,
-    ) -> SessionFacts:
+    def open(self, command: c.OpenSession) -> SessionFacts:
         """Open a session, or return the one that is open by this name with these options.
-
-        Parameters
-        ----------
-        name : 1 to 255 printable characters; a name that was used before goes on at its place
-        tables : that steps may name; held until the session ends
-        lookahead_steps_max : steps that may be announced beyond the last finished one
-        world_size : ranks that share each step
-        planner : "per_step", "group:N" (N steps are planned as one) or "window" (rows leave the
-            cache by their next use, as far as it is announced)
-        shared : others may write to the tables as well; no rows are early then
-        lease_ms : a rank that is silent for longer loses its place
-        rank_timeout_ms : how long ranks wait for one another before the session fails
 
         Raises
         ------
-        InvalidArgumentError, TableNotFoundError : nothing has changed.
+        TableNotFoundError, CapacityError : nothing has changed.
         TableHeldError : the name is open with other options, or another session holds a table.
         """
         facts = SessionFacts(
-            name=name,
+            name=command.name,
             last_step=0,
-            tables=checked_tables(tables),
-            lookahead_steps_max=lookahead_steps_max,
-            world_size=world_size,
-            planner=planner,
-            shared=shared,
-            lease_ms=lease_ms,
-            rank_timeout_ms=rank_timeout_ms,
+            tables=command.tables,
+            lookahead_steps_max=command.lookahead_steps_max,
+            world_size=command.world_size,
+            planner=command.planner,
+            shared=command.shared,
+            lease_ms=command.lease_ms,
+            rank_timeout_ms=command.rank_timeout_ms,
         )
-        return self._registry.open(checked_facts(facts))
+        return self._registry.open(facts)
 
-    def join(self, name: str, rank: int, *, member: str | None = None) -> Membership:
-        """Take the place of a rank.
-
-        member : 16 to 64 characters that nobody can guess; a join that is sent again with them is
-            answered as before. None: chosen here
+    def join(self, command: c.JoinSession) -> Membership:
+        """Take the place of a rank. Never waits for the engine.
 
         Raises
         ------
@@ -104,20 +78,17 @@ class Sessions:
         InvalidArgumentError : the session has no such rank.
         """
         with self._planner.changed:
-            return self._registry.join(name, rank, member)
+            return self._registry.join(command.name, command.rank, command.member)
 
-    def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
-        """Renew the rank's lease, as every other call of it does. Never waits."""
+    def renew(self, command: c.RenewLease) -> SessionFacts:
+        """Renew a rank's lease, as every other command of it does. Never waits for the engine."""
         with self._planner.lock:
-            session, _ = self._registry.member(member)
+            session, _ = self._registry.member(command.member)
             return session.now()
 
-    def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
-        """Leave a session; the last rank's leaving ends it. Closing twice is harmless.
-
-        forget : the name's place is forgotten as well
-        """
-        self._registry.close(member, forget=forget)
+    def close(self, command: c.CloseSession) -> None:
+        """Leave a session; the last rank's leaving ends it. Closing twice is harmless."""
+        self._registry.close(command.member, forget=command.forget)
 
     def expire(self) -> None:
         """End the sessions of ranks whose leases have run out, now and not in a while."""
@@ -126,61 +97,74 @@ class Sessions:
 
     # Steps
 
-    def announce(self, member: str, steps: Mapping[int, Mapping[str, ArrayLike]]) -> Announced:
-        """Say which keys coming steps will use.
-
-        Parameters
-        ----------
-        steps : {step: {table: (u,) int64, unique}}, each the next one; a step that was announced
-            with the same keys is passed over
+    def announce(self, command: c.Announce) -> Announced:
+        """Take the steps that a rank announces, or none of them.
 
         Raises
         ------
         InvalidArgumentError : not the next step, more than the session's lookahead_steps_max ahead,
-            keys that repeat or are out of range, a table that is not the session's. None of the
-            steps is announced.
+            keys that repeat or are out of range, a table that is not the session's.
+        CapacityError : more bytes of keys than may be announced.
         """
         with self._planner.lock:
-            session, rank = self._registry.member(member)
-        shares = {}
-        for given, keys in mapping(steps, "steps").items():
-            number = step_number(given)
-            shares[number] = share = share_of(session, number, keys)
-            tables = [Share(share.table(name), share.keys_of(name)) for name in share.places]
-            check_call_bytes(self._engine, tables)
+            session, rank = self._registry.member(command.member)
+        limit = self._tables.limits.call_bytes_max
+        shares = {step.step: _share_of(session, step, limit) for step in command.steps}
         with self._planner.changed:
             session.check_live()
-            announce(session, rank, shares, self._key_bytes_left())
+            announced = sum(live.key_bytes for live in self._registry.sessions.values())
+            left = self._tables.limits.announced_bytes_max - announced
+            _announce(session, rank, shares, left)
             self._planner.notify()
-            return Announced(rank.announced, session.planned_step, session.held_since is not None)
+            is_held_back = session.waiting_since is not None
+            return Announced(rank.announced, session.planned_step, is_held_back)
 
-    def _key_bytes_left(self) -> int:
-        announced = sum(session.key_bytes for session in self._registry.sessions.values())
-        return self._engine.limits.announced_bytes_max - announced
-
-    def lookup(self, member: str, step: int) -> StepLookup:
-        """Return the rows of an announced step, to be waited for.
+    def lookup(self, command: c.LookupStep | c.LookupStepPooled) -> StepLookup:
+        """Return the rows of an announced step, to be waited for. Never waits for the engine.
 
         Raises
         ------
         StepNotFoundError : it was not announced.
-        InvalidArgumentError : it is finished, or no integer.
+        InvalidArgumentError : it is finished.
         """
-        number = step_number(step)
+        bags = command.tables if isinstance(command, c.LookupStepPooled) else None
         with self._planner.lock:
-            session, rank = self._registry.member(member)
-            found = session.step(number, rank)
-            return StepLookup(self._engine, self._planner, session, rank, found)
+            session, rank = self._registry.member(command.member)
+            step = session.step(command.step, rank)
+            return StepLookup(self._tables, self._planner, session, rank, step, bags)
 
-    def lookup_step(
-        self,
-        member: str,
-        step: int,
-        *,
-        out: Mapping[str, Rows] | None = None,
-        timeout_s: float | None = None,
-    ) -> dict[str, Rows]:
-        """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
+    def finish(self, command: c.UpdateStep | c.ReleaseStep | c.SkipStep) -> StepOutcome:
+        """Take what a rank sends to finish a step; the last rank's finishes it.
+
+        Raises
+        ------
+        StepNotFoundError : the step was not announced.
+        InvalidArgumentError : it is not its turn, or was finished otherwise; tables, shapes or
+            dtypes other than announced, options other than another rank's, a sum that is not
+            finite. The step is open, for another try or a skip.
+        """
+        return self._finishing.send(command)
+
+    def check_may_put(self, member: str) -> Session:
+        """Return a member's session, which may set rows. Engine thread.
+
+        Raises
+        ------
+        InvalidArgumentError : steps are announced and not finished, or the session is shared.
+        """
+        with self._planner.lock:
+            session, _ = self._registry.member(member)
+            session.check_may_put()
+            return session
+
+    def release_ended(self) -> None:
+        """Take back what ended sessions have. Engine thread."""
+        self._planner.release_ended()
+
+    # Waiting
+
+    def wait_for_rows(self, lookup: StepLookup, out: Any, timeout_s: float | None) -> RowsRead:
+        """Return the rows of a step, when its turn has come.
 
         timeout_s : how long to wait for that; None: the session's rank_timeout_ms
 
@@ -188,164 +172,32 @@ class Sessions:
         ------
         DeadlineError : earlier steps are not finished in time.
         """
-        given = mapping({} if out is None else out, "out")
-        lookup = self.lookup(member, step)
-        self._wait(lambda: lookup.poll() is Readiness.READY, lookup, step, timeout_s)
-        outs = {name: as_out(given.get(name), shape, name) for name, shape in lookup.shapes.items()}
-        lookup.gather(None, outs)
-        return outs
+        self._wait(lookup, lambda: lookup.is_ready() or None, timeout_s)
+        return lookup.read(out)
 
-    def lookup_step_pooled(
-        self,
-        member: str,
-        step: int,
-        bags: Mapping[str, StepBags],
-        *,
-        timeout_s: float | None = None,
-    ) -> dict[str, Rows]:
-        """Return the pooled rows of bags of announced keys, {table: (bags, dim)}."""
-        lookup = self.lookup(member, step)
-        shapes = lookup.shapes
-        outs = {
-            name: np.empty((len(b.offsets) - 1, shapes[name][1] if name in shapes else 0), "f4")
-            for name, b in bags.items()
-        }
-        self._wait(lambda: lookup.poll() is Readiness.READY, lookup, step, timeout_s)
-        lookup.pool(bags, outs)
-        return outs
-
-    # Finishing a step
-
-    def send_update(
-        self,
-        member: str,
-        step: int,
-        gradients: Mapping[str, ArrayLike],
-        *,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-        on_nonfinite: writes.OnNonfinite = "refuse",
-    ) -> StepOutcome:
-        """Send one gradient for each announced key, {table: (u, dim)}; the last rank's applies all.
-
-        Raises
-        ------
-        InvalidArgumentError : tables, shapes or dtypes other than announced, options other than
-            another rank's, a sum that is not finite. The step is open, for another try or a skip.
-        """
-        options = checked_options(learning_rate, gradient_scale, on_nonfinite)
-        return self._finishing.send(member, step, Options("update", **options), gradients)
-
-    def send_release(self, member: str, step: int) -> StepOutcome:
-        """Finish a step of which rows were read only."""
-        return self._finishing.send(member, step, Options("release"), {})
-
-    def send_skip(self, member: str, step: int) -> StepOutcome:
-        """Finish a step whose gradients are not to be applied; all ranks must say so."""
-        return self._finishing.send(member, step, Options("skip"), {})
-
-    def update_step(
-        self,
-        member: str,
-        step: int,
-        gradients: Mapping[str, ArrayLike],
-        *,
-        learning_rate: float | None = None,
-        gradient_scale: float = 1.0,
-        on_nonfinite: writes.OnNonfinite = "refuse",
-        timeout_s: float | None = None,
-    ) -> AcknowledgedUpdate:
-        """As `send_update`, and wait until the step is finished."""
-        outcome = self.send_update(
-            member,
-            step,
-            gradients,
-            learning_rate=learning_rate,
-            gradient_scale=gradient_scale,
-            on_nonfinite=on_nonfinite,
-        )
-        return self._finished(outcome, step, timeout_s)
-
-    def release_step(
-        self, member: str, step: int, *, timeout_s: float | None = None
-    ) -> AcknowledgedUpdate:
-        """As `send_release`, and wait until the step is finished."""
-        return self._finished(self.send_release(member, step), step, timeout_s)
-
-    def skip_step(
-        self, member: str, step: int, *, timeout_s: float | None = None
-    ) -> AcknowledgedUpdate:
-        """As `send_skip`, and wait until the step is finished."""
-        return self._finished(self.send_skip(member, step), step, timeout_s)
-
-    # Rows that were trained elsewhere
-
-    def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
-        """Set rows of the session's tables, as its only writer: what a hot replica sends back.
-
-        One command for all tables, as `Table.put_rows` is for one. Steps that are announced may
-        have been sent early; so all must be finished before.
-
-        Parameters
-        ----------
-        puts : {table: (keys (n,), weights (n, dim), state (n, state_dim), updates to add to t)}
-
-        Raises
-        ------
-        InvalidArgumentError : steps are announced and not finished, the session is shared, or has
-            no such table; or an argument is wrong. Nothing has changed.
-        """
-        engine = self._engine
-        with engine.writing():
-            with self._planner.lock:
-                session, _ = self._registry.member(member)
-                session.check_may_put()
-            where = f"session {session.name!r}"
-            found = [
-                put_of(session_table(session, name, where), *_four(name, put))
-                for name, put in mapping(puts, "puts").items()
-            ]
-            check_call_bytes(engine, [p.share for p in found], sum(p.state.nbytes for p in found))
-            writes.put_rows(found, session.name)
-            t = {put.share.table.name: put.share.table.t for put in found}
-            return AcknowledgedUpdate(engine.command_number + 1, t)
-
-    # Waiting
-
-    def _finished(
-        self, outcome: StepOutcome, step: int, timeout_s: float | None
-    ) -> AcknowledgedUpdate:
-        told: list[AcknowledgedUpdate] = []
-
-        def is_told() -> bool:
-            answer = outcome.poll()
-            told.extend([] if answer is None else [answer])
-            return bool(told)
-
-        self._wait(is_told, outcome, step, timeout_s)
-        return told[0]
+    def wait_for_ranks(self, outcome: StepOutcome, timeout_s: float | None) -> AcknowledgedUpdate:
+        """Return what became of a step, when it is finished; as `wait_for_rows`."""
+        done: AcknowledgedUpdate = self._wait(outcome, outcome.poll, timeout_s)
+        return done
 
     def _wait(
-        self,
-        is_done: Callable[[], bool],
-        handle: StepLookup | StepOutcome,
-        step: int,
-        timeout_s: float | None,
-    ) -> None:
+        self, handle: StepLookup | StepOutcome, poll: Callable[[], Any], timeout_s: float | None
+    ) -> Any:
         seconds = handle.timeout_s if timeout_s is None else timeout_s
         until = monotonic() + seconds
         with self._planner.changed:
-            while not is_done():
+            while (found := poll()) is None:
                 if self._registry.is_closed:
                     raise StoreClosedError("the store was closed during the call")
                 left = until - monotonic()
                 if left <= 0:
                     raise DeadlineError(
-                        f"step {step} had to wait for more than {seconds:g} s; are the steps "
-                        "before it updated, released or skipped?"
+                        f"step {handle.number} had to wait for more than {seconds:g} s; are the "
+                        "steps before it updated, released or skipped?"
                     )
                 handle.renew()
                 self._planner.changed.wait(min(left, handle.left_s))
+        return found
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after any progress, on any thread; it must not block. Returns the way to
@@ -362,16 +214,11 @@ class Sessions:
 
     # Looking, and the end
 
-    def facts(self) -> list[dict[str, Any]]:
-        """Return what every open session is, and did."""
+    def stats(self) -> dict[str, Any]:
+        """Return the stats of every open session, and of planning for all of them."""
         with self._planner.lock:
-            planning = self._planner.told()
-            return [session.told() | planning for session in self._registry.sessions.values()]
-
-    def planning(self) -> dict[str, Any]:
-        """Return what planning costs: seconds by stage, rows pinned and under way."""
-        with self._planner.lock:
-            return self._planner.told()
+            live = list(self._registry.sessions.values())
+            return document(SessionsStats, LiveSessions(live, self._planner.planning()))
 
     def stop(self) -> None:
         """End all waiting and planning; the store is about to close."""
@@ -383,10 +230,76 @@ class Sessions:
         self._planner.join()
 
 
-def _four(name: str, put: Any) -> tuple[Any, Any, Any, Any]:
-    if not isinstance(put, tuple | list) or len(put) != 4:
+def _share_of(session: Session, step: c.StepKeys, call_bytes_max: int) -> RankShare:
+    """Return what a rank announces of a step, its keys checked and copied. Any thread."""
+    where = f"session {session.name!r}: step {step.step}"
+    tables = {part.table: session.table(part.table, where) for part in step.tables}
+    size = 0
+    for part in step.tables:
+        table = tables[part.table]
+        _check_keys(table, part.keys, where)
+        size += len(part.keys) * (8 + ELEMENT_BYTES * table.dim)
+    if size > call_bytes_max:
         raise InvalidArgumentError(
-            f"table {name!r}: expected (keys, weights, state, add_t), found {type(put).__name__}"
+            f"{where}: expected keys and rows of at most {call_bytes_max} bytes "
+            f"(limits.call_bytes_max), found {size}; make smaller batches"
         )
-    keys, weights, state, add_t = put
-    return keys, weights, state, add_t
+    return RankShare.of(tables, {part.table: part.keys.copy() for part in step.tables})
+
+
+def _announce(
+    session: Session, rank: Rank, shares: Mapping[int, RankShare], key_bytes_left: int
+) -> None:
+    """Take the announced steps that are new, all or none. Under the lock."""
+    new = _new(session, rank, shares)
+    size = sum(8 * shares[number].key_count for number in new)
+    if size > key_bytes_left:
+        raise CapacityError(
+            f"session {session.name!r}: {size} bytes of keys are announced, there is room for "
+            f"{key_bytes_left} (limits.announced_bytes_max); announce fewer steps ahead"
+        )
+    for number in new:
+        step = session.steps.setdefault(number, Step(number))
+        step.shares[rank.rank] = shares[number]
+        rank.announced = number
+
+
+def _new(session: Session, rank: Rank, shares: Mapping[int, RankShare]) -> list[int]:
+    new: list[int] = []
+    for number, share in shares.items():
+        where = f"session {session.name!r}: step {number}"
+        if 0 < number <= session.last_step:
+            continue
+        before = session.steps[number].shares.get(rank.rank) if number in session.steps else None
+        if before is not None:
+            if not before.equals(share):
+                raise InvalidArgumentError(f"{where} was announced with other keys")
+            continue
+        expected = rank.announced + 1 + len(new)
+        if number != expected:
+            raise InvalidArgumentError(f"{where} was announced out of order: expected {expected}")
+        most = session.facts.lookahead_steps_max
+        if number > session.last_step + most:
+            raise InvalidArgumentError(
+                f"{where} is more than lookahead_steps_max = {most} steps beyond the last "
+                f"finished one, {session.last_step}"
+            )
+        new.append(number)
+    return new
+
+
+def _check_keys(table: TableState, keys: Keys, where: str) -> None:
+    if not len(keys):
+        return
+    low, high = int(keys.min()), int(keys.max())
+    if low < 0 or high >= table.rows:
+        raise InvalidArgumentError(
+            f"{where}: table {table.name!r}: expected keys in [0, {table.rows}), found "
+            f"{low if low < 0 else high}"
+        )
+    once, inverse = unique(keys)
+    if len(once) != len(keys):
+        again = int(once[np.argmax(np.bincount(inverse) > 1)])
+        raise InvalidArgumentError(
+            f"{where}: table {table.name!r}: expected each key once, found key {again} repeated"
+        )

@@ -1,8 +1,15 @@
 """A step of a session: what its ranks announced, what they sent, and what became of it.
 
-A step is *announced* when every rank has said which keys it will use, *planned* when its rows are
-pinned or on their way, *ready* when they have arrived, and *finished* when every rank has sent its
-gradients, released the step or skipped it. Steps are finished in the order of their numbers.
+What a step is, one `State` says, and one table says what follows what:
+
+    ANNOUNCED -> NOTED       every rank has said which keys it will use; their uses are known
+    NOTED     -> PLANNED     its rows are pinned or on their way; *ready* when they have arrived
+    PLANNED   -> NOTED       another step, whose turn is nearer, has taken its pins
+    NOTED, PLANNED -> IN_PARTS   its rows do not fit: it is done as any call larger than the cache
+    any       -> FINISHED    every rank has sent its gradients, released the step or skipped it
+
+A trainer may finish a step that the planner is at work on, so nothing moves a step that is
+finished. Steps are finished in the order of their numbers.
 
 A rank's share names tables; their keys are kept by pool, since a pool answers for all its tables in
 one probe, one gather and one apply. Ids of a share's keys in a pool are their places there: what a
@@ -11,19 +18,63 @@ rank announces is unique.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore import writes
 from embstore.arithmetic import unique
 from embstore.arrays import KEY_BITS, Keys, Rows
 from embstore.cache.pool import Pool
-from embstore.cache.prefetch import Pins
+from embstore.cache.prefetch import StepPins
+from embstore.commands import UpdateOptions
 from embstore.device.base import Array, Batch, Gradients
 from embstore.results import AcknowledgedUpdate
-from embstore.tablestate import PoolBatch, Share, TableState
+from embstore.tables.state import PoolBatch, Share, TableState
+
+
+class State(Enum):
+    """How far a step has come."""
+
+    ANNOUNCED = auto()
+    NOTED = auto()
+    PLANNED = auto()
+    IN_PARTS = auto()
+    FINISHED = auto()
+
+
+class Event(Enum):
+    """What happens to a step."""
+
+    NOTE = auto()
+    PLAN = auto()
+    UNPIN = auto()
+    DO_IN_PARTS = auto()
+    FINISH = auto()
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.ANNOUNCED: {Event.NOTE: State.NOTED, Event.FINISH: State.FINISHED},
+    State.NOTED: {
+        Event.NOTE: State.NOTED,
+        Event.PLAN: State.PLANNED,
+        Event.UNPIN: State.NOTED,
+        Event.DO_IN_PARTS: State.IN_PARTS,
+        Event.FINISH: State.FINISHED,
+    },
+    State.PLANNED: {
+        Event.UNPIN: State.NOTED,
+        Event.DO_IN_PARTS: State.IN_PARTS,
+        Event.FINISH: State.FINISHED,
+    },
+    State.IN_PARTS: {
+        Event.UNPIN: State.IN_PARTS,
+        Event.DO_IN_PARTS: State.IN_PARTS,
+        Event.FINISH: State.FINISHED,
+    },
+    State.FINISHED: dict.fromkeys(Event, State.FINISHED),
+}
 
 Verb = Literal["update", "release", "skip"]
 Positions = NDArray[np.int32]
@@ -37,7 +88,7 @@ class Part:
     pool: Pool
     tables: list[TableState]
     keys: list[Keys]
-    pins: Pins | None = None
+    pins: StepPins | None = None
     previous: NDArray[np.int64] | None = None
     """(u,), of each key the last step before that has it, 0 for none; None: not yet noted."""
     _batch: Batch | None = None
@@ -64,20 +115,18 @@ class Part:
             return self._batch
         device = self.pool.device
         pairs = zip(self.tables, self.keys, strict=True)
-        batch = device.distinct([(table.table_id, table.rows, keys) for table, keys in pairs])
-        if device.keeps_batches:
-            self._batch = batch
+        batch = device.keys.distinct([(table.table_id, table.rows, keys) for table, keys in pairs])
+        self._batch = batch if device.keeps_batches else None
         return batch
 
     def look(self) -> Batch:
-        """Return that batch, its slots known or looked for, and settled."""
-        batch = self.batch()
-        pins = self.pins
-        if pins is not None and pins.have_arrived:
-            self.pool.know(batch, pins.slots)
+        """Return that batch, its slots found, and synchronized."""
+        batch, finder = self.batch(), self.pool.finder
+        if self.pins is not None and self.pins.have_arrived:
+            finder.know(batch, self.pins.slots)
         else:
-            self.pool.look(batch)
-        self.pool.settle(batch)
+            finder.look(batch)
+        finder.synchronize(batch)
         return batch
 
     def look_at(
@@ -90,14 +139,10 @@ class Part:
         """
         batch = self.look()
         missing = batch.found.missing
-        rows, slots = self.pool.resident_rows(batch, count=count)
-        ids = np.concatenate(places)
-        bounds = np.cumsum([0, *map(len, places)])
-        return rows, slots, self._subset(batch, ids, bounds), missing
-
-    def _subset(self, batch: Batch, ids: NDArray[np.int64], bounds: NDArray[np.int64]) -> Batch:
-        inverse = self.pool.device.upload(np.ascontiguousarray(ids, np.int32))
-        return replace(batch, inverse=inverse, bounds=bounds)
+        rows, slots = self.pool.reader.resident_rows(batch, count=count)
+        ids = np.concatenate(places).astype(np.int32, copy=False)
+        inverse, bounds = self.pool.device.memory.upload(ids), np.cumsum([0, *map(len, places)])
+        return rows, slots, replace(batch, inverse=inverse, bounds=bounds), missing
 
 
 @dataclass(eq=False)
@@ -151,26 +196,21 @@ class RankShare:
 
     def final_positions(self, last_step: int) -> dict[str, Positions]:
         """Return whose rows no step after `last_step` and before this one has."""
-        return {
-            name: np.flatnonzero(self._previous(name) <= last_step).astype(np.int32)
-            for name in self.places
-        }
+        positions = {}
+        for name, (index, place) in self.places.items():
+            part = self.parts[index]
+            assert part.previous is not None, "a step is noted before it is planned"
+            low, high = part.bounds[place : place + 2]
+            found = np.flatnonzero(part.previous[low:high] <= last_step)
+            positions[name] = found.astype(np.int32)
+        return positions
 
-    def _previous(self, table: str) -> NDArray[np.int64]:
-        index, place = self.places[table]
-        part = self.parts[index]
-        assert part.previous is not None, "a step is noted before it is planned"
-        low, high = part.bounds[place : place + 2]
-        return part.previous[low:high]
-
-    def batches(self, gradients: Mapping[str, Rows]) -> list[PoolBatch]:
-        """Return the share's batches with one gradient a key."""
-        result = []
-        for part in self.parts:
-            pairs = zip(part.tables, part.keys, strict=True)
-            shares = [Share(t, keys, Gradients(gradients[t.name])) for t, keys in pairs]
-            result.append(PoolBatch(part.pool, shares, part.look()))
-        return result
+    def batches(self, shares: list[Share]) -> list[PoolBatch]:
+        """Return the batch of each part, with those of its tables' shares."""
+        return [
+            PoolBatch(part.pool, [s for s in shares if s.table.pool is part.pool], part.look())
+            for part in self.parts
+        ]
 
     def accessed(self) -> list[Share]:
         """Return which rows the share is about: each key once."""
@@ -189,9 +229,7 @@ class Options:
     """How a rank wants its step finished; all ranks must say the same."""
 
     verb: Verb
-    learning_rate: float | None = None
-    gradient_scale: float = 1.0
-    on_nonfinite: writes.OnNonfinite = "refuse"
+    update: UpdateOptions = field(default_factory=UpdateOptions)
 
 
 @dataclass(frozen=True)
@@ -208,6 +246,8 @@ class Attempt:
 
     result: AcknowledgedUpdate | None = None
     error: BaseException | None = None
+    is_applied: bool = False
+    """Every rank has sent its share, and it is being applied, or has been."""
 
 
 @dataclass(eq=False)
@@ -219,17 +259,28 @@ class Step:
     sent: dict[int, Sent] = field(default_factory=dict)  # by rank
     attempt: Attempt = field(default_factory=Attempt)
     _keys_in: dict[int, int] = field(default_factory=dict)  # by id of the pool
-    is_noted: bool = False  # previous uses are known
+    state: State = State.ANNOUNCED
     inverse: NDArray[np.int32] | None = None
     """Of several ranks: the id of each of their keys among the keys of the step."""
-    is_planned: bool = False
-    is_finishing: bool = False  # every rank has sent its share, and it is being applied
-    in_parts: bool = False  # its rows do not fit: it is not pinned, but done as any call
+
+    def move(self, event: Event) -> None:
+        """Go where an event leads. Under the lock; raises KeyError where it cannot happen."""
+        self.state = TRANSITIONS[self.state][event]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its rows are pinned or on their way."""
+        return self.state is State.PLANNED
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether its rows do not fit."""
+        return self.state is State.IN_PARTS
 
     def refuse(self, error: BaseException) -> None:
         """Tell everyone who waits, and be open for another try."""
         self.attempt.error = error
-        self.attempt, self.is_finishing = Attempt(), False
+        self.attempt = Attempt()
         self.sent.clear()
 
     @property

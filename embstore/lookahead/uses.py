@@ -4,35 +4,101 @@ The planner evicts what is used farthest in the future (Belady's rule, over the 
 announced), and a step's late rows are those that the step before it has too. Both are questions
 about uses of one key in two steps that follow each other, so one table is enough: each key with its
 latest use, as (step, position in that step). A step that has the key again asks it for the previous
-use, tells the previous use of the next one, and takes its place (kernels/uses.py).
+use, tells the previous use of the next one, and takes its place.
 
 A step is **forgotten** when it is finished: its array of next uses goes at once, its entries in the
 table where another key needs the place, or when the table is half full. Then it is purged, and
 where that leaves fewer than 4 places a key, or more than 32, made anew with 4 to 8. So memory is
 bounded by the keys of the window, whatever the session's length.
 
+    table[place] = (key, step << 28 | position), or (anything, 0): free
+
+says that the key at `position` of `step` has not been used again yet. It is a table of
+host/key_table.py, at most half full. Steps are from 1, so no entry has the value 0. The loop is not
+split: a millisecond does 50,000 keys.
+
 Rejected: a list of uses for each key (an allocation a key), and sorting the window's keys for each
 step (a hundred times the work where the window is deep).
 """
 
+from itertools import takewhile
+
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.jit import address
+from embstore.arithmetic.compiled import mix
+from embstore.arithmetic.jit import (
+    Int,
+    Int64Rows,
+    Int64s,
+    Int64sIn,
+    address,
+    carray,
+    kernel,
+    pointer_at,
+    prefetch_to_write,
+)
 from embstore.arrays import Keys
-from embstore.device.memory import reserve
-from embstore.kernels.uses import POSITION_BITS, carry_uses, note, purge_uses
+from embstore.host.key_table import carry, lower, new_table
 
 Steps = NDArray[np.int64]
 
+POSITION_BITS = 28
+"""Bits of an entry below the step: a step has fewer keys than 2**28."""
+_POSITION_MASK = np.int64((1 << POSITION_BITS) - 1)
+_NEXT = np.uint64(1)
+_AHEAD = 12
+"""How many keys ahead the place is asked for: a few memory latencies."""
 _PLACES = 1 << 12
 _WINDOW = 16
 STEP_MAX = (1 << (63 - POSITION_BITS)) - 1
 """What an entry has bits for: a step a millisecond for a year."""
 
 
-def _table(places: int) -> NDArray[np.int64]:
-    return reserve(16 * places).view(np.int64).reshape(places, 2)
+@kernel
+def note(
+    table: Int64Rows,  # (places, 2)
+    row_keys: Int64sIn,  # (u,), distinct
+    step: Int,  # above all steps noted before
+    forgotten: Int,
+    addresses: Int64sIn,  # (a power of two,), of next_uses of step s at s modulo its length
+    previous: Int64s,  # (u,)
+) -> int:
+    """Point each key at this step; return how many free places were taken.
+
+        previous[i]                                        = the step that had the key last, or 0
+        next_uses of that step [its position of the key]   = this step
+
+    A step up to `forgotten` is as good as none: its array is gone, and its entries are free to be
+    taken over, which puts off the next purge.
+    """
+    start, mask = table.ctypes.data, np.uint64(table.shape[0] - 1)
+    count, taken = row_keys.shape[0], 0
+    for i in range(count):
+        ahead = mix(row_keys[min(i + _AHEAD, count - 1)]) & mask
+        prefetch_to_write(start + np.int64(ahead) * 16)
+        place = mix(row_keys[i]) & mask
+        over, found_over = place, False
+        while table[place, 1] != 0 and table[place, 0] != row_keys[i]:
+            if not found_over and table[place, 1] >> POSITION_BITS <= forgotten:
+                over, found_over = place, True
+            place = (place + _NEXT) & mask
+        entry = table[place, 1]
+        if entry == 0:  # The key has no entry further on either: now one may be taken over.
+            place = over if found_over else place
+            taken += not found_over
+        used = entry >> POSITION_BITS
+        if used > forgotten:
+            next_uses = carray(
+                pointer_at(addresses[used & (addresses.shape[0] - 1)]), _POSITION_MASK, np.int64
+            )
+            next_uses[entry & _POSITION_MASK] = step
+            previous[i] = used
+        else:
+            previous[i] = 0
+        table[place, 0] = row_keys[i]
+        table[place, 1] = step << POSITION_BITS | i
+    return taken
 
 
 class Uses:
@@ -42,7 +108,7 @@ class Uses:
     """
 
     def __init__(self) -> None:
-        self._table = _table(_PLACES)
+        self._table = new_table(_PLACES)
         self._taken = 0  # places of the table that are not free
         self._next_uses: dict[int, Steps] = {}  # of every step noted and not forgotten, ascending
         self._addresses = np.zeros(_WINDOW, np.int64)  # of those arrays, step s at s % length
@@ -88,12 +154,7 @@ class Uses:
     def forget(self, up_to_step: int) -> None:
         """Drop the uses in every step up to this one. Idempotent."""
         self._forgotten = max(self._forgotten, up_to_step)
-        gone = []
-        for step in self._next_uses:
-            if step > up_to_step:
-                break
-            gone.append(step)
-        for step in gone:
+        for step in list(takewhile(lambda step: step <= up_to_step, self._next_uses)):
             del self._next_uses[step]
 
     def _enter(self, step: int, next_uses: Steps) -> None:
@@ -114,9 +175,10 @@ class Uses:
         """Have places for so many keys more, at most half of them taken."""
         if 2 * (self._taken + count) <= len(self._table):
             return
-        self._taken = purge_uses(self._table, self._forgotten)
+        forgotten = (self._forgotten + 1 << POSITION_BITS) - 1
+        self._taken = lower(self._table, forgotten, 0)
         needed = self._taken + count
         if not 4 * needed <= len(self._table) <= max(32 * needed, _PLACES):
-            table = _table(max(_PLACES, 1 << (4 * needed - 1).bit_length()))
-            carry_uses(self._table, table)
+            table = new_table(max(_PLACES, 1 << (4 * needed - 1).bit_length()))
+            carry(self._table, table)
             self._table = table

@@ -1,138 +1,93 @@
 """The base: a table's folded rows by key, and the bitmap of which there are any.
 
-Rows stand in sparse segment files at fixed places (format.BaseGeometry). A fold writes whole
+Rows are in sparse segment files at fixed places (format.BaseGeometry). A fold writes whole
 records into pages (`write`), then a new file with the **written bitmap** as of that fold; the
 catalogue's rename makes the bitmap current. A bitmap file never changes, so there is no torn state
 to mend: before the rename the old bitmap is valid, and every row that the fold rewrote in place is
 still found in the log first.
 
-The bitmap is kept by pages of 32,768 keys, only those with a row, in key order:
-
-    header | page numbers (int64) | pages (4 KiB each)      header: pages, checksum of what follows
-
-so it grows with the rows written, never with the table. It is checked once, when it is loaded, and
-then read through the map. Holes of the row files are never read.
-
-Rejected: a bitmap changed in place (a torn page would need an undo record), and recognising
-unwritten rows by zeros (reading a hole costs a page fault and a page of memory; a lost page would
-go unnoticed).
+Holes of the row files are never read.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys
+from embstore.arithmetic.jit import (
+    Int,
+    Int64sIn,
+    Uint8RowsIn,
+    Uint8s,
+    Uint64s,
+    Uint64sIn,
+    kernel,
+)
+from embstore.arrays import KEY_MASK, Keys
 from embstore.errors import CorruptTableError
-from embstore.kernels.written import BITMAP_PAGE_KEYS, locate, overlay, set_bits
 from embstore.storage.files import File, Files
 from embstore.storage.format import (
     BASE_MAGIC,
     PAGE_BYTES,
-    WRITTEN_MAGIC,
     BaseGeometry,
-    checksum,
     pack_header,
     unpack_header,
 )
+from embstore.storage.written import BITMAP_PAGE_KEYS, Written
 
 _BLOCK_KEYS = 256
 _WRITE_PAGES_MAX = 256
 """Pages that a fold writes with one system call, and the size of its buffer."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """Which keys of a table have a row in the base: bitmap pages by ascending page number."""
-
-    pages: NDArray[np.int64]  # (m,)
-    bits: NDArray[np.uint8]  # (m, PAGE_BYTES)
-
-    @classmethod
-    def none(cls) -> "Written":
-        """Return the bitmap of a table that was never folded."""
-        return cls(np.empty(0, np.int64), np.empty((0, PAGE_BYTES), np.uint8))
-
-    def with_keys(self, keys: Keys) -> "Written":
-        """Return a bitmap that also has `keys` (sorted, below 2**40)."""
-        pages = np.union1d(self.pages, np.unique(keys // BITMAP_PAGE_KEYS))
-        bits = np.zeros((len(pages), PAGE_BYTES), np.uint8)
-        bits[np.searchsorted(pages, self.pages)] = self.bits
-        at = np.searchsorted(pages, keys // BITMAP_PAGE_KEYS)
-        set_bits(bits, at, keys % BITMAP_PAGE_KEYS)
-        return Written(pages, bits)
-
-    def keys_between(self, low: int, high: int) -> Keys:
-        """Return the keys in [low, high) that have a row, ascending."""
-        first, last = np.searchsorted(
-            self.pages, [low // BITMAP_PAGE_KEYS, -(-high // BITMAP_PAGE_KEYS)]
-        )
-        flags = np.unpackbits(self.bits[first:last], axis=1, bitorder="little")
-        page, bit = np.nonzero(flags)
-        keys: Keys = self.pages[first:last][page] * BITMAP_PAGE_KEYS + bit
-        return keys[(keys >= low) & (keys < high)]
-
-    def blocks(self, block_keys: int) -> Keys:
-        """Return the blocks of `block_keys` keys (dividing 32,768) that have a row, ascending."""
-        per_page = BITMAP_PAGE_KEYS // block_keys
-        used = self.bits.reshape(-1, per_page, block_keys // 8).any(axis=2)
-        page, block = np.nonzero(used)
-        blocks: Keys = self.pages[page] * per_page + block
-        return blocks
-
-    def save(self, files: Files, path: str, store_id: bytes, table_id: int) -> None:
-        """Write the bitmap to a new file, durably."""
-        content = self.pages.tobytes() + self.bits.tobytes()
-        head = pack_header(
-            WRITTEN_MAGIC,
-            store_id,
-            _own_number(path, table_id),
-            len(self.pages) << 32 | checksum(content),
-        )
-        file = files.create(path)
-        try:
-            file.write(0, head)
-            file.write(PAGE_BYTES, content)
-            file.sync()
-        finally:
-            file.close()
-
-    @classmethod
-    def load(cls, files: Files, path: str, store_id: bytes, table_id: int) -> "Written":
-        """Read a bitmap file through a map and check it.
-
-        Raises
-        ------
-        CorruptTableError : the file is missing or not what was written.
-        """
-        if not files.exists(path):
-            raise CorruptTableError(f"{path}: expected a written bitmap, found none")
-        file = files.open(path)
-        try:
-            found, counts = unpack_header(file.read(0, PAGE_BYTES), WRITTEN_MAGIC, store_id, path)
-            pages, crc = counts >> 32, counts & 0xFFFFFFFF
-            length = PAGE_BYTES + pages * (8 + PAGE_BYTES)
-            if file.size != length or found != _own_number(path, table_id):
-                raise CorruptTableError(
-                    f"{path}: expected {length} bytes of table {table_id}, found {file.size}"
-                )
-            content = file.map(length)[PAGE_BYTES:]
-        finally:
-            file.close()
-        if checksum(content.data) != crc:
-            raise CorruptTableError(f"{path}: the written bitmap does not match its checksum")
-        return cls(
-            content[: 8 * pages].view(np.int64),
-            content[8 * pages :].reshape(pages, PAGE_BYTES),
-        )
+@kernel
+def locate(
+    keys: Int64sIn,  # (n,) row keys
+    wanted: Int64sIn,  # (m,) positions in keys that are this table's
+    pages: Int64sIn,
+    bits: Uint8RowsIn,
+    maps: Uint64sIn,  # (segments,) addresses of the segments' maps
+    per_page: Int,  # records on a page, 0 where a record takes several
+    per_record: Int,  # pages that a record takes
+    per_segment: Int,  # rows of a segment
+    size: Int,  # bytes of a record
+    addresses: Uint64s,  # (n,) written where the base has the row
+) -> int:
+    """Write the record address of each wanted key that has a row; return how many have."""
+    found = 0
+    for j in range(wanted.shape[0]):
+        i = wanted[j]
+        key = keys[i] & KEY_MASK
+        page = key // BITMAP_PAGE_KEYS
+        at = np.searchsorted(pages, page)
+        if at == pages.shape[0] or pages[at] != page:
+            continue
+        bit = key % BITMAP_PAGE_KEYS
+        if not (bits[at, bit >> 3] >> (bit & 7)) & 1:
+            continue
+        row = key % per_segment
+        if per_page:
+            offset = PAGE_BYTES * (1 + row // per_page) + (row % per_page) * size
+        else:
+            offset = PAGE_BYTES * (1 + row * per_record)
+        addresses[i] = maps[key // per_segment] + np.uint64(offset)
+        found += 1
+    return found
 
 
-def _own_number(path: str, table_id: int) -> int:
-    """Return what a bitmap's header carries: fold and table, so that no other can take its name."""
-    return int(path.rsplit("/", 1)[-1].split(".")[0]) << 24 | table_id
+@kernel
+def overlay(
+    buffer: Uint8s,  # pages from `first` on
+    first: Int,
+    places: Int64sIn,  # (n,) byte offset of each record in the segment file
+    records: Uint8RowsIn,  # (n, record bytes)
+) -> None:
+    """Copy records to their places in a buffer of whole pages."""
+    for i in range(places.shape[0]):
+        at = places[i] - first
+        buffer[at : at + records.shape[1]] = records[i]
 
 
 class Base:
@@ -152,34 +107,18 @@ class Base:
         self._addresses = np.zeros(0, np.uint64)
 
     def create(self, rows: int) -> None:
-        """Make the table's directory and its first segment, sparse.
-
-        Raises
-        ------
-        CapacityError : the file system cannot hold a segment of this length.
-        """
+        """Make the table's directory and its first segment, sparse."""
         self._files.make_directory(self.directory)
         self._open_segment(0, min(rows, self.geometry.rows_per_segment)).close()
 
     def load(self, written_path: str) -> None:
-        """Make a bitmap file the current one and map the segments it needs.
-
-        Raises
-        ------
-        CorruptTableError : the bitmap or a segment is not what was written.
-        """
+        """Make a bitmap file the current one, checked, and map the segments it needs."""
         written = Written.load(self._files, written_path, self._store_id, self._table_id)
         self.map_rows(written)
         self.use(written, written_path)
 
     def map_rows(self, written: Written) -> None:
-        """Map the segments that a bitmap needs; nothing else changes.
-
-        Raises
-        ------
-        CapacityError : no room in the address space.
-        CorruptTableError : a segment is missing or too short.
-        """
+        """Map the segments that a bitmap needs, which must be there and long enough."""
         for number, rows in self._last_rows(written):
             self._map(number, self.geometry.file_bytes(rows))
 
@@ -213,8 +152,8 @@ class Base:
     def write(self, keys: Keys, records: NDArray[np.uint64]) -> None:
         """Write records (n, words) of ascending keys (below 2**40) in page order. Not yet durable.
 
-        A page is written whole, with what else stands on it, so that a fold costs one write a run
-        of neighbouring pages.
+        A page is written whole, with its other rows, so that a fold costs one write for a run of
+        neighbouring pages.
         """
         per_segment = self.geometry.rows_per_segment
         cuts = np.searchsorted(
@@ -243,15 +182,12 @@ class Base:
         per_segment = self.geometry.rows_per_segment
         for number in range(low_key // per_segment, high_key // per_segment + 1):
             if self._files.exists(self._path(number)):
-                file = self._files.open(self._path(number), write=True)
-                try:
+                with closing(self._files.open(self._path(number), write=True)) as file:
                     file.sync()
-                finally:
-                    file.close()
         self._files.sync_directory(self.directory)
 
     def _last_rows(self, written: Written) -> list[tuple[int, int]]:
-        """Return (segment, rows it must hold) for every segment with a written row."""
+        """Return (segment, rows it must have) for every segment with a written row."""
         per_segment = self.geometry.rows_per_segment
         starts = written.blocks(_BLOCK_KEYS) * _BLOCK_KEYS
         firsts, lasts = starts // per_segment, (starts + _BLOCK_KEYS - 1) // per_segment
@@ -295,17 +231,13 @@ class Base:
             pages = 1 + rows * geometry.pages_per_record
             places = pages * PAGE_BYTES
             last_pages = pages + geometry.pages_per_record - 1
-        file = self._open_segment(number, int(rows[-1]) + 1)
-        try:
-            cuts = _runs(pages, last_pages)
-            for low, high in pairwise(cuts):
+        with closing(self._open_segment(number, int(rows[-1]) + 1)) as file:
+            for low, high in pairwise(_runs(pages, last_pages)):
                 first = int(pages[low]) * PAGE_BYTES
                 length = (int(last_pages[high - 1]) + 1) * PAGE_BYTES - first
                 buffer = np.frombuffer(bytearray(file.read(first, length)), np.uint8)
                 overlay(buffer, first, places[low:high], records[low:high].view(np.uint8))
                 file.write(first, buffer.data)
-        finally:
-            file.close()
 
     def _map(self, number: int, length: int) -> None:
         if number in self._maps and len(self._maps[number]) >= length:
@@ -313,21 +245,16 @@ class Base:
         path = self._path(number)
         if not self._files.exists(path):
             raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
-        file = self._files.open(path)
-        try:
+        with closing(self._files.open(path)) as file:
             if file.size < length:
                 raise CorruptTableError(
                     f"{path}: expected {length} bytes of rows, found {file.size}"
                 )
             head = file.read(0, PAGE_BYTES)
-            if unpack_header(head, BASE_MAGIC, self._store_id, path) != (
-                self._table_id,
-                number,
-            ):
-                raise CorruptTableError(f"{path}: holds rows of another table or segment")
+            found = unpack_header(head, BASE_MAGIC, self._store_id, path)
+            if found != (self._table_id, number):
+                raise CorruptTableError(f"{path}: has rows of another table or segment")
             self._maps[number] = file.map(file.size)
-        finally:
-            file.close()
         addresses = np.zeros(max(number + 1, len(self._addresses)), np.uint64)
         addresses[: len(self._addresses)] = self._addresses
         addresses[number] = self._maps[number].ctypes.data

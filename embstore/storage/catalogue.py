@@ -13,8 +13,8 @@ every kept state stays readable.
 Segment numbers and table ids grow for ever, as does the **epoch**: it counts how often acknowledged
 commands were undone, by a restore or by a crash, so that what a client knew of an older epoch is
 void. For the crash the catalogue has a **tail**: it is set before the first command after a commit,
-and cleared by the next one. Whoever opens a store with a tail knows that commands were lost, and
-begins another epoch, written with whatever is written next: before that nothing can be lost.
+and cleared by the next one. If a store with a tail is opened, commands were lost, and
+another epoch begins, written with whatever is written next: before that nothing can be lost.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Catalogue:
     """All that is committed."""
 
     store_id: str
-    base_segment_bytes: int  # of a base's files: it decides where a row stands, so it never changes
+    base_segment_bytes: int  # of a base's files: it decides where a row is, so it never changes
     epoch: int = 1
     tail: bool = False
     next_table_id: int = 0
@@ -101,13 +101,7 @@ def encode(catalogue: Catalogue) -> bytes:
 
 
 def decode(content: bytes) -> Catalogue:
-    """Return the catalogue of a file's content.
-
-    Raises
-    ------
-    CorruptTableError : not a catalogue, or not as it was written.
-    TableMismatchError : of another format.
-    """
+    """Return the catalogue of a file's content; TableMismatchError if it is of another format."""
     head, _, body = content.partition(b"\n")
     words = head.decode("ascii", "replace").split(" ")
     if len(words) != 4 or " ".join(words[:2]) != _MAGIC:

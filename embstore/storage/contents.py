@@ -1,8 +1,12 @@
-"""What an open directory holds: the current catalogue, and the log and bases that it names.
+"""An open directory: the current catalogue, and the log and bases that it names.
 
 `use` makes a catalogue the current one, at opening and after a restore: it opens what the catalogue
 names and removes what it does not, the leftovers of a crash. `replace_catalogue` is the commit: one
 rename.
+
+A directory becomes a store in this order, each step durable before the next: the lock file,
+store.json, the first catalogue. So a store.json without a catalogue is a creation that was cut
+short, if there is nothing else; with other files it is a store that has lost its catalogue.
 
 **Failure.** What can be refused is refused before anything changes. If the disk fails after that
 point, memory and disk may disagree, so the contents are *failed*: everything but closing is
@@ -10,29 +14,36 @@ refused, nothing more is committed, and opening the directory again finds the la
 """
 
 import errno
+import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, row_stride
+from embstore.arrays import KEY_BITS
 from embstore.config import Limits
 from embstore.errors import (
     CapacityError,
+    CorruptTableError,
     EmbstoreError,
+    InvalidArgumentError,
     PermissionDeniedError,
     StorageError,
     StoreClosedError,
+    TableMismatchError,
 )
 from embstore.results import TableEntry
 from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
-from embstore.storage.files import Files
-from embstore.storage.format import BaseGeometry, record_bytes
+from embstore.storage.files import File, Files
+from embstore.storage.format import FORMAT, BaseGeometry
 from embstore.storage.log import Log
-from embstore.storage.opening import lock_directory, read_catalogue
+
+_IDENTITY = "store.json"
+_UNFINISHED = {"LOCK", f"{_IDENTITY}.new", "lost+found"}
 
 
 class Contents:
@@ -49,9 +60,9 @@ class Contents:
         self.names: dict[int, str] = {}  # for messages: of every table opened so far
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
-        self._lock = lock_directory(files, read_only=read_only)
+        self._lock = _lock_directory(files, read_only=read_only)
         try:
-            self.use(read_catalogue(files, read_only=read_only, limits=limits))
+            self.use(_read_catalogue(files, read_only=read_only, limits=limits))
         except BaseException:
             self._lock.close()
             raise
@@ -62,12 +73,7 @@ class Contents:
         return bytes.fromhex(self.catalogue.store_id)
 
     def use(self, catalogue: Catalogue) -> None:
-        """Make a catalogue the current one: open what it names, remove what it does not.
-
-        Raises
-        ------
-        CorruptTableError : what it names is missing, or not what was written.
-        """
+        """Make a catalogue the current one: open what it names, remove what it does not."""
         self.catalogue = catalogue
         self.bases = {}
         for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
@@ -102,10 +108,7 @@ class Contents:
         """Return a table's base with the bitmap that the catalogue names, if it names one."""
         config = table.config()
         self.names[table.table_id] = config.name
-        geometry = BaseGeometry(
-            record_bytes(row_stride(config.dim + config.state_dim)),
-            self.catalogue.base_segment_bytes,
-        )
+        geometry = BaseGeometry(config.layout.record_bytes, self.catalogue.base_segment_bytes)
         if not geometry.rows_per_segment:
             raise CapacityError(
                 f"limits.base_segment_bytes is {geometry.segment_bytes}, too little for one row of "
@@ -137,13 +140,7 @@ class Contents:
         return number, table_id
 
     def replace_catalogue(self, new: Catalogue) -> None:
-        """Commit: put the new catalogue in the old one's place.
-
-        Raises
-        ------
-        CapacityError : no room for it. Nothing is committed.
-        StorageError : the disk failed, and so have the contents.
-        """
+        """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
         try:
             self.files.replace(catalogues.PATH, catalogues.encode(new))
         except StorageError as exc:
@@ -152,7 +149,7 @@ class Contents:
         self.catalogue = new
 
     def maps(self) -> tuple[NDArray[np.uint8], ...]:
-        """Return the maps of all rows that can be located now; held, they stay."""
+        """Return the maps of all rows that can be located now; while referred to, they stay."""
         bases = (m for base in self.bases.values() for m in base.maps)
         return (*self.log.maps, *bases)
 
@@ -167,7 +164,7 @@ class Contents:
             self.files.discard(f"base/{table_id}", directory=True)
 
     def close(self) -> None:
-        """Remove what was never committed, and give the directory free."""
+        """Remove what was never committed, and release the lock."""
         self.log.close()
         try:
             if self.failure is None and not self.read_only:
@@ -178,12 +175,7 @@ class Contents:
     # Failure
 
     def check_usable(self, *, write: bool = False) -> None:
-        """Raise if a failure, or for a write read_only, forbids a call.
-
-        Raises
-        ------
-        StoreClosedError, PermissionDeniedError
-        """
+        """Raise if a failure, or for a write read_only, forbids a call."""
         if self.failure is not None:
             raise StoreClosedError(
                 "the store failed and must be opened again; it will be at its last commit "
@@ -197,8 +189,8 @@ class Contents:
         self.failure = self.failure or cause
 
     @contextmanager
-    def no_way_back(self) -> Iterator[None]:
-        """Hold the part of a command in which an error can no longer be refused whole."""
+    def irreversible(self) -> Iterator[None]:
+        """Enter the part of a command in which an error cannot be refused: it fails the store."""
         try:
             yield
         except CapacityError as exc:
@@ -212,3 +204,70 @@ class Contents:
         except BaseException as exc:
             self.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
             raise
+
+
+def _lock_directory(files: Files, *, read_only: bool) -> File:
+    """Make the directory a store if it is empty, and lock it until the returned file is closed.
+
+    Raises
+    ------
+    StoreInUseError : another process has it open.
+    StorageError : read-only, and there is no store.
+    InvalidArgumentError : the directory has other files.
+    """
+    if files.exists("") and not files.is_directory(""):
+        raise InvalidArgumentError(f"expected a directory, found a file: {files.root}")
+    if not files.exists(_IDENTITY):
+        if read_only:
+            raise StorageError(2, f"expected a store to read, found none in {files.root}")
+        # In this order: another process may be making the store, store.json before the rest.
+        if set(files.list("")) - _UNFINISHED and not files.exists(_IDENTITY):
+            raise InvalidArgumentError(
+                f"expected an empty directory or a store, found other files in {files.root}"
+            )
+        files.make_directory("")
+    lock = files.lock("LOCK", shared=read_only)
+    try:
+        if not files.exists(_IDENTITY):
+            identity = {"format": FORMAT, "endianness": "little", "store_id": uuid.uuid4().hex}
+            files.replace(_IDENTITY, json.dumps(identity).encode() + b"\n")
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalogue:
+    """Return what was last committed; write the first catalogue of a new store."""
+    store_id = _read_store_id(files)
+    if files.exists(catalogues.PATH):
+        catalogue = catalogues.decode(files.read_all(catalogues.PATH))
+    elif files.exists("log") or files.exists("base") or read_only:
+        raise CorruptTableError(f"{catalogues.PATH}: missing from {files.root}")
+    else:
+        catalogue = Catalogue(store_id, base_segment_bytes=limits.base_segment_bytes)
+        files.replace(catalogues.PATH, catalogues.encode(catalogue))
+    if catalogue.store_id != store_id:
+        raise CorruptTableError(
+            f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}"
+        )
+    return catalogues.reopened(catalogue)
+
+
+def _read_store_id(files: Files) -> str:
+    try:
+        identity = json.loads(files.read_all(_IDENTITY))
+        found = (identity["format"], identity["endianness"])
+        store_id = bytes.fromhex(identity["store_id"]).hex()
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise CorruptTableError(f"{_IDENTITY}: unreadable") from exc
+    if found != (FORMAT, "little"):
+        raise TableMismatchError(
+            f"{_IDENTITY}: expected format {FORMAT}, little-endian, "
+            f"found format {found[0]}, {found[1]}"
+        )
+    if len(store_id) != 32:
+        raise CorruptTableError(
+            f"{_IDENTITY}: expected a store id of 32 digits, found {store_id!r}"
+        )
+    return store_id

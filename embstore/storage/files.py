@@ -10,27 +10,18 @@ size) and StorageError otherwise, both naming the file. Paths are relative to th
 between parts.
 """
 
-import ctypes
 import errno
 import fcntl
-import mmap
 import os
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_MAP_FAILED = ctypes.c_void_p(-1).value
+from embstore.host.maps import map_file
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 
@@ -53,30 +44,10 @@ def _named(path: str, *, final: bool = False) -> Iterator[None]:
         raise StorageError(exc.errno, f"{exc.strerror}: {path}") from exc
 
 
-class _Mapping:
-    """A shared, read-only map of a file as memory for NumPy; unmapped with its last array.
-
-    Not mmap.mmap, which keeps a descriptor for every map: a store has a map for every segment.
-    """
-
-    def __init__(self, descriptor: int, length: int) -> None:
-        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == _MAP_FAILED:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        weakref.finalize(self, _libc.munmap, address, length).atexit = False
-        _libc.madvise(address, length, mmap.MADV_RANDOM)
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (length,),
-            "typestr": "|u1",
-            "data": (address, True),
-        }
-
-
 class File:
     """One open file.
 
-    Positions and lengths are in bytes; writes go where they are told, never appended.
+    Positions and lengths are in bytes.
     """
 
     def __init__(self, owner: "Files", path: str, descriptor: int) -> None:
@@ -100,7 +71,7 @@ class File:
             self._owner._write(self, offset, memoryview(data).cast("B"))
 
     def allocate(self, offset: int, length: int) -> None:
-        """Have the disk set bytes aside, so that writing them cannot run out of room."""
+        """Allocate bytes on the disk, so that writing them cannot run out of room."""
         with _named(self.path):
             self._owner._allocate(self, offset, length)
 
@@ -123,7 +94,7 @@ class File:
         Advice: random access.
         """
         with _named(self.path):
-            return np.asarray(_Mapping(self.descriptor, length))
+            return map_file(self.descriptor, length)
 
     def close(self) -> None:
         """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
@@ -140,7 +111,7 @@ class LockFile(File):
         self._process = os.getpid()
 
     def close(self) -> None:
-        """Give the lock up and close the descriptor."""
+        """Release the lock and close the descriptor."""
         if self.descriptor >= 0 and os.getpid() == self._process:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         super().close()
@@ -161,11 +132,11 @@ class Files:
         return str(self.root / path) if path else str(self.root)
 
     def exists(self, path: str) -> bool:
-        """Say whether there is a file or directory."""
+        """Return whether there is a file or directory."""
         return os.path.exists(self.path(path))
 
     def is_directory(self, path: str) -> bool:
-        """Say whether there is a directory."""
+        """Return whether there is a directory."""
         return os.path.isdir(self.path(path))
 
     def list(self, path: str) -> list[str]:
@@ -193,15 +164,12 @@ class Files:
             return File(self, path, self._create(path))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Make `path` hold `content`, whole or not at all: write beside, sync, rename, sync."""
-        beside = f"{path}.new"
-        file = self.create(beside)
-        try:
+        """Replace the content of `path`, whole or not at all, by a synced file and a rename."""
+        new = f"{path}.new"
+        with closing(self.create(new)) as file:
             file.write(0, content)
             file.sync()
-        finally:
-            file.close()
-        self.rename(beside, path)
+        self.rename(new, path)
         self.sync_directory(os.path.dirname(path))
 
     def make_directory(self, path: str) -> None:
@@ -234,7 +202,7 @@ class Files:
                 self._remove_directory(path)
 
     def discard(self, path: str, *, directory: bool = False) -> None:
-        """Remove what no commit names; what the disk refuses to remove now goes at an opening."""
+        """Remove what no commit names; if the disk refuses, it is removed at the next opening."""
         with suppress(StorageError, CapacityError):
             self.remove_directory(path) if directory else self.remove(path)
 
@@ -250,12 +218,7 @@ class Files:
         """
 
     def lock(self, path: str, *, shared: bool) -> File:
-        """Take the lock of a file, made if need be, until the returned file is closed.
-
-        Raises
-        ------
-        StoreInUseError : another holds it in a way that excludes this one.
-        """
+        """Take the lock of a file, made if need be, until the returned file is closed."""
         with _named(path):
             descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:

@@ -1,17 +1,17 @@
-"""What is on disk: magic numbers, headers, and where a row stands. Little-endian throughout.
+"""What is on disk: magic numbers, headers, and where a row is. Little-endian throughout.
 
 store.json       {"format", "endianness", "store_id"}: read before anything else is believed
 CATALOGUE        a line with magic, format and blake2b, then JSON (catalogue.py)
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/T/S.rows    header page, then pages of records by key; sparse (base.py)
-base/T/G.written which rows the base holds as of one fold; never changed (base.py)
+base/T/G.written which rows the base has as of one fold; never changed (written.py)
 
-A **record** is the same everywhere: crc32c (8 bytes, upper four zero), row key (8), the row's
-weights and state as fp32, padded to 16 bytes. The checksum covers row key and row, so a record read
+A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
+the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
 from the wrong place fails as surely as one with a flipped bit.
 
 A **header** is 64 bytes on a page of its own: magic (8), format (4), byte order mark (4), store id
-(16), two numbers of the file's kind (16), zero (8), crc32c of the first 56 bytes (8). A file of
+(16), two numbers of the file's kind (16), zero (8), CRC-32 of the first 56 bytes (8). A file of
 another store is refused.
 """
 
@@ -23,7 +23,6 @@ from embstore.errors import CorruptTableError, TableMismatchError
 
 FORMAT = 1
 PAGE_BYTES = 4096
-RECORD_HEADER_BYTES = 16
 LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 WRITTEN_MAGIC = b"EMBSWRIT"
@@ -31,13 +30,8 @@ _HEADER = struct.Struct("<8sII16sQQQQ")
 _BYTE_ORDER = 0x01020304
 
 
-def record_bytes(stride: int) -> int:
-    """Return the bytes of a record whose row is `stride` fp32 long (a multiple of 4)."""
-    return RECORD_HEADER_BYTES + 4 * stride
-
-
 def checksum(data: bytes | memoryview) -> int:
-    """Return the checksum of headers, indexes and bitmaps (rows have crc32c, in records.py)."""
+    """Return the checksum of headers, indexes and bitmaps (rows have CRC-32C, in records.py)."""
     return zlib.crc32(data)
 
 
@@ -48,13 +42,7 @@ def pack_header(magic: bytes, store_id: bytes, first: int = 0, second: int = 0) 
 
 
 def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tuple[int, int]:
-    """Check a header page and return its two numbers.
-
-    Raises
-    ------
-    CorruptTableError : too short, another magic or store, or a wrong checksum.
-    TableMismatchError : another format or byte order.
-    """
+    """Check a header page and return its two numbers."""
     if len(page) < PAGE_BYTES:
         raise CorruptTableError(
             f"{path}: expected a header of {PAGE_BYTES} bytes, found {len(page)}"
@@ -106,7 +94,7 @@ class BaseGeometry:
         )
 
     def file_bytes(self, rows: int) -> int:
-        """Length of a segment file that holds the first `rows` keys of its segment."""
+        """Length of a segment file for the first `rows` keys of its segment."""
         if self.records_per_page:
             return PAGE_BYTES * (1 + -(-rows // self.records_per_page))
         return PAGE_BYTES * (1 + rows * self.pages_per_record)

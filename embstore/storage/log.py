@@ -2,8 +2,8 @@
 
 A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is
 found through the index. Segments are ordered; the later record of a key wins. Each has a **place**,
-the small number that positions carry; a place is given again only when no index entry and no merge
-can name it.
+a small number in positions; a place is used again only when no index entry and no merge can name
+it.
 
 `live` counts the records of a place that the index points to: exact for the state in memory. A kept
 checkpoint may need a record that memory has superseded, so its segments' counts are **frozen** when
@@ -12,22 +12,18 @@ the checkpoint is made, at what that checkpoint needs.
 Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import CapacityError
-from embstore.kernels.row_index import PLACE_BITS
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.files import Files
-from embstore.storage.row_index import OFFSET_MASK, RowIndex
-from embstore.storage.segment import (
-    Segment,
-    SegmentWriter,
-    capacity_for,
-    read_segment,
-)
-from embstore.storage.write_behind import Write
+from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
+from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
 
 class Log:
@@ -55,18 +51,20 @@ class Log:
     @property
     def bytes(self) -> int:
         """Bytes of all segments, the current one included."""
-        current = self._writer.segment.bytes if self._writer else 0
-        return current + sum(s.bytes for s in self.segments)
+        return sum(segment.bytes for segment in self._all)
 
     @property
     def maps(self) -> list[NDArray[np.uint8]]:
         """The maps of all segments, the current one included."""
-        current = [self._writer.segment] if self._writer else []
-        return [segment.map for segment in [*self.segments, *current]]
+        return [segment.map for segment in self._all]
+
+    @property
+    def _all(self) -> list[Segment]:
+        return [*self.segments, self._writer.segment] if self._writer else self.segments
 
     @property
     def appending(self) -> bool:
-        """Say whether the current segment has records."""
+        """Whether the current segment has records."""
         return self._writer is not None and self._writer.segment.records > 0
 
     @property
@@ -76,15 +74,7 @@ class Log:
 
     def load(self, entry: SegmentEntry) -> None:
         """Open a committed segment, newer than those loaded before, and index its keys."""
-        segment = read_segment(
-            self._files,
-            self._store_id,
-            entry.number,
-            self.take_place(),
-            entry.bytes,
-            entry.checksum,
-            entry.commit,
-        )
+        segment = read_segment(self._files, self._store_id, self._take_place(), entry)
         self._addresses[segment.place] = segment.map.ctypes.data
         self.segments.append(segment)
         self.index.put(*segment.keys_and_positions(), self.live, self._frozen)
@@ -103,15 +93,13 @@ class Log:
         self.changes += 1
 
     def is_frozen(self, segment: Segment) -> bool:
-        """Say whether a kept checkpoint froze the segment's count."""
+        """Return whether a kept checkpoint froze the segment's count."""
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make sure that `append` has room for so many records of at most so many bytes.
+        """Make sure that `place` has room for so many records of at most so many bytes.
 
-        Raises
-        ------
-        CapacityError : the disk is full, or the index would pass its limit. Nothing has changed.
+        CapacityError, if the disk is full or the index would pass its limit, has changed nothing.
         """
         if bounded and self.index.size + records > self._rows_max:
             raise CapacityError(
@@ -126,22 +114,21 @@ class Log:
             self._writer = self.new_writer(capacity)
         self._writer.reserve(records, record_bytes)
 
-    def append(self, keys: Keys, records: NDArray[np.uint64], write: Write) -> None:
-        """Write packed records of unique keys and index them. `reserve` has made room.
+    def place(self, keys: Keys, record_bytes: int) -> Callable[[NDArray[np.uint64]], None]:
+        """Index the next records, of unique keys; return what writes them, packed, to their place.
 
-        `write` carries the write out, now or on another thread; before the next read it must be
-        done.
+        `reserve` has made room. They may be written by any thread, before the next read.
         """
         assert self._writer is not None
-        offset, positions = self._writer.place(keys, 8 * records.shape[1])
-        write(self._writer.write, offset, records)
+        offset, positions = self._writer.place(keys, record_bytes)
         self.index.put(keys, positions, self.live, self._frozen)
+        return partial(self._writer.write, offset)
 
     def new_writer(self, capacity: int) -> SegmentWriter:
-        """Start a segment file; whoever writes it owns it until it is sealed."""
+        """Start a segment file, which belongs to its writer until it is sealed."""
         number, self.next_number = self.next_number, self.next_number + 1
         self._files.make_directory("log")
-        place = self.take_place()
+        place = self._take_place()
         try:
             writer = SegmentWriter(self._files, self._store_id, number, place, capacity)
         except BaseException:
@@ -178,9 +165,9 @@ class Log:
     ) -> None:
         """Put one segment, or none, in the place of merged ones.
 
-        keys, olds : (n,) the records that were kept and where they were; `new` holds them in this
-        order. The new segment stands where the newest of the old ones stood: what it holds is newer
-        than anything older, and nothing newer holds its keys.
+        keys, olds : (n,) the records that were kept and where they were; `new` has them in this
+        order. The new segment takes the place of the newest of the old ones: what it has is newer
+        than anything older, and nothing newer has its keys.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
         self.index.repoint(keys, olds, news, self.live)
@@ -208,8 +195,7 @@ class Log:
     def check_integrity(self) -> None:
         """Raise AssertionError if `live` does not count what the index points to."""
         counted = np.bincount(self.index.positions() >> PLACE_BITS, minlength=len(self.live))
-        current = [self._writer.segment] if self._writer else []
-        for segment in [*self.segments, *current]:
+        for segment in self._all:
             live, found = int(self.live[segment.place]), int(counted[segment.place])
             right = live >= found if self.is_frozen(segment) else live == found
             if not right or live > segment.records:
@@ -217,18 +203,15 @@ class Log:
                     f"{segment.path}: {live} live of {segment.records} records, the index has "
                     f"{found}"
                 )
-        if counted.sum() != sum(counted[s.place] for s in [*self.segments, *current]):
+        if counted.sum() != sum(counted[segment.place] for segment in self._all):
             raise AssertionError("the log index points to a segment that is gone")
 
     def close(self) -> None:
         """Close every descriptor. Nothing is sealed, synced or removed."""
-        for segment in [
-            *self.segments,
-            *([self._writer.segment] if self._writer else []),
-        ]:
+        for segment in self._all:
             segment.close()
 
-    def take_place(self) -> int:
+    def _take_place(self) -> int:
         """Return a free place, with its count at zero."""
         if not self._free_places:
             size = len(self.live)

@@ -14,11 +14,11 @@ Room is set aside before a command changes anything (`reserve`), index and trail
 what `append` writes cannot fail for lack of it. One segment takes all victims of a command, so a
 segment may be larger than the configured size, never smaller than a command needs.
 
-A sealed segment never changes. Its map stays readable after the file is removed, for whoever still
-reads.
+A sealed segment never changes. Its map stays readable after the file is removed.
 """
 
 import struct
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import CorruptTableError
-from embstore.kernels.row_index import PLACE_BITS
+from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.files import File, Files
 from embstore.storage.format import (
     LOG_MAGIC,
@@ -35,6 +35,7 @@ from embstore.storage.format import (
     pack_header,
     unpack_header,
 )
+from embstore.storage.row_index import PLACE_BITS
 
 _TRAILER = struct.Struct("<8sQQQQQQQ")
 _TRAILER_MAGIC = b"EMBS.END"
@@ -109,18 +110,13 @@ class SegmentWriter:
         self._allocated = PAGE_BYTES
 
     def fits(self, records: int, record_bytes: int) -> bool:
-        """Say whether so many more records fit, of at most so many bytes each."""
+        """Return whether so many more records fit, of at most so many bytes each."""
         return self._end(records, record_bytes) <= self._capacity
 
     def reserve(self, records: int, record_bytes: int) -> None:
-        """Set aside room for so many more records, and for the index and trailer that follow them.
-
-        Raises
-        ------
-        CapacityError : the disk or quota is full. Nothing has changed.
-        """
+        """Set aside room for so many more records, and for the index and trailer behind them."""
         end = self._end(records, record_bytes)
-        assert end <= self._capacity, "a segment was made too small for what it must hold"
+        assert end <= self._capacity, "a segment was made too small for its records"
         if end > self._allocated:
             wanted = min(max(end, self._allocated + _ALLOCATE_BYTES), self._capacity)
             self._file.allocate(self._allocated, wanted - self._allocated)
@@ -133,7 +129,7 @@ class SegmentWriter:
         return positions
 
     def place(self, keys: Keys, size: int) -> tuple[int, NDArray[np.int64]]:
-        """Give the next records, of `size` bytes each, their place; return offset and positions."""
+        """Assign a place to the next records, of `size` bytes each; return offset and positions."""
         segment = self.segment
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:
@@ -146,11 +142,11 @@ class SegmentWriter:
         return offset, positions
 
     def write(self, offset: int, records: NDArray[np.uint64]) -> None:
-        """Write packed records to the place they were given. Any thread."""
+        """Write packed records to their place. Any thread."""
         self._file.write(offset, records.data)
 
     def seal(self) -> Segment:
-        """Write index and trailer, give unused room back, and return the finished segment."""
+        """Write index and trailer, free unused room, and return the finished segment."""
         segment = self.segment
         keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
         index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()
@@ -187,66 +183,47 @@ def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
     return max(segment_bytes, -(-needed // PAGE_BYTES) * PAGE_BYTES)
 
 
-def read_segment(
-    files: Files,
-    store_id: bytes,
-    number: int,
-    place: int,
-    length: int,
-    index_checksum: int,
-    commit: int,
-) -> Segment:
-    """Open a sealed segment by what the catalogue says of it: length and index checksum.
-
-    Raises
-    ------
-    CorruptTableError : the file is missing, or is not what was committed.
-    """
-    path = segment_path(number)
+def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry) -> Segment:
+    """Open a sealed segment, which must be what the catalogue says of it."""
+    path, length = segment_path(entry.number), entry.bytes
     if not files.exists(path):
         raise CorruptTableError(f"{path}: expected a log segment of {length} bytes, found none")
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         if file.size != length or length < PAGE_BYTES + _TRAILER.size:
             raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
         found, _ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, path)
         records, runs, offset = _read_trailer(
-            file.read(length - _TRAILER.size, _TRAILER.size), path, number, index_checksum
+            file.read(length - _TRAILER.size, _TRAILER.size), path, entry
         )
         # Read in one piece, which is far quicker than page by page through the map.
         content = file.read(offset, length - _TRAILER.size - offset)
         if (
-            found != number
+            found != entry.number
             or len(content) != 8 * records + _RUN_BYTES * runs
-            or checksum(content) != index_checksum
+            or checksum(content) != entry.checksum
         ):
             raise CorruptTableError(f"{path}: the key index does not match its checksum")
         mapped = file.map(length)
         index = mapped[offset : offset + len(content)]
         run_table = index[8 * records :].view(np.int64).reshape(runs, 3)
         return Segment(
-            number=number,
+            number=entry.number,
             place=place,
             file=None,
             map=mapped,
             bytes=length,
             records=records,
-            commit=commit,
-            checksum=index_checksum,
+            commit=entry.commit,
+            checksum=entry.checksum,
             keys=[index[: 8 * records].view(np.int64)],
             runs=[(int(a), int(b), int(c)) for a, b, c in run_table],
         )
-    finally:
-        file.close()
 
 
-def _read_trailer(data: bytes, path: str, number: int, index_checksum: int) -> tuple[int, int, int]:
+def _read_trailer(data: bytes, path: str, entry: SegmentEntry) -> tuple[int, int, int]:
     magic, found, records, runs, offset, index_crc, crc, _ = _TRAILER.unpack(data)
-    if (magic, found, index_crc) != (
-        _TRAILER_MAGIC,
-        number,
-        index_checksum,
-    ) or crc != checksum(data[:48]):
+    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]))
+    if (magic, found, index_crc, crc) != expected:
         raise CorruptTableError(f"{path}: the trailer is not the committed one")
     return records, runs, offset
 

@@ -1,6 +1,6 @@
-"""Tables as messages and back: configurations, and what a table is today."""
+"""Configurations of tables as messages and back."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from embstore.config import INITIALIZERS, OPTIMIZERS, TableConfig
@@ -8,33 +8,19 @@ from embstore.errors import InvalidArgumentError
 from embstore_proto.v1 import embstore_pb2 as pb
 
 
-@dataclass(frozen=True)
-class Described:
-    """A table as a server describes it."""
-
-    config: TableConfig  # with today's rows and learning rate
-    table_id: int
-    t: int
-
-
-def message_of(config: TableConfig) -> pb.TableConfig:
-    """Return a configuration as a message; every value is given."""
-    message = pb.TableConfig(name=config.name, dim=config.dim, rows=config.rows, seed=config.seed)
+def message_of(config: TableConfig, message: Any) -> None:
+    """Set a message to a configuration; every value is given."""
+    message.name, message.dim, message.rows = config.name, config.dim, config.rows
+    message.seed = config.seed
     for part in (config.optimizer, config.initializer):
         into = getattr(message, part.kind)
         into.SetInParent()  # one whose values are all 0 is given too
         for field in fields(part):
             setattr(into, field.name, getattr(part, field.name))
-    return message
 
 
-def config_of(message: pb.TableConfig) -> TableConfig:
-    """Return the configuration of a message, checked.
-
-    Raises
-    ------
-    InvalidArgumentError
-    """
+def config_of(message: Any) -> TableConfig:
+    """Return the configuration of a message, checked. Raises InvalidArgumentError."""
     if message.key_space != pb.KEY_SPACE_DENSE:
         raise InvalidArgumentError(
             f"table {message.name!r}: expected key_space dense, found {message.key_space}"
@@ -49,7 +35,7 @@ def config_of(message: pb.TableConfig) -> TableConfig:
     )
 
 
-def _part(message: pb.TableConfig, oneof: Any, kinds: dict[str, type[Any]]) -> Any:
+def _part(message: Any, oneof: str, kinds: dict[str, type[Any]]) -> Any:
     """Return the optimizer or initializer that is set; what is absent has its default."""
     kind = message.WhichOneof(oneof)
     if kind is None:
@@ -63,18 +49,3 @@ def _part(message: pb.TableConfig, oneof: Any, kinds: dict[str, type[Any]]) -> A
         if not part.DESCRIPTOR.fields_by_name[field.name].has_presence or part.HasField(field.name)
     }
     return kinds[kind](**values)
-
-
-def description_of(described: Described) -> pb.TableDescription:
-    """Return a table as a message."""
-    return pb.TableDescription(
-        config=message_of(described.config),
-        table_id=described.table_id,
-        t=described.t,
-        state_dim=described.config.state_dim,
-    )
-
-
-def described_of(message: pb.TableDescription) -> Described:
-    """Return the table of a message, checked as any configuration."""
-    return Described(config_of(message.config), message.table_id, message.t)

@@ -1,8 +1,9 @@
-"""One table for every error: class, gRPC code, HTTP status, and whether a client may retry.
+"""One table for every error: class, gRPC code, HTTP status, exit status, and whether to retry.
 
 Read in both directions. The server answers an error of the tree by its code and message, with the
-class's name in the trailing metadata; the client raises that class again. Anything else is the
-server's own mistake: it is logged there, and answered INTERNAL "internal error" without its text.
+class's name in the trailing metadata; the client raises that class again, and a command ends with
+its exit status. Anything else is a bug in the server: it is logged there, and answered INTERNAL
+"internal error" without its text.
 """
 
 from collections.abc import Iterable
@@ -17,14 +18,14 @@ ERROR_METADATA = "embstore-error"
 """The trailing metadata that carries the class's name."""
 
 NOT_AGAIN_METADATA = "embstore-not-again"
-"""The trailing metadata of an error that looks passing and is not: the store has failed."""
+"""The trailing metadata of an error that no retry can cure: the store has failed."""
 
 INTERNAL_MESSAGE = "internal error"
 
 _MESSAGE_CHARACTERS_MAX = 2000
 _MESSAGE_BYTES_MAX = 6000
-"""Of what travels: a status is a header, of which gRPC takes 8 KiB, percent-encoded: what is not
-printable ASCII has three bytes for one there."""
+"""Bounds of the text on the wire: gRPC limits headers to 8 KiB, and percent-encodes the message, so
+that a byte which is not printable ASCII takes three."""
 
 
 class Answer(NamedTuple):
@@ -32,31 +33,33 @@ class Answer(NamedTuple):
 
     code: StatusCode
     http: int
+    exit: int
+    """Of a command that ends with the error; `embstore_server.cli.exits` says what each means."""
     retried: bool = False
-    """The call has surely changed nothing, and may succeed if it is sent again."""
+    """The call has changed nothing, and may succeed if it is sent again."""
 
 
 ANSWERS: dict[type[EmbstoreError], Answer] = {
-    errors.InvalidArgumentError: Answer(StatusCode.INVALID_ARGUMENT, 400),
-    errors.PermissionDeniedError: Answer(StatusCode.PERMISSION_DENIED, 403),
-    errors.TableNotFoundError: Answer(StatusCode.NOT_FOUND, 404),
-    errors.CheckpointNotFoundError: Answer(StatusCode.NOT_FOUND, 404),
-    errors.StepNotFoundError: Answer(StatusCode.NOT_FOUND, 404),
-    errors.TableExistsError: Answer(StatusCode.ALREADY_EXISTS, 409),
-    errors.CheckpointExistsError: Answer(StatusCode.ALREADY_EXISTS, 409),
-    errors.TableMismatchError: Answer(StatusCode.FAILED_PRECONDITION, 412),
-    errors.TableHeldError: Answer(StatusCode.FAILED_PRECONDITION, 409),
-    errors.SessionExpiredError: Answer(StatusCode.ABORTED, 409),
-    errors.RankFailedError: Answer(StatusCode.ABORTED, 409),
-    errors.StoreInUseError: Answer(StatusCode.FAILED_PRECONDITION, 409),
-    errors.DeadlineError: Answer(StatusCode.DEADLINE_EXCEEDED, 504),
-    errors.OutcomeUnknownError: Answer(StatusCode.UNKNOWN, 500),
-    errors.CapacityError: Answer(StatusCode.RESOURCE_EXHAUSTED, 507),
-    errors.OverloadedError: Answer(StatusCode.UNAVAILABLE, 503, retried=True),
-    errors.StoreClosedError: Answer(StatusCode.UNAVAILABLE, 503, retried=True),
-    errors.CorruptTableError: Answer(StatusCode.DATA_LOSS, 500),
-    errors.StorageError: Answer(StatusCode.INTERNAL, 500),
-    errors.DeviceError: Answer(StatusCode.INTERNAL, 500),
+    errors.InvalidArgumentError: Answer(StatusCode.INVALID_ARGUMENT, 400, 2),
+    errors.PermissionDeniedError: Answer(StatusCode.PERMISSION_DENIED, 403, 1),
+    errors.TableNotFoundError: Answer(StatusCode.NOT_FOUND, 404, 3),
+    errors.CheckpointNotFoundError: Answer(StatusCode.NOT_FOUND, 404, 3),
+    errors.StepNotFoundError: Answer(StatusCode.NOT_FOUND, 404, 3),
+    errors.TableExistsError: Answer(StatusCode.ALREADY_EXISTS, 409, 5),
+    errors.CheckpointExistsError: Answer(StatusCode.ALREADY_EXISTS, 409, 5),
+    errors.TableMismatchError: Answer(StatusCode.FAILED_PRECONDITION, 412, 1),
+    errors.TableHeldError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
+    errors.SessionExpiredError: Answer(StatusCode.ABORTED, 409, 1),
+    errors.RankFailedError: Answer(StatusCode.ABORTED, 409, 1),
+    errors.StoreInUseError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
+    errors.DeadlineError: Answer(StatusCode.DEADLINE_EXCEEDED, 504, 4),
+    errors.OutcomeUnknownError: Answer(StatusCode.UNKNOWN, 500, 4),
+    errors.CapacityError: Answer(StatusCode.RESOURCE_EXHAUSTED, 507, 1),
+    errors.OverloadedError: Answer(StatusCode.UNAVAILABLE, 503, 4, retried=True),
+    errors.StoreClosedError: Answer(StatusCode.UNAVAILABLE, 503, 4, retried=True),
+    errors.CorruptTableError: Answer(StatusCode.DATA_LOSS, 500, 1),
+    errors.StorageError: Answer(StatusCode.INTERNAL, 500, 1),
+    errors.DeviceError: Answer(StatusCode.INTERNAL, 500, 70),
 }
 
 _CLASSES = {kind.__name__: kind for kind in ANSWERS}
@@ -65,7 +68,7 @@ _CLASSES = {kind.__name__: kind for kind in ANSWERS}
 def answer_of(error: BaseException) -> Answer:
     """Return how an error is answered; one that is not of the tree is INTERNAL."""
     known = ANSWERS.get(type(error)) if isinstance(error, EmbstoreError) else None
-    return known or Answer(StatusCode.INTERNAL, 500)
+    return known or Answer(StatusCode.INTERNAL, 500, 1)
 
 
 def message_of(error: BaseException) -> str:

@@ -1,68 +1,66 @@
-"""What the engine thread brings back from any call: its value, and which state it is of.
+"""What the engine brings back from a command: its result, and which state it is of.
 
-A reply's context must be read on the engine thread right after the work, before another command
-changes it; hence work is wrapped here, and not by the border that answers.
-
-The answer of some work is yet to come when the engine has done its part: a session's step is
-finished by its last rank, whoever's call that is. Such work returns Awaited, and the command number
-of its context is that of the outcome.
+A reply's context must be read right after the work, on the thread that did it, before another
+command changes it; hence work is wrapped here, and not where it is answered.
 """
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from embstore.lookahead.handles import StepOutcome
-from embstore.results import AcknowledgedUpdate
-from embstore.store import Store
-from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.worker import Work
+from embstore.commands import COMMANDS, after_timeout
+from embstore.engine.admin import context
+from embstore.engine.engine import Engine
+from embstore.errors import DeadlineError, EmbstoreError
+from embstore.results import AcknowledgedUpdate, Context
+from embstore_server.logs import event
 
 ENGINE_STAGE = "engine"
-"""The whole of a call on the engine thread, among the seconds of its stages."""
+"""The whole of a call on the engine, among the seconds of its stages."""
+
+Work = Callable[[Engine], Any]
 
 
 class Answered(NamedTuple):
-    """A call's value, with the store, epoch and command number that it is of."""
+    """A result, with the store, epoch and command number that it is of."""
 
     value: Any
-    context: pb.Context
+    context: Context
     stage_seconds: dict[str, float]
 
-    def settled(self, done: AcknowledgedUpdate) -> "Answered":
-        """Return the answer of a call whose value was Awaited, now that its outcome is there."""
-        awaited: Awaited = self.value
-        context = pb.Context()
-        context.CopyFrom(self.context)
-        context.command = done.command
-        return self._replace(value=awaited.made(done), context=context)
+    def finished(self, done: AcknowledgedUpdate) -> "Answered":
+        """Return the answer of a call that had to wait for other ranks, which it has."""
+        return self._replace(value=done, context=replace(self.context, command=done.command))
 
 
-class Awaited(NamedTuple):
-    """The value of a call that waits for others after its work."""
+def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[Engine], Answered]:
+    """Return work made to return Answered, with the time spent in each stage where asked for."""
 
-    outcome: StepOutcome
-    made: Callable[[AcknowledgedUpdate], Any]
-    """Returns the value of the outcome."""
-
-
-def answering(work: Callable[[Store], Any], instance: str, *, stages: bool = False) -> Work:
-    """Return `work` made to return Answered, with the time spent in each stage where asked for."""
-
-    def answered(store: Store) -> Answered:
-        before, begin = store.stage_seconds if stages else {}, perf_counter()
-        value = work(store)
+    def answered(engine: Engine) -> Answered:
+        totals = engine.tables.stages
+        before, begin = totals.seconds() if stages else {}, perf_counter()
+        value = work(engine)
         seconds = perf_counter() - begin
-        context = pb.Context(
-            store_id=store.store_id, epoch=store.epoch, command=store.command, instance=instance
-        )
-        spent = {ENGINE_STAGE: seconds} | _spent(before, store) if stages else {}
-        return Answered(value, context, spent)
+        spent = {ENGINE_STAGE: seconds} | _spent(before, totals.seconds()) if stages else {}
+        return Answered(value, context(engine, instance), spent)
 
     return answered
 
 
-def _spent(before: dict[str, float], store: Store) -> dict[str, float]:
-    after = store.stage_seconds
+def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in after.items()}
     return {stage: seconds for stage, seconds in spent.items() if seconds}
+
+
+def answered_error(error: Exception, verb: str) -> Exception:
+    """Return the error that a call ends with: of one whose time ran out, DeadlineError. Log what is
+    no answer, but a mistake of ours."""
+    if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
+        command = COMMANDS.get(verb.removesuffix("Stream"))
+        advice = after_timeout(command) if command else ""
+        error = DeadlineError(f"{verb}: no answer in time{advice}")
+    if not isinstance(error, EmbstoreError):
+        event(logging.ERROR, "internal error", verb=verb, exc_info=error)
+    return error

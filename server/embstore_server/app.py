@@ -2,8 +2,7 @@
 
 1. Both ports are bound before the store is opened, so that a port in use is said at once. Health
    says NOT_SERVING, and /readyz 503, until the store is open.
-2. The engine thread opens the store, and both borders serve it, on one event loop.
-   Where the settings say so, the cache is warmed then, in the background.
+2. The engine thread opens the store, and both ports serve it, on one event loop.
 3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
    the store is committed and closed, and the process ends with 0. A second signal changes nothing.
    One that comes while the store is being opened has its effect when it is open.
@@ -11,9 +10,6 @@
    or waits is refused within `drain_s`, nothing is committed, and the process ends with a status of
    its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that works. A
    disk that fails is told in the same way, but the process stays: there a new one would not help.
-
-The switch interval is lowered for the process: at the default of 5 ms the engine thread, back from
-a kernel, waits for the interpreter while the loop is busy (measured in design.md, section 3).
 """
 
 import asyncio
@@ -21,26 +17,27 @@ import logging
 import signal
 import sys
 from time import monotonic
+from typing import cast
 
 import embstore
+from embstore.engine.engine import Engine
 from embstore_server import logs
-from embstore_server.borders import GrpcBorder, rest_border
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
+from embstore_server.rest.app import rest_server
+from embstore_server.rpc import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
-from embstore_server.worker import Worker
 
 _SWITCH_INTERVAL_S = 1e-4
+"""At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""
 
 
 def serve(settings: Settings) -> int:
     """Serve a store until SIGTERM or SIGINT; return the exit status.
 
-    Raises
-    ------
-    DeviceError : the device was lost; the store opens at its last checkpoint.
-    EmbstoreError : the store or a port could not be opened, or not everything was committed.
+    Raises DeviceError: the device was lost; the store opens at its last checkpoint; EmbstoreError:
+    the store or a port could not be opened, or not everything was committed.
     """
     logs.configure(settings)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -49,20 +46,29 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     stop = _stop_signal()
-    worker = Worker(lambda: _open(settings), settings.queue_calls_max)
-    service = Service(settings, worker, Metrics())
-    border = GrpcBorder(service)
-    async with rest_border(service) as admin_address:
+    service = Service(settings, lambda: _open(settings), Metrics())
+    server = GrpcServer(service)
+    async with rest_server(service) as admin_address:
         event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
-        await border.start()
+        await server.start()
         try:
-            service.opened(await worker.start())
+            await service.open()
             if not stop.done():
-                await border.ready()
-                _say_ready(service, border.address, admin_address)
+                await server.ready()
+                state = service.context()
+                event(
+                    logging.INFO,
+                    "ready",
+                    listen=server.address,
+                    admin=admin_address,
+                    store_id=state.store_id,
+                    epoch=state.epoch,
+                    command=state.command,
+                )
                 if settings.warm_up:
                     service.warming.begin_at_start(settings.warm_up)
             await _asked_or_lost(stop, service)
+            worker = service.worker
             event(
                 logging.INFO,
                 "stopping",
@@ -72,11 +78,11 @@ async def _serve(settings: Settings) -> int:
             )
         finally:
             service.stopping = True
-            await border.stop(settings.drain_s)
-            await worker.stop()
-    if service.store.failure is not None:
-        raise service.store.failure  # 0 says that everything is committed
-    event(logging.INFO, "stopped", command=service.store.command)
+            await server.stop(settings.drain_s)
+            await service.stop()
+    if service.failure is not None:
+        raise service.failure  # 0 says that everything is committed
+    event(logging.INFO, "stopped", command=service.engine.tables.frame.command_number)
     return 0
 
 
@@ -103,20 +109,7 @@ def _stop_signal() -> asyncio.Future[str]:
     return stop
 
 
-def _say_ready(service: Service, listen: str, admin: str) -> None:
-    store = service.store
-    event(
-        logging.INFO,
-        "ready",
-        listen=listen,
-        admin=admin,
-        store_id=store.store_id,
-        epoch=store.epoch,
-        command=store.command,
-    )
-
-
-def _open(settings: Settings) -> embstore.Store:
+def _open(settings: Settings) -> Engine:
     """Open the store with every kernel compiled: no caller is to wait for a compiler."""
     store = embstore.open(
         settings.data,
@@ -139,4 +132,4 @@ def _open(settings: Settings) -> embstore.Store:
         model=store.device_facts["model"],
         seconds=round(monotonic() - begin, 2),
     )
-    return store
+    return cast(Engine, store.executor)

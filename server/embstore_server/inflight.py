@@ -11,9 +11,7 @@ not refused: its work is done.
 
 A rank's share of a session's step counts until the session has taken it. The session waits with it
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
-would keep each other out, and their step would never end. What sessions hold is bounded by their
-ranks, one share each; what came in a stream is freed as they copy it, while gRPC keeps a unary
-message until it is answered. Event loop only.
+would keep each other out, and their step would never end. Event loop only.
 """
 
 from collections.abc import Iterator
@@ -26,8 +24,8 @@ class Inflight:
     """A count of bytes with a bound."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.held_bytes = 0
+        self.bytes_max = bytes_max
+        self.reserved_bytes = 0
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
@@ -38,26 +36,22 @@ class Inflight:
         finally:
             reservation.release()
 
-    def check_room(self, count: int, own_bytes: int = 0) -> None:
-        """Raise OverloadedError, if others than who holds `own_bytes` leave no room for `count`."""
-        others_bytes = self.held_bytes - own_bytes
-        if others_bytes and self.held_bytes + count > self._bytes_max:
-            raise OverloadedError(
-                f"{self.held_bytes} bytes of calls are in flight, {count} more would exceed "
-                f"limits.inflight_bytes_max ({self._bytes_max}); back off, then retry"
-            )
-
 
 class Reservation:
     """What one call holds."""
 
     def __init__(self, inflight: Inflight) -> None:
         self._inflight = inflight
-        self.held_bytes = 0
+        self.reserved_bytes = 0
 
     def check_room(self, count: int) -> None:
-        """Raise OverloadedError, if there is no room to hold `count` bytes more now."""
-        self._inflight.check_room(count, self.held_bytes)
+        """Raise OverloadedError, if others leave no room to hold `count` bytes more now."""
+        reserved, most = self._inflight.reserved_bytes, self._inflight.bytes_max
+        if reserved > self.reserved_bytes and reserved + count > most:
+            raise OverloadedError(
+                f"{reserved} bytes of calls are in flight, {count} more would exceed "
+                f"limits.inflight_bytes_max ({most}); back off, then retry"
+            )
 
     def add(self, count: int) -> None:
         """Hold `count` bytes more, or raise OverloadedError."""
@@ -66,10 +60,10 @@ class Reservation:
 
     def add_unchecked(self, count: int) -> None:
         """Hold `count` bytes more whatever the bound: a reply that is made is sent."""
-        self._inflight.held_bytes += count
-        self.held_bytes += count
+        self._inflight.reserved_bytes += count
+        self.reserved_bytes += count
 
     def release(self) -> None:
         """Hold nothing any more; what is added from now on counts again."""
-        self._inflight.held_bytes -= self.held_bytes
-        self.held_bytes = 0
+        self._inflight.reserved_bytes -= self.reserved_bytes
+        self.reserved_bytes = 0

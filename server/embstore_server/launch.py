@@ -1,7 +1,7 @@
-"""A server of one's own, as a child process: for the demo, for tests, for benchmarks.
+"""A server as a child process: for the demo, for tests, for benchmarks.
 
-It is the real thing: `python -m embstore_server serve` on free ports of loopback, found by the
-"ready" line of its log. It ends with its parent's block, by SIGTERM, or by `kill`.
+It runs `python -m embstore_server serve` on free ports of loopback, which the "ready" line of its
+log names. It ends with its parent's block, by SIGTERM, or by `kill`.
 """
 
 import json
@@ -12,8 +12,7 @@ import sys
 from collections import deque
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from embstore.errors import StoreClosedError
 
@@ -24,8 +23,8 @@ _LINES_KEPT = 200
 class ServerProcess:
     """`embstore serve` as a child process; a context manager that starts and stops it.
 
-    `address` is where gRPC listens, `admin` where REST does, once it is ready. `options` are more
-    of the command line. Not thread-safe.
+    `address` is that of gRPC, `admin` that of REST, once it is ready. `options` are further flags.
+    Not thread-safe.
     """
 
     def __init__(self, data: Path | str, *options: str) -> None:
@@ -46,12 +45,7 @@ class ServerProcess:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
         else:
@@ -71,18 +65,16 @@ class ServerProcess:
     def start(self) -> None:
         """Start, and wait until it serves.
 
-        Raises
-        ------
-        StoreClosedError : it ended before it was ready; the message has its log.
+        Raises StoreClosedError: it ended before it was ready; the message has its log.
         """
-        process = subprocess.Popen(
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("EMBSTORE_")}
+        process = self._process = subprocess.Popen(
             self._command,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=_environment(),
+            env=kept | {"PYTHONUNBUFFERED": "1"},  # only the flags are settings
         )
-        self._process = process
         try:
             self._wait_until_ready(process)
         except BaseException:
@@ -94,27 +86,15 @@ class ServerProcess:
         assert process.stderr is not None
         for line in process.stderr:
             self._lines.append(line.rstrip())
-            if self._is_ready(line):
-                break
-        else:
-            process.stderr.close()
-            status = process.wait()
-            raise StoreClosedError(
-                f"the server ended with status {status} before it was ready:\n"
-                + "\n".join(self._lines)
-            )
-        self._reader = Thread(target=self._read, args=(process.stderr,), daemon=True)
-        self._reader.start()
-
-    def _is_ready(self, line: str) -> bool:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            return False
-        if not isinstance(entry, dict) or entry.get("event") != "ready":
-            return False
-        self.address, self.admin = entry["listen"], entry["admin"]
-        return True
+            ready = _ready_event(line)
+            if ready is not None:
+                self.address, self.admin = ready["listen"], ready["admin"]
+                self._reader = Thread(target=self._read, args=(process.stderr,), daemon=True)
+                self._reader.start()
+                return
+        process.stderr.close()
+        status, log = process.wait(), "\n".join(self._lines)
+        raise StoreClosedError(f"the server ended with status {status} before it was ready:\n{log}")
 
     def _read(self, stream: IO[str]) -> None:
         with stream:
@@ -122,11 +102,11 @@ class ServerProcess:
                 self._lines.append(line.rstrip())
 
     def stop(self) -> int:
-        """Ask it to end (SIGTERM), wait, and return its exit status; 0: all is committed."""
+        """Stop it by SIGTERM, wait, and return its exit status; 0: everything is committed."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """End it at once (SIGKILL), as a crash does."""
+        """Kill it (SIGKILL), as a crash does."""
         return self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> int:
@@ -145,7 +125,10 @@ class ServerProcess:
         return status
 
 
-def _environment() -> dict[str, str]:
-    """Return this process's environment without settings: a server of one's own has its options."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EMBSTORE_")}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+def _ready_event(line: str) -> dict[str, Any] | None:
+    """Return the "ready" event of a line of the log, if it is one."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and entry.get("event") == "ready" else None

@@ -1,12 +1,12 @@
-"""Kinds of values that people write: addresses, amounts of bytes, times, switches.
+"""Kinds of values that people write and read: addresses, amounts of bytes, times, switches.
 
-A value comes as text (a flag, a variable of the environment) or already typed (TOML, a test). A
-`Kind` reads either and says in words what it takes, so that whoever refuses a value can name its
-source beside: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
+A value comes as text (a flag, an environment variable) or already typed (TOML, a test). A `Kind`
+reads either and says in words what it accepts, so that an error can name the source as well:
+"EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
 """
 
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,37 +17,42 @@ from typing import Any
 from embstore.errors import InvalidArgumentError
 
 OFF = "off"
-"""Stands for an address where nothing shall be served."""
+"""In place of an address: do not serve this."""
 SECONDS_MAX = 1e8
 """Three years: far below what the timers of the system can hold."""
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SWITCHES = {"true": True, "yes": True, "on": True, "1": True} | {
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value must be, in words, and what makes one of what was written."""
+    """A kind of value: how to read one, and how to describe it."""
 
     expected: str
+    metavar: str
+    """Stands for the value in the help."""
     read: Callable[[Any], Any]
     """Raises ValueError for anything else."""
+    show: Callable[[Any], str] = str
+    """Returns a value as a person writes it."""
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes for people: 1.5 GiB."""
+    for size, unit in _UNITS:
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port of "host:port" or "[IPv6]:port".
-
-    Raises
-    ------
-    ValueError : it is neither.
-    """
+    """Return host, without brackets, and port of "host:port" or "[IPv6]:port"; else ValueError."""
     match = _ADDRESS.fullmatch(address)
     if not match or int(match[2]) > 65535:
         raise ValueError(address)
@@ -57,9 +62,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach `host`. Of names, "localhost" alone is known to be.
+    """Tell whether only this machine can reach `host`. Of names, only "localhost" is known to be.
 
-    Other names are not looked up: what they mean may change after the answer.
+    Other names are not resolved: their address may change afterwards.
     """
     try:
         return ip_address(host).is_loopback
@@ -75,7 +80,7 @@ def one_of(*names: str) -> Kind:
             raise ValueError(value)
         return str(value)
 
-    return Kind(" or ".join(f'"{name}"' for name in names), read)
+    return Kind(" or ".join(f'"{name}"' for name in names), "|".join(names), read)
 
 
 def _device(value: Any) -> str:
@@ -97,10 +102,6 @@ def _address(value: Any) -> str:
         raise ValueError(value)
     split_address(value)
     return value
-
-
-def _address_or_off(value: Any) -> str:
-    return OFF if value == OFF else _address(value)
 
 
 def _byte_count(value: Any) -> int:
@@ -126,50 +127,31 @@ def _count(value: Any) -> int:
     return number
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError(value)
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(value)
-    return number
+def _number(low: float, high: float) -> Callable[[Any], float]:
+    """Return what reads a number in [low, high]."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not low <= float(value) <= high:
+            raise ValueError(value)
+        return float(value)
+
+    return read
 
 
-def _share(value: Any) -> float:
-    if _number(value) > 1:
-        raise ValueError(value)
-    return _number(value)
+def pairs(place: str, form: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return {A: B} for every "A=B"; neither is empty, and each A stands once.
 
-
-def renames(place: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return {A: B} of every "A=B"; `place` is where they stand.
-
-    Raises
-    ------
-    InvalidArgumentError : one is not of that form, or A is there twice.
+    `place` is the flag or parameter that gave them, `form` what the two are, as COLUMN=NAME.
     """
-    renamed: dict[str, str] = {}
+    found: dict[str, str] = {}
     for text in texts:
-        old, equals, new = text.partition("=")
-        if not (old and equals and new) or old in renamed:
-            raise InvalidArgumentError(
-                f"{place}: expected A=B, the name in the profile and the table's, each A once, "
-                f"found {text!r}"
-            )
-        renamed[old] = new
-    return renamed
-
-
-def _seconds(value: Any) -> float:
-    if _number(value) > SECONDS_MAX:
-        raise ValueError(value)
-    return _number(value)
-
-
-def _positive_seconds(value: Any) -> float:
-    if _seconds(value) == 0:
-        raise ValueError(value)
-    return _seconds(value)
+        left, equals, right = text.rpartition("=")
+        if not (left and equals and right):
+            raise InvalidArgumentError(f"{place}: expected {form}, found {text!r}")
+        if left in found:
+            raise InvalidArgumentError(f"{place}: expected each {form} once, found {left} twice")
+        found[left] = right
+    return found
 
 
 def _switch(value: Any) -> bool:
@@ -180,14 +162,28 @@ def _switch(value: Any) -> bool:
     return _SWITCHES[value.lower()]
 
 
-PATH = Kind("a path", _path)
-DEVICE = Kind('"auto", "cpu", "cuda" or "cuda:N", as "cuda:0"', _device)
-ADDRESS = Kind('host:port, as "127.0.0.1:50051" or "[::1]:0"', _address)
-ADDRESS_OR_OFF = Kind('host:port, as "127.0.0.1:8080" or "[::1]:0", or "off"', _address_or_off)
-BYTES = Kind('a number of bytes above 0, as 1073741824, "1GiB" or "10GB"', _byte_count)
-COUNT = Kind("an integer above 0", _count)
-MILLISECONDS = Kind("a number of milliseconds, 0 or more", _number)
-SECONDS = Kind(f"a number of seconds, 0 to {SECONDS_MAX:.0f}", _seconds)
-POSITIVE_SECONDS = Kind(f"a number of seconds above 0, up to {SECONDS_MAX:.0f}", _positive_seconds)
-SHARE = Kind("a share, 0 to 1", _share)
-SWITCH = Kind("true or false", _switch)
+_MOST, _short = f"{SECONDS_MAX:.0f}", "{:g}".format
+DIRECTORY = Kind("a path", "DIR", _path)
+FILE = Kind("a path", "FILE", _path)
+DEVICE = Kind('"auto", "cpu", "cuda" or "cuda:N", as "cuda:0"', "auto|cpu|cuda|cuda:N", _device)
+ADDRESS = Kind('host:port, as "127.0.0.1:50051" or "[::1]:0"', "HOST:PORT", _address)
+ADDRESS_OR_OFF = Kind(
+    'host:port, as "127.0.0.1:8080" or "[::1]:0", or "off"',
+    "HOST:PORT|off",
+    lambda value: OFF if value == OFF else _address(value),
+)
+BYTES = Kind(
+    'a number of bytes above 0, as 1073741824, "1GiB" or "10GB"', "BYTES", _byte_count, bytes_text
+)
+COUNT = Kind("an integer above 0", "COUNT", _count)
+_ANY, _ABOVE_0 = sys.float_info.max, sys.float_info.min
+MILLISECONDS = Kind("a number of milliseconds, 0 or more", "MS", _number(0, _ANY), _short)
+SECONDS = Kind(f"a number of seconds, 0 to {_MOST}", "SECONDS", _number(0, SECONDS_MAX), _short)
+POSITIVE_SECONDS = Kind(
+    f"a number of seconds above 0, up to {_MOST}",
+    "SECONDS",
+    _number(_ABOVE_0, SECONDS_MAX),
+    _short,
+)
+SHARE = Kind("a share, 0 to 1", "SHARE", _number(0, 1), _short)
+SWITCH = Kind("true or false", "", _switch)

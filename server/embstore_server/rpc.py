@@ -1,97 +1,104 @@
-"""The gRPC border: bytes in, checked work to the service, the answer or the error out.
+"""The gRPC port, with health and reflection, and its calls: bytes in, the answer or the error out.
 
-Handlers are registered by name from the tables of `bulk`, `control`, `sessions` and `frequency`,
-with no serialisers: gRPC hands over the bytes that came, so that arrays are never copied by
-protobuf. There is one handler for unary bulk calls, one for their stream twins, one for control
-calls, one for each way to read a session's step, one for calls that are answered by a document, and
-one that follows a warm-up.
+The port is bound when the server is made, so that one in use is reported at once. gRPC would share
+a port with another server silently (SO_REUSEPORT); here it does not.
 
-Every handler is one `_answered` block: it makes the caller from the call's metadata and deadline,
-turns errors into a status (the map is `embstore_proto.status`), and hands the figures in. A call
-whose client has gone is cancelled by gRPC at whatever it awaits: nothing has been queued then, or
-it is withdrawn, or it runs to its end and is remembered.
+The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so which handler it has:
 
-A stream is taken whole before anything is queued, so a stream cut in the middle applies nothing.
+    control, bulk        one message in, one out; of a bulk verb also a stream twin of both
+    LookupStep           answered by one message of rows or two
+    LookupStepPooled     a stream in, one message out
+    a document           one message in, one streamed out
+    WarmCache            answered by how far it is, again and again
+
+There are no serialisers: gRPC hands over the bytes that came, and rows are written straight into
+the message that it sends (`Blank`), so that protobuf never copies an array. Every call is one
+`_answered` block. A call whose client has gone is cancelled by gRPC at whatever it awaits: nothing
+has been queued then, or it is withdrawn, or it runs to its end and is remembered. A stream is taken
+whole before anything is queued, so a stream cut in the middle applies nothing.
+
+**Early and late rows.** Rows that no unfinished step touches are final while earlier steps are
+still at work. LookupStep sends them at once, with their positions among the announced keys, and the
+others when the step is ready: the network works while the trainer computes, and training stays
+synchronous to the bit. With no early row, or none wanted, there is one message, without positions.
+
+**Documents.** A profile and a hot set travel as the bytes of their files. To read one of a GiB
+takes seconds, so a command that takes long is taken apart on its own thread.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from traceback import clear_frames
-from typing import Any
+from typing import Any, cast
 
 import grpc
+import numpy as np
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-import embstore
-from embstore.config import INITIALIZERS, OPTIMIZERS
-from embstore.errors import (
-    DeadlineError,
-    EmbstoreError,
-    InvalidArgumentError,
-    StoreClosedError,
-)
-from embstore_proto import codec
-from embstore_proto.codec import Assembly, Framed
+from embstore.commands import Command, Effect, Retry
+from embstore.engine.engine import Engine
+from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.layout import ELEMENT_BYTES
+from embstore.lookahead.handles import Readiness, StepLookup
+from embstore_proto import frame
+from embstore_proto.frame import CHUNK_BYTES_MAX, Assembly, Blank, Framed
 from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
-from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import bulk, control, frequency, sessions
-from embstore_server.answers import Answered, Awaited, answering
+from embstore_proto.verbs import SERVICE, VERBS, Arrived, Verb
+from embstore_server.answers import Answered, answered_error, answering
 from embstore_server.inflight import Reservation
-from embstore_server.logs import event
-from embstore_server.once import CALLS_MAX
 from embstore_server.service import Caller, Service
-from embstore_server.worker import Work
+from embstore_server.settings import Settings
 
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Embstore"].full_name
-
-_FRAME_BYTES_MAX = 1 << 20
-"""What a bulk message may have beside its arrays: names and places, of thousands of tables."""
+SERVICE_NAME = SERVICE.full_name
 
 _BRIEF_BYTES = 1 << 10
 """Of a unary request: at most a hundred keys, a fraction of a millisecond where rows are cached and
 milliseconds where the disk is asked for each."""
-
 _METADATA_CHARACTERS_MAX = 200
+_CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
+"""Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
 
-_READING = ("CheckIntegrity", "Export", "Get", "List", "Lookup", "Read")
-"""What the names of the verbs begin with that change nothing."""
+_RECEIVED_MARGIN = 2
+"""A unary message of up to so many times the limit is received, to be refused with a reason."""
+
+_FRAME_BYTES = 1 << 10
+
+_LAST_REPLIES_S = 1.0
+"""For what is on its way when no call is under way any more."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
+Answer = Callable[[Caller, Any, Any], Awaitable[None]]
 
 
-class Rpc:
+class GrpcCalls:
     """The handlers of one service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._ranks = sessions.Ranks()
         self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no call is under way."""
-        await self._idle.wait()
+        self.idle = asyncio.Event()
+        """Set while no call is under way."""
+        self.idle.set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return every method of the .proto file, for `add_generic_rpc_handlers`."""
-        methods = {"GetServerInfo": grpc.unary_unary_rpc_method_handler(self._server_info)}
-        for name, verb in (control.VERBS | sessions.CONTROL | frequency.CONTROL).items():
-            methods[name] = grpc.unary_unary_rpc_method_handler(self._control(name, verb))
-        for name, prepare in (bulk.VERBS | sessions.BULK | frequency.BULK).items():
-            unary, stream = self._unary(name, prepare), self._stream(name, prepare)
-            methods[name] = grpc.unary_unary_rpc_method_handler(unary)
-            methods[f"{name}Stream"] = grpc.stream_stream_rpc_method_handler(stream)
-        methods["LookupStep"] = grpc.unary_stream_rpc_method_handler(self._lookup_step)
-        methods["LookupStepPooled"] = grpc.stream_stream_rpc_method_handler(
-            self._lookup_step_pooled
-        )
-        for name, document in frequency.DOCUMENTS.items():
-            methods[name] = grpc.unary_stream_rpc_method_handler(self._document(name, document))
-        methods["WarmCache"] = grpc.unary_stream_rpc_method_handler(self._warm_cache)
+        methods: dict[str, Any] = {}
+        for name, verb in VERBS.items():
+            if verb.is_streamed:
+                answer = getattr(self, _STREAMED.get(name, "_document"))
+                kind = "stream_stream" if verb.is_bulk else "unary_stream"
+                methods[name] = _method(kind, partial(self._stream, name, partial(answer, verb)))
+                continue
+            methods[name] = _method("unary_unary", partial(self._unary, verb))
+            if verb.has_twin:
+                twin = partial(self._stream, f"{name}Stream", partial(self._twin, verb))
+                methods[f"{name}Stream"] = _method("stream_stream", twin)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     # What every handler does
@@ -108,28 +115,26 @@ class Rpc:
             code = grpc.StatusCode.CANCELLED.name
             raise
         except Exception as exc:
-            error = _named_timeout(exc, verb)
+            error = answered_error(exc, verb)
             code = answer_of(error).code.name
-            if not isinstance(error, EmbstoreError):
-                event(logging.ERROR, "internal error", verb=verb, exc_info=error)
-            _let_go(exc)
+            _drop_trace(exc)
             await self._abort(context, error)
         finally:
             self._begun(-1)
-            self._service.finished(caller, code)
+            self._service.observe(caller, code)
 
     def _begun(self, calls: int) -> None:
         self._calls += calls
         if self._calls:
-            self._idle.clear()
+            self.idle.clear()
         else:
-            self._idle.set()
+            self.idle.set()
 
     async def _abort(self, context: Any, error: Exception) -> None:
         metadata = []
         if isinstance(error, EmbstoreError):
             metadata.append((ERROR_METADATA, type(error).__name__))
-            if isinstance(error, StoreClosedError) and self._service.has_failed:
+            if isinstance(error, StoreClosedError) and self._service.failure is not None:
                 metadata.append((NOT_AGAIN_METADATA, "the store has failed"))
         try:
             code, text = answer_of(error).code, message_of(error)
@@ -152,167 +157,223 @@ class Rpc:
             _label(metadata, "traceparent"),
         )
 
-    async def _do(
-        self, caller: Caller, origin: pb.Origin | None, work: Work, *, beside: bool
-    ) -> Answered:
-        """Return the answer of work that brings Answered; it may have others to wait for yet."""
-        if beside:
-            answered: Answered = await self._service.run_beside(work)
-        else:
-            answered = await self._service.mutate(caller, origin, work)
-        return answered
+    # One request, one reply
 
-    # Bulk calls
+    async def _unary(self, verb: Verb, request: bytes, context: Any) -> bytes:
+        async with self._answered(verb.name, context) as caller:
+            limit = self._service.settings.unary_bytes_max
+            if verb.is_bulk:
+                _check_unary(len(request), limit, "request", verb.name)
+            caller.received_bytes = len(request)
+            caller.brief = verb.is_bulk and len(request) <= _BRIEF_BYTES
+            with self._service.inflight.reservation() as reservation:
+                if verb.is_bulk:  # whatever is in flight, a lease is renewed
+                    reservation.add(len(request))
+                reply = await self._reply(verb, caller, [request], reservation)
+                if verb.is_bulk:
+                    _check_unary(reply.total_bytes, limit, "reply", verb.name)
+                return reply.joined()
 
-    def _unary(self, verb: str, prepare: Callable[[Any], bulk.Call]) -> Handler:
-        async def handler(request: bytes, context: Any) -> bytes:
-            async with self._answered(verb, context) as caller:
-                limit = self._service.settings.unary_bytes_max
-                _check_unary(len(request), limit, "request", verb)
+    # Streams
+
+    async def _stream(self, name: str, answer: Answer, request: Any, context: Any) -> None:
+        """Have a stream answered by `answer`, whose frame holds the message and the reply: this one
+        lives until the status is sent, and a client that does not read it must not keep them."""
+        # First of all, because a deadline that passes during the first write would leave the
+        # metadata half sent: then gRPC can send no status, and the client waits for ever.
+        await _sent(context.send_initial_metadata(()))
+        async with self._answered(name, context) as caller:
+            if isinstance(request, bytes):
                 caller.received_bytes = len(request)
-                caller.brief = len(request) <= _BRIEF_BYTES
-                with self._service.inflight.reservation() as held:
-                    held.add(len(request))
-                    reply = await self._reply(caller, prepare(codec.split(request)), held)
-                    _check_unary(reply.total_bytes, limit, "reply", verb)
-                    return reply.joined()
+            await answer(caller, request, context)
 
-        return handler
-
-    def _stream(self, name: str, prepare: Callable[[Any], bulk.Call]) -> Handler:
-        verb = f"{name}Stream"
-
-        async def handler(chunks: AsyncIterator[bytes], context: Any) -> None:
-            # First of all, because a deadline that passes during the first write would leave the
-            # metadata half sent: then gRPC can send no status, and the client waits for ever.
-            await _sent(context.send_initial_metadata(()))
-            async with self._answered(verb, context) as caller:
-                await self._streamed(caller, chunks, context, prepare)
-
-        return handler
-
-    async def _streamed(
-        self,
-        caller: Caller,
-        chunks: AsyncIterator[bytes],
-        context: Any,
-        prepare: Callable[[Any], bulk.Call],
+    async def _twin(
+        self, verb: Verb, caller: Caller, chunks: AsyncIterator[bytes], context: Any
     ) -> None:
-        with self._service.inflight.reservation() as held:
-            # No name is given to the message: a call that waits for others holds it no longer.
-            reply = await self._reply(
-                caller, prepare(codec.split(await self._assembled(caller, chunks, held))), held
-            )
+        with self._service.inflight.reservation() as reservation:
+            request = [await self._assembled(caller, chunks, reservation)]
+            reply = await self._reply(verb, caller, request, reservation)
             for chunk in reply.chunks():
                 await _sent(context.write(chunk))
 
     async def _assembled(
-        self, caller: Caller, chunks: AsyncIterator[bytes], held: Reservation
+        self, caller: Caller, chunks: AsyncIterator[bytes], reservation: Reservation
     ) -> memoryview:
-        assembly = Assembly(self._service.store.limits.call_bytes_max + _FRAME_BYTES_MAX)
+        limit = self._service.engine.tables.limits.call_bytes_max
+        assembly = Assembly(limit + frame.HEADER_BYTES_MAX)
         async for chunk in chunks:
             if not assembly.total_bytes:
-                held.check_room(assembly.announced(chunk))
+                reservation.check_room(assembly.announced(chunk))
             assembly.add(chunk)
-            held.add(min(len(chunk), assembly.total_bytes - held.held_bytes))
+            reservation.add(min(len(chunk), assembly.total_bytes - reservation.reserved_bytes))
         caller.received_bytes = assembly.total_bytes
         return assembly.whole()
 
-    async def _reply(self, caller: Caller, call: bulk.Call, held: Reservation) -> Framed:
-        if call.header is not None:
-            self._ranks.tell(caller, call.header)
-            caller.brief = False  # the last rank's share does the work of all
-        if caller.verb.removesuffix("Stream") in frequency.BULK:
-            held.add(frequency.parsing_bytes(self._service, held.held_bytes))
-        work = answering(call.work, self._service.instance, stages=call.stages)
-        answered = await self._do(caller, call.origin, work, beside=call.beside)
-        make_reply = call.reply
-        if isinstance(answered.value, Awaited):
-            del call, work  # with the arrays that came: the session has copied what it waits with
-            held.release()
-        reply = make_reply(await self._service.settled(answered))
-        held.add_unchecked(reply.total_bytes)
+    async def _reply(
+        self, verb: Verb, caller: Caller, request: list[Any], reservation: Reservation
+    ) -> Framed:
+        """Return the reply to a request, which is taken out of its list: a call that waits for
+        other ranks no longer keeps the message, whose arrays the session has copied."""
+        service, is_step = self._service, verb.command.retry is Retry.STEP
+        if verb.command.effect is Effect.LONG:
+            if verb.document:
+                service.check_document(len(frame.split(request[0]).payload), verb.document)
+                reservation.add(service.parsing_bytes(reservation.reserved_bytes))
+            return await self._long_reply(verb, caller, request.pop())
+        arrived = verb.arrived(request.pop())
+        rows = _Rows(arrived.stages) if verb.reads_rows else None
+        caller.brief = caller.brief and not is_step  # the last rank's share does the work of all
+        answered = await service.begin(
+            caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
+        )
+        del arrived
+        if is_step:
+            reservation.release()
+            answered = await service.finished(answered)
+        reply = _framed(verb, answered, rows)
+        reservation.add_unchecked(reply.total_bytes)
         caller.sent_bytes = reply.total_bytes
         return reply
 
-    # Control calls
+    async def _long_reply(self, verb: Verb, caller: Caller, request: bytes | memoryview) -> Framed:
+        """Take a command apart, execute it and frame its result on a thread of its own."""
+        service = self._service
 
-    def _control(self, name: str, verb: control.Verb) -> Handler:
-        async def handler(request: bytes, context: Any) -> bytes:
-            async with self._answered(name, context) as caller:
-                caller.received_bytes = len(request)
-                message = codec.parse(verb.request, request)
-                origin = message.origin if verb.mutates and message.HasField("origin") else None
-                self._ranks.tell(caller, message)
-                work = answering(verb.prepare(message), self._service.instance)
-                done = await self._do(caller, origin, work, beside=verb.beside)
-                answered = await self._service.settled(done)
-                if isinstance(answered.value, pb.MembershipReply):
-                    self._ranks.joined(caller, answered.value)
-                return _serialised(answered, caller)
+        def work(engine: Engine) -> Framed:
+            command = verb.arrived(request).command
+            service.note_rank(caller, command)
+            answered = answering(lambda e: e.begin(command), service.instance)(engine)
+            return verb.framed(answered.value, answered.context)
 
-        return handler
+        return await service.run_in_thread(verb.name, work)
 
-    # Reading a session's step
+    # Streamed replies
 
-    async def _lookup_step(self, request: bytes, context: Any) -> None:
-        await _sent(context.send_initial_metadata(()))  # as a stream does
-        async with self._answered("LookupStep", context) as caller:
-            caller.received_bytes = len(request)
-            message = codec.parse(pb.LookupStepRequest, request)
-            self._ranks.tell(caller, message)
-            send = partial(self._write, caller, context)
-            await sessions.send_rows(self._service, caller, message, send)
+    async def _document(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
+        await self._write(caller, context, await self._long_reply(verb, caller, request))
 
-    async def _lookup_step_pooled(self, chunks: AsyncIterator[bytes], context: Any) -> None:
-        await _sent(context.send_initial_metadata(()))
-        async with self._answered("LookupStepPooled", context) as caller:
-            with self._service.inflight.reservation() as held:
-                message = codec.split(await self._assembled(caller, chunks, held))
-                header = codec.parse(pb.LookupStepPooledRequest.Header, message.header)
-                self._ranks.tell(caller, header)
-                reply = await sessions.pooled_rows(self._service, caller, header, message)
-                await self._write(caller, context, reply)
+    async def _warm_cache(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
+        command: Any = verb.arrived(request).command
+        async for warmed in self._service.warming.followed(command.share):
+            reply = verb.framed(warmed, self._service.context()).joined()
+            caller.sent_bytes += len(reply)
+            await _sent(context.write(reply))
 
     async def _write(self, caller: Caller, context: Any, reply: Framed) -> None:
         """Send one of the messages of a stream; its bytes are in flight until gRPC has them."""
         caller.sent_bytes += reply.total_bytes
-        with self._service.inflight.reservation() as held:
-            held.add_unchecked(reply.total_bytes)
+        with self._service.inflight.reservation() as reservation:
+            reservation.add_unchecked(reply.total_bytes)
             for chunk in reply.chunks():
                 await _sent(context.write(chunk))
 
-    # Frequencies
+    async def _lookup_step(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
+        command: Any = verb.arrived(request).command
+        lookup = self._lookup(caller, command)
 
-    def _document(self, name: str, verb: frequency.Document) -> Handler:
-        async def handler(request: bytes, context: Any) -> None:
-            await _sent(context.send_initial_metadata(()))  # as a stream does
-            async with self._answered(name, context) as caller:
-                caller.received_bytes = len(request)
-                call = verb.prepare(codec.parse(verb.request, request))
-                work = answering(call.work, self._service.instance)
-                reply = call.reply(await self._service.run_beside(work))
-                await self._write(caller, context, reply)
+        async def write(positions: Mapping[str, Any] | None) -> None:
+            """Send a message of some of the rows, or of all."""
+            work = answering(lambda _: lookup.some(positions), self._service.instance)
+            answered: Answered = await self._service.run(caller, work)
+            await self._write(caller, context, _framed(verb, answered, None))
 
-        return handler
+        others: Mapping[str, Any] | None = None
+        if command.early and await self._reached(lookup, Readiness.EARLY) == Readiness.EARLY:
+            early = lookup.early()
+            if any(len(places) for places in early.values()):
+                await write(early)
+                others = {n: _others(p, lookup.shapes[n][0]) for n, p in early.items()}
+        await self._reached(lookup, Readiness.READY)
+        await write(others)
 
-    async def _warm_cache(self, request: bytes, context: Any) -> None:
-        await _sent(context.send_initial_metadata(()))  # as a stream does
-        async with self._answered("WarmCache", context) as caller:
-            caller.received_bytes = len(request)
-            message = codec.parse(pb.WarmCacheRequest, request)
-            async for reply in frequency.warmed(self._service, message):
-                serialised = reply.SerializeToString()
-                caller.sent_bytes += len(serialised)
-                await _sent(context.write(serialised))
+    async def _lookup_step_pooled(
+        self, verb: Verb, caller: Caller, chunks: AsyncIterator[bytes], context: Any
+    ) -> None:
+        with self._service.inflight.reservation() as reservation:
+            request = [await self._assembled(caller, chunks, reservation)]
+            await self._write(caller, context, await self._pooled(verb, caller, request))
 
-    async def _server_info(self, request: bytes, context: Any) -> bytes:
-        async with self._answered("GetServerInfo", context):
-            codec.parse(pb.GetServerInfoRequest, request)
-            return server_info(self._service).SerializeToString()
+    async def _pooled(self, verb: Verb, caller: Caller, request: list[memoryview]) -> Framed:
+        """Return the pooled rows of a step, once its turn has come."""
+
+        def begin(engine: Engine) -> tuple[Arrived, StepLookup]:
+            arrived = verb.arrived(request.pop())
+            return arrived, cast("StepLookup", engine.begin(arrived.command))
+
+        # Passes over every occurrence: not on the event loop.
+        arrived, lookup = await self._service.run_in_thread(verb.name, begin)
+        self._check_step(caller, arrived.command, lookup)
+        await self._reached(lookup, Readiness.READY)
+        rows = _Rows(arrived.stages)
+        work = answering(lambda _: lookup.read(rows), self._service.instance, stages=arrived.stages)
+        return _framed(verb, await self._service.run(caller, work), rows)
+
+    def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
+        """Return what a step's lookup waits for; no turn of the engine is needed for it."""
+        lookup = cast("StepLookup", self._service.engine.begin(command))
+        self._check_step(caller, command, lookup)
+        return lookup
+
+    def _check_step(self, caller: Caller, command: Command[Any], lookup: StepLookup) -> None:
+        """Note whose step it is, and refuse rows that are too large to be sent."""
+        self._service.note_rank(caller, command)
+        limit = self._service.engine.tables.limits.call_bytes_max
+        size = sum(ELEMENT_BYTES * rows * dim for rows, dim in lookup.shapes.values())
+        if size > limit:
+            raise InvalidArgumentError(
+                f"expected rows of at most {limit} bytes (limits.call_bytes_max) in a step, found "
+                f"{size}; make smaller batches"
+            )
+
+    async def _reached(self, lookup: StepLookup, least: Readiness) -> Readiness:
+        """Wait until a step is as ready as `least`; return how ready it is."""
+
+        def poll() -> Readiness | None:
+            found = lookup.poll()
+            return found if found >= least else None
+
+        return await self._service.until(lookup, poll)
 
 
-def _let_go(error: BaseException) -> None:
+_STREAMED = {
+    "LookupStep": "_lookup_step",
+    "LookupStepPooled": "_lookup_step_pooled",
+    "WarmCache": "_warm_cache",
+}
+"""The handlers of verbs whose replies are always streams; of others that is a document."""
+
+
+class _Rows:
+    """Makes the reply in which rows are to be written, once their shapes are known."""
+
+    def __init__(self, stages: bool) -> None:
+        self._room = _CONTEXT_ROOM + (_STAGES_ROOM if stages else 0)
+        self.blank: Blank | None = None
+
+    def __call__(self, names: Sequence[str], shapes: Sequence[tuple[int, int]]) -> Sequence[Any]:
+        room = self._room + sum(len(name) + _TABLE_ROOM for name in names)
+        self.blank = Blank(room, shapes)
+        return self.blank.arrays
+
+
+def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
+    value, context, seconds = answered
+    places = rows.blank if rows else None
+    return verb.framed(value, context, stage_seconds=seconds, places=places)
+
+
+def _method(kind: str, handler: Handler) -> Any:
+    return getattr(grpc, f"{kind}_rpc_method_handler")(handler)
+
+
+def _others(places: Any, count: int) -> Any:
+    """Return the positions below `count` that are not among `places`."""
+    others = np.ones(count, np.bool_)
+    others[places] = False
+    return np.flatnonzero(others).astype(np.int32)
+
+
+def _drop_trace(error: BaseException) -> None:
     """Drop an error's trace, and what its frames hold: the message and the reply.
 
     The error may be remembered, and its status may wait for a client that does not read.
@@ -339,14 +400,6 @@ async def _sent(sending: Awaitable[None]) -> None:
         raise asyncio.CancelledError from exc
 
 
-def _serialised(answered: Answered, caller: Caller) -> bytes:
-    reply = answered.value
-    reply.context.CopyFrom(answered.context)
-    serialised: bytes = reply.SerializeToString()
-    caller.sent_bytes = len(serialised)
-    return serialised
-
-
 def _label(metadata: dict[str, Any], key: str) -> str:
     value = metadata.get(key, "")
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
@@ -361,46 +414,91 @@ def _check_unary(size: int, limit: int, what: str, verb: str) -> None:
         )
 
 
-def _named_timeout(error: Exception, verb: str) -> Exception:
-    if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
-        effect = "" if verb.startswith(_READING) else "; it may be done: read t before another try"
-        return DeadlineError(f"{verb}: no answer in time{effect}")
-    return error
+class GrpcServer:
+    """The gRPC server of a service, at `address`."""
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        received_max = max(_RECEIVED_MARGIN * settings.unary_bytes_max, CHUNK_BYTES_MAX)
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
+                ("grpc.max_send_message_length", -1),  # our own limits are by name
+            ]
+        )
+        self._service = service
+        self._calls = GrpcCalls(service)
+        self._server.add_generic_rpc_handlers((self._calls.handlers(),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self._failing: asyncio.Task[None] | None = None
+        self.address = _bind(self._server, settings)
+
+    async def start(self) -> None:
+        """Accept connections; health says NOT_SERVING until `ready`."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def ready(self) -> None:
+        """Say SERVING to health checks, until the store fails or the server stops."""
+        await self._report(health_pb2.HealthCheckResponse.SERVING)
+
+        async def say_failed() -> None:
+            await self._service.failed.wait()
+            await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+        self._failing = asyncio.create_task(say_failed())
+
+    async def _report(self, status: Any) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new calls, and give those that run `drain_s` seconds.
+
+        Calls of health and reflection are not waited for: a watcher of health never ends.
+        """
+        if self._failing is not None:
+            self._failing.cancel()
+        await self._health.enter_graceful_shutdown()
+        stopped = asyncio.create_task(self._server.stop(drain_s))
+        idle = asyncio.create_task(self._calls.idle.wait())
+        await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        await self._server.stop(_LAST_REPLIES_S)
+        await stopped
 
 
-def device_info(facts: Mapping[str, Any]) -> pb.DeviceInfo:
-    """Return a device's facts as a message."""
-    names = pb.DeviceInfo.DESCRIPTOR.fields_by_name
-    return pb.DeviceInfo(**{name: facts[name] for name in names if name in facts})
+def _bind(server: Any, settings: Settings) -> str:
+    try:
+        if settings.tls_cert is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, _credentials(settings))
+    except RuntimeError as exc:
+        raise in_use("listen", settings.listen) from exc
+    return f"{settings.listen.rpartition(':')[0]}:{port}"
 
 
-def server_info(service: Service) -> pb.GetServerInfoReply:
-    """Return what a client may want to know before its first call."""
-    store, settings = service.store, service.settings
-    limits = store.limits
-    return pb.GetServerInfoReply(
-        context=service.context(),
-        version=embstore.__version__,
-        device=store.device,
-        device_info=device_info(store.device_facts),
-        policy=settings.policy,
-        cache_bytes=store.cache_bytes,
-        read_only=settings.read_only,
-        dtypes=[pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8],
-        optimizers=OPTIMIZERS,
-        initializers=INITIALIZERS,
-        key_spaces=[pb.KEY_SPACE_DENSE],
-        limits=pb.ServerLimits(
-            call_bytes_max=limits.call_bytes_max,
-            unary_bytes_max=settings.unary_bytes_max,
-            chunk_bytes_max=codec.CHUNK_BYTES_MAX,
-            tables_max=limits.tables_max,
-            log_rows_max=limits.log_rows_max,
-            metadata_bytes_max=limits.metadata_bytes_max,
-            queue_calls_max=settings.queue_calls_max,
-            inflight_bytes_max=settings.inflight_bytes_max,
-            remembered_calls_max=CALLS_MAX,
-            call_timeout_s=settings.call_timeout_s,
-            call_timeout_max_s=settings.call_timeout_max_s,
-        ),
+def _credentials(settings: Settings) -> Any:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            str(settings.tls_cert), str(settings.tls_key)
+        )
+        pair = [Path(str(path)).read_bytes() for path in (settings.tls_key, settings.tls_cert)]
+    except OSError as exc:  # an SSLError is one
+        raise InvalidArgumentError(
+            f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}: expected PEM files of a "
+            f"certificate and its key: {exc}"
+        ) from exc
+    return grpc.ssl_server_credentials([(pair[0], pair[1])])
+
+
+def in_use(option: str, address: str) -> InvalidArgumentError:
+    """Return the error of an address that another server listens on."""
+    return InvalidArgumentError(
+        f"cannot listen on {address}: is another server running there? Give another --{option}"
     )

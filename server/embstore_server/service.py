@@ -1,43 +1,64 @@
-"""What every call goes through, whichever border it came in by: lane, deadline, queue, figures.
+"""What every call goes through, whichever transport it came in by: lane, deadline, queue, stats.
 
-A **caller** is what a border knows of who calls: the lane it queues in, a label and ids for the log
-of slow calls, and its deadline. `run` takes work to the engine thread and back; `mutate` does so at
-most once for an origin. Both keep the figures. Event loop only.
+A **caller** is what a transport knows of who calls: the lane it queues in, a label and ids for the
+log of slow calls, and its deadline. `execute` has a command executed where its effect says
+(`embstore.commands`): on the engine thread in its turn, with an origin at most once; on a thread of
+its own, where it takes long; or at once, where it needs no engine, so that a lease is renewed
+whatever else waits. Event loop only.
 
-**Waiting for others.** A call of a look-ahead session may wait for a step: for its rows, or for its
-last rank. It holds no thread meanwhile: `until` polls what it waits for, and again after each
-progress that a session makes. The sessions tell of progress on any thread; what is told before the
-loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every call
-that waits is woken, which is a poll for each rank of each session: few, and cheap.
+**Waiting for others.** A command of a look-ahead session may wait for a step: for its rows, or for
+its last rank. It holds no thread meanwhile: `until` polls what it waits for, and again after each
+progress that a session makes. The sessions report progress on any thread; what is reported before
+the loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every
+call that waits is woken, which is a poll for each rank of each session: few, and cheap.
 
-**Beside the engine thread** runs what any thread may do: it takes the store's own lock for as long
-as it needs it, in pieces where that is long. Meanwhile no task is done by the event loop at once,
+**Threads.** What takes long takes the store's own lock piece by piece. Each verb has threads of its
+own, so that it waits for its own kind alone. Meanwhile no task is done by the event loop at once,
 which would stand still while it waits for that lock; nor is one while a merge waits to be
 installed.
 """
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
+from embstore.commands import Command, Effect
+from embstore.engine.admin import context
+from embstore.engine.engine import Engine
 from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
-from embstore.store import Store
-from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.answers import Answered, Awaited
+from embstore.handles.store import Store
+from embstore.lookahead.handles import StepOutcome
+from embstore.results import Context, Membership, ServerInfo, ServerLimits
+from embstore_proto.envelope import Origin
+from embstore_proto.frame import CHUNK_BYTES_MAX
+from embstore_server.answers import Answered, Work, answering
 from embstore_server.inflight import Inflight
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
-from embstore_server.once import Once, check_epoch
+from embstore_server.replay import CALLS_MAX, ReplayWindow, check_epoch
 from embstore_server.settings import Settings
 from embstore_server.warming import Warming
-from embstore_server.worker import Task, Work, Worker
+from embstore_server.worker import Task, Worker
 
 T = TypeVar("T")
+
+_THREADS_MAX = 16
+"""Of one verb; further calls of it wait for these."""
+_PARSED_TIMES = 30
+"""A document takes so many times its size, at most, until the store has it: the two bytes of a row
+of a profile become two int64, and checks, ranks and what is kept take more. Measured: 29."""
+_PARSING_SHARE = 2
+"""Of what may be in flight, a document's parsing takes one part in so many: others go on."""
+_MEMBERS_MAX = 4096
+"""Of which the rank is remembered, for the log of slow calls."""
 
 
 class Patient(Protocol):
@@ -69,49 +90,46 @@ class Caller:
 
 
 class Service:
-    """One store, served."""
+    """One store, served.
 
-    def __init__(self, settings: Settings, worker: Worker, metrics: Metrics) -> None:
+    One class, because a call passes through all of it in one order, on one thread.
+    """
+
+    def __init__(
+        self, settings: Settings, open_engine: Callable[[], Engine], metrics: Metrics
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
         self.instance = uuid4().hex
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
-        self._stopping = False
-        self._moved = asyncio.Event()  # of the progress to come: a new one after each
-        self._is_watching = False
-        self._is_waking = False  # the loop has been asked to wake the waiting calls
+        self.worker = Worker(open_engine, settings.queue_calls_max, self._notice_failure)
+        self.replay = ReplayWindow(self.worker, self.instance)
+        self.warming = Warming(self)
         self.failed = asyncio.Event()
         """Set once a call has failed the store, also one that nobody waits for any more."""
-        self.worker = worker
-        worker.after_task = self._notice_failure
-        self.once = Once(worker, self.instance)
-        self.warming = Warming(self)
-        self._beside: set[object] = set()  # works on threads of their own
-        self._store: Store | None = None
+        self._stopping = False
+        self._progress = asyncio.Event()  # the next progress of a session: a new one after each
+        self._is_watching = False
+        self._is_waking = False  # the loop has been asked to wake the waiting calls
+        self._threads: dict[str, ThreadPoolExecutor] = {}  # by verb
+        self._in_threads: set[object] = set()  # works on threads of their own
+        self._ranks: OrderedDict[str, int] = OrderedDict()  # by member that joined of late
+        self._engine: Engine | None = None
 
-    def opened(self, store: Store) -> None:
-        """Take the store that the worker opened: from now on calls are served."""
-        self.metrics.sessions = store.sessions
-        self._store = store
+    # Life
 
-    def _watch(self, store: Store) -> None:
-        """Be told of the sessions' progress, from the first call that waits."""
-        self._is_watching = True
-        loop = asyncio.get_running_loop()
+    async def open(self) -> None:
+        """Open the store on the engine thread; from then on calls are served."""
+        self._engine = await self.worker.start()
 
-        def progressed() -> None:
-            if not self._is_waking:
-                self._is_waking = True
-                loop.call_soon_threadsafe(self.wake)
-
-        store.sessions.watch(progressed)
-
-    def wake(self) -> None:
-        """Let every waiting call poll again."""
-        self._is_waking = False  # before they poll: what is told from now on may be after that
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+    async def stop(self) -> None:
+        """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
+        try:
+            await self.worker.stop()
+        finally:
+            for pool in self._threads.values():
+                pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def stopping(self) -> bool:
@@ -124,59 +142,154 @@ class Service:
         self.wake()
 
     @property
-    def store(self) -> Store:
-        """The store, for what is not the engine thread's: limits, ids, epoch, command number.
-
-        Raises
-        ------
-        StoreClosedError : it is still being opened.
-        """
-        if self._store is None:
+    def engine(self) -> Engine:
+        """The engine, for what needs no turn of it; StoreClosedError before the store is open."""
+        if self._engine is None:
             raise self._closed()
-        return self._store
+        return self._engine
 
-    def context(self) -> pb.Context:
-        """Return which state of which store answers now."""
-        store = self.store
-        return pb.Context(
-            store_id=store.store_id,
-            epoch=store.epoch,
-            command=store.command,
-            instance=self.instance,
-        )
+    @property
+    def store(self) -> Store:
+        """The store's handle; its calls are the engine thread's, or long."""
+        return Store(self.engine)
 
     @property
     def is_open(self) -> bool:
         """Whether the store has been opened; one that failed since is still open."""
-        return self._store is not None
+        return self._engine is not None
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the store refuses every call until the server is started again."""
-        return self._store is not None and self._store.failure is not None
+    def failure(self) -> BaseException | None:
+        """What failed the store, so that it refuses every call until the server is restarted."""
+        return None if self._engine is None else self._engine.failure
 
     @property
     def device_error(self) -> DeviceError | None:
         """What failed the store, if that was its device."""
-        failure = self._store.failure if self._store is not None else None
-        return failure if isinstance(failure, DeviceError) else None
+        return self.failure if isinstance(self.failure, DeviceError) else None
 
     @property
     def not_ready(self) -> str:
         """Why calls are not served; empty when they are."""
-        if self._store is None:
+        if self._engine is None:
             return "starting: the store is being opened"
-        if self._store.failure is not None:
-            return f"the store has failed, restart the server: {self._store.failure}"
+        if self.failure is not None:
+            return f"the store has failed, restart the server: {self.failure}"
         return "stopping" if self.stopping else ""
+
+    @property
+    def limits(self) -> ServerLimits:
+        """The named bounds of the server."""
+        fixed = {"chunk_bytes_max": CHUNK_BYTES_MAX, "remembered_calls_max": CALLS_MAX}
+        bounds = vars(self.settings) | fixed
+        return ServerLimits(**{f.name: bounds[f.name] for f in fields(ServerLimits)})
+
+    # Commands
+
+    async def execute(
+        self, caller: Caller, command: Command[Any], origin: Origin | None = None
+    ) -> Answered:
+        """Have a command executed where its effect says, and return its result when it is there."""
+        return await self.finished(await self.begin(caller, command, origin))
+
+    async def begin(
+        self,
+        caller: Caller,
+        command: Command[Any],
+        origin: Origin | None = None,
+        *,
+        out: Any = None,
+        stages: bool = False,
+    ) -> Answered:
+        """Do the same, but not wait for the other ranks of a step: `finished` does.
+
+        `out` is as of `Executor.execute`, called on the engine thread; with `stages` the answer
+        says where the time went. Raises OverloadedError, DeadlineError, StoreClosedError: nothing
+        has been done; OutcomeUnknownError: see `embstore_server.replay`; what the command raised.
+        """
+        self.note_rank(caller, command)
+        work = answering(
+            lambda engine: engine.begin(command, out=out), self.instance, stages=stages
+        )
+        match command.effect:
+            case Effect.PROMPT:
+                answered = work(self.engine)
+            case Effect.LONG:
+                answered = await self.run_in_thread(type(command).__name__, work)
+            case _:
+                answered = await self._in_turn(caller, origin, work)
+        return self._noted(caller, answered)
+
+    async def finished(self, answered: Answered) -> Answered:
+        """Return an answer for which other ranks had to do their part, when they have."""
+        if isinstance(answered.value, StepOutcome):
+            return answered.finished(await self.until(answered.value, answered.value.poll))
+        return answered
+
+    def note_rank(self, caller: Caller, command: Any) -> None:
+        """Say in a caller which rank it is, and of which step, where its command says either."""
+        caller.rank = self._ranks.get(getattr(command, "member", ""))
+        caller.step = getattr(command, "step", None)
+
+    def _noted(self, caller: Caller, answered: Answered) -> Answered:
+        match answered.value:
+            case Membership(member, _, rank):
+                caller.rank = self._ranks[member] = rank
+                if len(self._ranks) > _MEMBERS_MAX:
+                    self._ranks.popitem(last=False)
+            case ServerInfo() as info:
+                info = replace(info, context=answered.context, server=self.limits)
+                return answered._replace(value=info)
+        return answered
+
+    async def _in_turn(
+        self, caller: Caller, origin: Origin | None, work: Callable[[Engine], Answered]
+    ) -> Answered:
+        """Have work done on the engine thread; with an origin at most once."""
+        if origin is None:
+            answered: Answered = await self.run(caller, work)
+            return answered
+        store_id = self.engine.storage.catalogue.store_id
+        if origin.store_id and origin.store_id != store_id:
+            raise InvalidArgumentError(
+                f"the call is for store {origin.store_id}, served here is {store_id}; connect again"
+            )
+        caller.rank = caller.rank if origin.rank is None else origin.rank
+        caller.step = caller.step if origin.step is None else origin.step
+        verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
+
+        def in_its_epoch(engine: Engine) -> Answered:
+            check_epoch(origin, engine.storage.catalogue.epoch)  # a restore may have been ahead
+            return work(engine)
+
+        epoch = self.engine.storage.catalogue.epoch
+        answered, task = await self.replay.call(
+            verb, origin, epoch, lambda: self._submit(caller, in_its_epoch)
+        )
+        self._account(caller, task)
+        return answered
+
+    # Documents
+
+    def check_document(self, size: int, what: str) -> None:
+        """Refuse the file of a profile or hot set that is too large."""
+        limit = self.engine.tables.limits.call_bytes_max
+        if size > limit:
+            raise InvalidArgumentError(
+                f"expected {what} of at most {limit} bytes (limits.call_bytes_max), found {size}"
+            )
+
+    def parsing_bytes(self, size: int) -> int:
+        """Return how many bytes count as in flight, beside its own, while a document is parsed."""
+        share = self.settings.inflight_bytes_max // _PARSING_SHARE
+        return min((_PARSED_TIMES - 1) * size, share)
+
+    # Work
 
     async def run(self, caller: Caller, work: Work) -> Any:
         """Return what `work` returns on the engine thread; withdrawn if the caller leaves in time.
 
-        Raises
-        ------
-        OverloadedError, DeadlineError, StoreClosedError : nothing has been done.
-        Exception : what `work` raised.
+        Raises OverloadedError, DeadlineError, StoreClosedError: nothing has been done.
         """
         task = self._submit(caller, work)
         try:
@@ -187,40 +300,52 @@ class Service:
         finally:
             self._account(caller, task)
 
-    async def run_beside(self, work: Callable[[Store], T]) -> T:
-        """Return what `work` returns on a thread of its own: for what any thread may do, at length.
-
-        Raises
-        ------
-        StoreClosedError : nothing has been done.
-        Exception : what `work` raised.
-        """
-        if self._store is None or self.stopping:
+    async def run_in_thread(self, verb: str, work: Callable[[Engine], T]) -> T:
+        """Return what `work` returns on a thread of the verb's own: for what takes long."""
+        if self._engine is None or self.stopping:
             raise self._closed()
+        engine = self._engine
+        pool = self._threads.get(verb)
+        if pool is None:
+            pool = self._threads[verb] = ThreadPoolExecutor(_THREADS_MAX, verb)
 
-        def noted(store: Store) -> T:
-            self._beside.add(work)  # here: it goes on when nobody waits for it any more
+        def noted() -> T:
+            self._in_threads.add(work)  # here: it goes on when nobody waits for it any more
             try:
-                return work(store)
+                return work(engine)
             finally:
-                self._beside.discard(work)
+                self._in_threads.discard(work)
 
-        return await asyncio.to_thread(noted, self._store)
+        return await asyncio.get_running_loop().run_in_executor(pool, noted)
+
+    def _submit(self, caller: Caller, work: Work) -> Task:
+        if self._engine is None or self.stopping:
+            raise self._closed()
+        return self.worker.submit(
+            caller.verb,
+            work,
+            lane=caller.lane,
+            deadline=caller.deadline,
+            brief=caller.brief and not self._in_threads and not self._engine.is_merging,
+        )
+
+    def _account(self, caller: Caller, task: Task) -> None:
+        caller.wait_s += task.wait_s
+        caller.run_s += task.run_s
+
+    # Waiting for others
 
     async def until(self, handle: Patient, poll: Callable[[], T | None]) -> T:
         """Return what `poll` returns of a handle, once that is not None.
 
-        It is called after each progress of a session, and when the handle's patience ends.
-
-        Raises
-        ------
-        StoreClosedError : the server stops, or the store has failed; others will not come any more.
-        Exception : what `poll` raised.
+        It is called after each progress of a session, and when the handle's patience ends. Raises
+        StoreClosedError: the server stops, or the store has failed; others will not come any more.
         """
-        if not self._is_watching:
-            self._watch(self.store)
+        if not self._is_watching:  # the first call that waits
+            self._is_watching = True
+            self.engine.sessions.watch(partial(self._progressed, asyncio.get_running_loop()))
         while True:
-            moved = self._moved  # taken first: progress during the poll is not missed
+            progress = self._progress  # taken first: progress during the poll is not missed
             found = poll()
             if found is not None:
                 return found
@@ -228,71 +353,38 @@ class Service:
                 raise self._closed()
             with suppress(TimeoutError):
                 async with asyncio.timeout(handle.left_s):
-                    await moved.wait()
+                    await progress.wait()
 
-    async def settled(self, answered: Answered) -> Answered:
-        """Return an answer for which others had to do their part, when they have."""
-        if not isinstance(answered.value, Awaited):
-            return answered
-        outcome = answered.value.outcome
-        return answered.settled(await self.until(outcome, outcome.poll))
+    def _progressed(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_waking:
+            self._is_waking = True
+            loop.call_soon_threadsafe(self.wake)
 
-    async def mutate(self, caller: Caller, origin: pb.Origin | None, work: Work) -> Any:
-        """Do the same for a mutating call; with an origin at most once.
+    def wake(self) -> None:
+        """Let every waiting call poll again."""
+        self._is_waking = False  # before they poll: what is reported from now on may be after that
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
 
-        Raises
-        ------
-        OutcomeUnknownError : see `embstore_server.once`.
-        """
-        if origin is None:
-            return await self.run(caller, work)
-        if origin.store_id and origin.store_id != self.store.store_id:
-            raise InvalidArgumentError(
-                f"the call is for store {origin.store_id}, served here is {self.store.store_id}; "
-                "connect again"
-            )
-        caller.rank = origin.rank if origin.HasField("rank") else caller.rank
-        caller.step = origin.step if origin.HasField("step") else caller.step
-        verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
-
-        def in_its_epoch(store: Store) -> Any:
-            check_epoch(origin, store.epoch)  # again: a restore may have been ahead in the queue
-            return work(store)
-
-        result, task = await self.once.call(
-            verb, origin, self.store.epoch, lambda: self._submit(caller, in_its_epoch)
-        )
-        self._account(caller, task)
-        return result
-
-    def _submit(self, caller: Caller, work: Work) -> Task:
-        if self._store is None or self.stopping:
-            raise self._closed()
-        return self.worker.submit(
-            caller.verb,
-            work,
-            lane=caller.lane,
-            deadline=caller.deadline,
-            brief=caller.brief and not self._beside and not self._store.is_merging,
-        )
+    # Ends of calls
 
     def _closed(self) -> StoreClosedError:
-        if self.has_failed:
+        if self.failure is not None:
             return StoreClosedError(self.not_ready)
         return StoreClosedError(f"the server is {self.not_ready}; send the call again later")
 
     def _notice_failure(self) -> None:
-        if self.has_failed and not self.failed.is_set():
+        if self.failure is not None and not self.failed.is_set():
             self.failed.set()
             self.wake()
             level = logging.CRITICAL if self.device_error else logging.ERROR
             event(level, "store failed", reason=self.not_ready)
 
-    def _account(self, caller: Caller, task: Task) -> None:
-        caller.wait_s += task.wait_s
-        caller.run_s += task.run_s
+    def context(self) -> Context:
+        """Return which state of which store answers now."""
+        return context(self.engine, self.instance)
 
-    def finished(self, caller: Caller, code: str) -> None:
+    def observe(self, caller: Caller, code: str) -> None:
         """Keep the figures of a call that has been answered with `code`; log it if it was slow."""
         seconds = monotonic() - caller.started
         self.metrics.observe_call(

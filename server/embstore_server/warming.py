@@ -1,43 +1,30 @@
 """The warm-up of the cache: one at a time, on a thread of its own, for whoever wants to follow it.
 
-Filling most of the cache takes as long as the disk needs, and calls go on meanwhile. So a warm-up
-belongs to the server and not to the call that asked for it: it goes on when its callers have left,
-and ends with the store. Who asks for the share that is being warmed joins it; another share has its
-turn after it. How far it is, is looked at every `_LOOK_S`, not told at each piece: a person follows
-it, and pieces are short. Event loop only, but for what the thread notes.
+A warm-up belongs to the server and not to the call that asked for it: it takes as long as the disk
+needs, goes on when its callers have left, and ends with the store. Who asks for the share that is
+being warmed joins it; another share has its turn after it. How far it is, is looked at every
+`_LOOK_S`: a person follows it. Event loop only, but for what the thread notes.
 """
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from embstore.commands import WarmCache
+from embstore.engine.engine import Engine
 from embstore.errors import EmbstoreError, OverloadedError, StoreClosedError
-from embstore.store import Store
+from embstore.results import Warmed
 from embstore_proto.status import message_of
 from embstore_server.logs import event
 
 if TYPE_CHECKING:  # which has one of these
     from embstore_server.service import Service
 
-SHARE = 0.7
-"""Of the slots, where none is given: the rest is for rows that no profile foresaw."""
-
 _LOOK_S = 0.25
 _LOGGED_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class Warmed:
-    """How far a warm-up is."""
-
-    rows: int
-    of: int
-    """0: not known yet."""
-    finished: bool
-    error: str | None = None
-    """Why it ended before its end."""
 
 
 @dataclass
@@ -46,7 +33,7 @@ class WarmUp:
 
     share: float
     done: "asyncio.Future[int]" = field(repr=False)
-    told: tuple[int, int] = (0, 0)
+    done_of: tuple[int, int] = (0, 0)
     """Rows, and rows of all."""
 
     @property
@@ -56,20 +43,15 @@ class WarmUp:
 
     def note(self, rows: int, of: int) -> None:
         """Note how far it is. Any thread."""
-        self.told = (rows, of)
+        self.done_of = (rows, of)
 
     def ended(self) -> bool | None:
         """Return True once it has ended, None before."""
         return self.done.done() or None
 
     def now(self) -> Warmed:
-        """Return how far it is.
-
-        Raises
-        ------
-        Exception : what ended it.
-        """
-        rows, of = self.told
+        """Return how far it is, or raise what ended it."""
+        rows, of = self.done_of
         if self.done.done():
             rows = self.done.result()
             return Warmed(rows, max(rows, of), finished=True)
@@ -84,22 +66,18 @@ class Warming:
         self._last: WarmUp | None = None
         self._at_start: asyncio.Task[None] | None = None
 
-    def state(self) -> Warmed:
-        """Return how far the last warm-up is or was; that of none is finished, with no row."""
+    def state(self) -> tuple[Warmed, str | None]:
+        """Return how far the last warm-up is or was, and what ended it early; of none, no row."""
         if self._last is None:
-            return Warmed(0, 0, finished=True)
+            return Warmed(0, 0, finished=True), None
         try:
-            return self._last.now()
+            return self._last.now(), None
         except Exception as exc:
-            return Warmed(*self._last.told, finished=True, error=message_of(exc))
+            return Warmed(*self._last.done_of, finished=True), message_of(exc)
 
     def begun(self, share: float) -> WarmUp:
-        """Return the warm-up of this share that runs, or begin it.
-
-        Raises
-        ------
-        OverloadedError : that of another share runs.
-        """
+        """Return the warm-up of this share that runs, or begin it; raise OverloadedError if that of
+        another share runs."""
         last = self._last
         if last is None or last.done.done():
             return self._begin(share)
@@ -110,28 +88,38 @@ class Warming:
         return last
 
     async def joined(self, share: float) -> WarmUp:
-        """Return the warm-up of this share that runs, or begin it when no other does.
-
-        Raises
-        ------
-        StoreClosedError : the server starts, stops or has failed.
-        """
+        """Return the warm-up of this share that runs, or begin it when no other does."""
         while True:
             last = self._last
             if last is None or last.done.done() or last.share == share:
                 return self.begun(share)
             await self._service.until(last, last.ended)
 
+    async def followed(self, share: float) -> AsyncIterator[Warmed]:
+        """Begin or join a warm-up; yield how far it is, whenever that has changed, or raise what
+        ended it."""
+        warm_up = await self.joined(share)
+        last: Warmed | None = None
+
+        def news() -> Warmed | None:
+            now = warm_up.now()
+            return now if now != last else None
+
+        while last is None or not last.finished:
+            last = await self._service.until(warm_up, news)
+            yield last
+
     def _begin(self, share: float) -> WarmUp:
-        warm_up: WarmUp
+        def work(engine: Engine) -> int:
+            return engine.execute(WarmCache(share), progress=lambda *at: warm_up.note(*at)).rows
 
-        def work(store: Store) -> int:
-            rows: int = store.warm_cache(share, progress=lambda n, of: warm_up.note(n, of))
-            return rows
+        def ended(done: "asyncio.Future[int]") -> None:
+            if not done.cancelled():
+                done.exception()  # looked at, whether or not somebody follows it
+            self._service.wake()
 
-        done = asyncio.ensure_future(self._service.run_beside(work))
-        done.add_done_callback(_retrieved)
-        done.add_done_callback(lambda _: self._service.wake())
+        done = asyncio.ensure_future(self._service.run_in_thread("WarmCache", work))
+        done.add_done_callback(ended)
         warm_up = self._last = WarmUp(share, done)
         return warm_up
 
@@ -157,9 +145,3 @@ class Warming:
         else:
             seconds = round(monotonic() - begin, 2)
             event(logging.INFO, "the cache is warm", rows=now.rows, seconds=seconds)
-
-
-def _retrieved(done: "asyncio.Future[int]") -> None:
-    """Look at how a warm-up ended, whether or not somebody follows it."""
-    if not done.cancelled():
-        done.exception()

@@ -13,7 +13,7 @@ the queue's lock, so that it is always exactly one of the two.
 
 **At once.** A *brief* task (a few keys) that finds the engine idle is done by the event loop
 itself: two switches of threads cost more than such a call. So what owns the store is, strictly,
-whoever holds `_engine`, a lock that the thread takes for each task; the loop only ever tries it.
+whoever holds `_turn`, a lock that the thread takes for each task; the loop only ever tries it.
 
 The event loop gives tasks and gets results; the thread never waits for the loop. It is woken by a
 token for each task, through a SimpleQueue: a Condition's wait costs several times as much, which a
@@ -29,10 +29,10 @@ from time import monotonic
 from traceback import format_exception
 from typing import Any
 
+from embstore.engine.engine import Engine
 from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
-from embstore.store import Store
 
-Work = Callable[[Store], Any]
+Work = Callable[[Engine], Any]
 
 
 class Task:
@@ -64,85 +64,76 @@ class Task:
 class Worker:
     """The engine thread of one store, and its queue."""
 
-    def __init__(self, open_store: Callable[[], Store], queue_calls_max: int) -> None:
-        self._open_store = open_store
+    def __init__(
+        self,
+        open_engine: Callable[[], Engine],
+        queue_calls_max: int,
+        after_task: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare the thread, which calls `open_engine`; the event loop calls `after_task` after
+        each task, whether or not somebody waits for its outcome."""
+        self._open_engine = open_engine
+        self._after_task = after_task
         self._queue_calls_max = queue_calls_max
         self._lanes: OrderedDict[str, deque[Task]] = OrderedDict()
-        self._waiting = 0
+        self.waiting_calls = 0
+        """Calls in the queue."""
         self._lock = threading.Lock()
-        self._engine = threading.Lock()
-        self._store: Store | None = None
+        self._turn = threading.Lock()
+        self._engine: Engine | None = None
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one a task, one for the end
         self._closing = False
-        self._running: Task | None = None
+        self.running: Task | None = None
+        """The task at work."""
         self._thread = threading.Thread(target=self._run, name="engine")
-        self._opened: asyncio.Future[Store] | None = None
+        self._opened: asyncio.Future[Engine] | None = None
         self._close_error: BaseException | None = None
-        self.after_task: Callable[[], None] = lambda: None
-        """What the event loop does after each task, whether or not somebody waits for its outcome.
-        """
 
     # The event loop's side
 
-    async def start(self) -> Store:
-        """Open the store on the engine thread, and return it; errors are those of opening."""
+    async def start(self) -> Engine:
+        """Open the store on the engine thread, and return its engine; raise as opening does."""
         loop = asyncio.get_running_loop()
         self._opened = loop.create_future()
         self._thread.start()
         return await self._opened
 
-    @property
-    def waiting_calls(self) -> int:
-        """Calls in the queue."""
-        return self._waiting
-
-    @property
-    def running(self) -> Task | None:
-        """The task at work."""
-        return self._running
-
     def submit(
         self, verb: str, work: Work, *, lane: str, deadline: float, brief: bool = False
     ) -> Task:
-        """Queue `work`, which gets the store, and return its task; do it at once if it is brief.
+        """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
 
-        Raises
-        ------
-        OverloadedError : the queue is full.
-        StoreClosedError : the server is stopping.
+        Raises OverloadedError: the queue is full; StoreClosedError: the server is stopping.
         """
         task = Task(verb, work, lane, deadline)
         with self._lock:
             if self._closing:
                 raise StoreClosedError("the server is stopping; send the call to it once it is up")
-            if self._waiting >= self._queue_calls_max:
+            if self.waiting_calls >= self._queue_calls_max:
                 raise OverloadedError(
-                    f"{self._waiting} calls wait for the engine (limits.queue_calls_max); "
+                    f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
                     "back off, then retry"
                 )
-            idle = not self._waiting and self._running is None  # nor is one about to run
-            if brief and idle and self._engine.acquire(blocking=False):
-                self._running, task.is_waiting = task, False
+            idle = not self.waiting_calls and self.running is None  # nor is one about to run
+            if brief and idle and self._turn.acquire(blocking=False):
+                self.running, task.is_waiting = task, False
             else:
                 self._lanes.setdefault(lane, deque()).append(task)
-                self._waiting += 1
+                self.waiting_calls += 1
                 brief = False
-        if brief:
-            self._do_at_once(task)
-        else:
+        if not brief:
             self._tokens.put(None)
-        return task
-
-    def _do_at_once(self, task: Task) -> None:
+            return task
         try:
             result, error = self._do(task)
         finally:
-            self._engine.release()
+            self._turn.release()
         self._finish(task, result, error)
+        return task
 
     def _finish(self, task: Task, result: Any, error: BaseException | None) -> None:
         task.finish(result, error)
-        self.after_task()
+        self._after_task()
 
     def withdraw(self, task: Task) -> bool:
         """Take a task out of the queue; False if it has started."""
@@ -154,16 +145,14 @@ class Worker:
             lane.remove(task)
             if not lane:
                 del self._lanes[task.lane]
-            self._waiting -= 1
+            self.waiting_calls -= 1
         task.outcome.cancel()
         return True
 
     async def stop(self) -> None:
         """Finish what is queued, close the store, which commits it, and end the thread.
 
-        Raises
-        ------
-        CapacityError, StorageError : not everything could be committed.
+        Raises CapacityError, StorageError: not everything could be committed.
         """
         with self._lock:
             self._closing = True
@@ -178,20 +167,20 @@ class Worker:
         assert self._opened is not None
         loop = self._opened.get_loop()
         try:
-            store = self._open_store()
+            engine = self._open_engine()
         except BaseException as exc:
             loop.call_soon_threadsafe(self._opened.set_exception, exc)
             return
-        self._store = store
-        loop.call_soon_threadsafe(self._opened.set_result, store)
+        self._engine = engine
+        loop.call_soon_threadsafe(self._opened.set_result, engine)
         while (task := self._next()) is not None:
-            with self._engine:
+            with self._turn:
                 result, error = self._do(task)
             task.loop.call_soon_threadsafe(self._finish, task, result, error)
             task = result = error = None  # arrays are not kept until the next task comes
         try:
-            with self._engine:
-                store.close()
+            with self._turn:
+                engine.close()
         except BaseException as exc:
             self._close_error = exc
 
@@ -200,23 +189,19 @@ class Worker:
         while True:
             self._tokens.get()
             with self._lock:
-                if self._waiting:
-                    return self._started()
+                if self.waiting_calls:
+                    name, lane = self._lanes.popitem(last=False)
+                    task = self.running = lane.popleft()
+                    if lane:
+                        self._lanes[name] = lane  # at the end: the other lanes come first
+                    self.waiting_calls -= 1
+                    task.is_waiting = False
+                    return task
                 if self._closing:
                     return None
 
-    def _started(self) -> Task:
-        name, lane = self._lanes.popitem(last=False)
-        task = lane.popleft()
-        if lane:
-            self._lanes[name] = lane  # at the end: the other lanes come first
-        self._waiting -= 1
-        task.is_waiting = False
-        self._running = task
-        return task
-
     def _do(self, task: Task) -> tuple[Any, BaseException | None]:
-        assert self._store is not None
+        assert self._engine is not None
         started = monotonic()
         task.wait_s = started - task.enqueued
         result: Any = None
@@ -228,11 +213,11 @@ class Worker:
             )
         else:
             try:
-                result = task.work(self._store)
+                result = task.work(self._engine)
             except BaseException as exc:
                 error = _untraced(exc)
         task.run_s = monotonic() - started
-        self._running = None
+        self.running = None
         task.work = _done
         return result, error
 
@@ -251,5 +236,5 @@ def _untraced(error: BaseException) -> BaseException:
     return error
 
 
-def _done(store: Store) -> Any:
+def _done(engine: Engine) -> Any:
     raise AssertionError("a task runs once")

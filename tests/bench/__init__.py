@@ -2,11 +2,11 @@
 wire; its storage beside the bare disk.
 
 ``python -m tests.bench`` measures everything whose packages are installed, prints one table and
-the goals, and writes a JSON into ``results/``. Every contender lives in a process of its own, so
-that no peer's thread pool, allocator or processor flags touch another's figures; the parent lets
-them run in rounds, one at a time, so that a slow minute of the machine falls on all of them
-alike.
+the goals, and writes a JSON into ``docs/figures/``. Every contender lives in a process of its own,
+so that no peer's thread pool, allocator or processor flags touch another's figures; the parent lets
+them run in rounds, one at a time, so that a slow minute of the machine falls on all of them alike.
 
+* ``program.py``    the command line, the parts, where results go: of every benchmark here
 * ``scale.py``      how much is measured: full and --quick
 * ``workload.py``   the trace: Zipf batches and gradients, from seeds
 * ``worker.py``     a contender's process, and how the parent asks it
@@ -16,7 +16,7 @@ alike.
 * ``serving.py``    servers of the benchmark's own, and what they count
 * ``peer_*.py``     torch, FBGEMM, Redis
 * ``wire.py``       calls of one key, bulk payloads: what the service adds to the wire
-* ``turns.py``      calls that are compared, in turns
+* ``turns.py``      what is compared, in turns
 * ``bare.py``       bare gRPC: what the wire is compared with
 * ``crowd.py``      many clients at once
 * ``memory.py``     anonymous memory of a process that holds nothing but a store
@@ -24,4 +24,6 @@ alike.
 * ``disk.py``       page cache, plain maps and plain writes: what storage is compared with
 * ``hardware.py``   what it ran on
 * ``report.py``     the table, the goals, the JSON
+* ``stores.py``     stores, written tables and their copies
+* ``pictures.py``   matplotlib, where it is installed
 """

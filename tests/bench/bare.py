@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 
 from embstore_client.transport import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
-from embstore_proto.codec import Assembly, Framed
+from embstore_proto.frame import Assembly, Framed
 
 SERVICE = "bare"
 SERVER_OPTIONS = [

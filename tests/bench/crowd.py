@@ -104,6 +104,4 @@ def _shares(times: list[list[float]], scale: Scale) -> dict[str, Any]:
     }
 
 
-def start(scale: Scale) -> Client:
-    """Return a client that is not connected yet."""
-    return Client(scale)
+start = Client

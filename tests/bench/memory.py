@@ -51,6 +51,4 @@ class MemoryContender:
         """Hold nothing."""
 
 
-def start(scale: Scale) -> MemoryContender:
-    """Return the contender."""
-    return MemoryContender(scale)
+start = MemoryContender

@@ -1,10 +1,12 @@
 """A benchmark as a program: its arguments, its parts one after the other, and where results go.
 
-The exit status is 1 when a part broke. A goal that is missed is a result.
+The exit status is 1 when a part broke. A peer that is not installed, and a goal that is missed, are
+results.
 """
 
 import argparse
 import dataclasses
+import gc
 import os
 import pathlib
 import tempfile
@@ -16,12 +18,10 @@ from typing import Any
 
 from tests.bench import hardware
 from tests.bench.report import write_json
-from tests.bench.worker import SkippedError
+from tests.bench.worker import FailedError, SkippedError
 
-RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-
-Parts = Mapping[str, Callable[[], Any]]
-"""What measures each part."""
+RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "figures"
+NOTHING = "small: its figures mean nothing but that everything ran"
 
 
 class Run:
@@ -41,80 +41,95 @@ class Run:
 
     def attempt(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return what the call returns, or None with a note of why not."""
+        self.progress(name)
         try:
             return call(*arguments)
         except SkippedError as exc:
             self.results["skipped"][name] = str(exc)
+        except FailedError as exc:
+            self.results["failed"][name] = str(exc)
         except Exception as exc:
             traceback.print_exc()
             self.results["failed"][name] = f"{type(exc).__name__}: {exc}"
+        finally:
+            gc.collect()  # pools and their arena name each other: their memory may be a device's
         return None
 
-    def measure(self, parts: Parts, wanted: Sequence[str]) -> None:
-        """Measure the parts that are wanted."""
-        for name in wanted:
-            found = self.attempt(name, parts[name])
-            if found is not None:
-                self.results[name] = found
-        self.progress("measured")
+    def keep(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Attempt a call, keep what it returns among the results, and return it."""
+        found = self.attempt(name, call, *arguments)
+        if found is not None:
+            self.results[name] = found
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """``python -m tests.bench.NAME [--quick] [--only NAME ...] [--json PATH] [--dir PATH]``."""
+    """``python -m tests.bench[.NAME] [--SIZE] [--only NAME ...] [--json PATH] [--dir PATH]``."""
 
     name: str
     about: str
     room: str
     """What the folder of stores takes."""
     parts: Sequence[str]
-    prepare: Callable[[Run], Parts]
+    measure: Callable[[Run, Sequence[str]], None]
+    """Measures the parts that are wanted."""
     scale: ModuleType
-    """Has `full()` and `quick()`, dataclasses."""
+    """Has `full()` and a function for each size, which return dataclasses."""
     report: ModuleType
     """Has `judge(results)` and `table(results)`."""
-    plots: ModuleType
+    plots: ModuleType | None = None
     """Has `draw(results, path)`, which returns the pictures' paths."""
+    sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"quick": NOTHING})
+    """Other sizes than the full one, and what is said of them."""
 
     def main(self) -> int:
         """Run what was asked for and return the exit status."""
         arguments = self._parse()
-        scale = self.scale.quick() if arguments.quick else self.scale.full()
+        scale = getattr(self.scale, arguments.size)()
         with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.dir) as folder:
             run = Run(scale, pathlib.Path(folder))
-            run.measure(self.prepare(run), arguments.only)
+            self.measure(run, arguments.only)
+            run.progress("measured")
         results = run.results
         results["hardware"]["load_average_end"] = os.getloadavg()
         results["goals"] = self.report.judge(results)
-        path = self._path_of(arguments, results)
-        drawn: list[pathlib.Path] = []
+        path = arguments.json
+        if path is None and arguments.size == "full":
+            path = self._path_of(results)
+        written: list[pathlib.Path] = []
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            drawn = run.attempt("plots", self.plots.draw, results, path.with_suffix("")) or []
+            if self.plots is not None:
+                written = run.attempt("plots", self.plots.draw, results, path.with_suffix("")) or []
             write_json(results, path)
+            written = [path, *written]
         print(self.report.table(results))
-        if arguments.quick:
-            print("--quick: these figures mean nothing but that everything ran")
-        for written in [path, *drawn] if path is not None else []:
-            print(f"written: {written}")
+        if arguments.size != "full":
+            print(f"--{arguments.size}: {self.sizes[arguments.size]}")
+        for path in written:
+            print(f"written: {path}")
         return 1 if results["failed"] else 0
 
     def _parse(self) -> argparse.Namespace:
-        prog = f"python -m tests.bench.{self.name}"
+        prog = ".".join(filter(None, ["python -m tests.bench", self.name]))
         parser = argparse.ArgumentParser(prog=prog, description=self.about)
         parser.add_argument("--only", nargs="+", choices=self.parts, default=self.parts)
-        parser.add_argument("--quick", action="store_true", help="small, under a minute")
-        parser.add_argument(
-            "--json", type=pathlib.Path, help="where the results go, plots beside it"
-        )
+        sizes = parser.add_mutually_exclusive_group()
+        for size, said in self.sizes.items():
+            sizes.add_argument(
+                f"--{size}",
+                dest="size",
+                action="store_const",
+                const=size,
+                default="full",
+                help=said,
+            )
+        parser.add_argument("--json", type=pathlib.Path, help="where results go, plots beside it")
         parser.add_argument("--dir", help=f"folder for the stores; needs {self.room}")
         return parser.parse_args()
 
-    def _path_of(
-        self, arguments: argparse.Namespace, results: dict[str, Any]
-    ) -> pathlib.Path | None:
-        if arguments.json is not None or arguments.quick:
-            path: pathlib.Path | None = arguments.json
-            return path
+    def _path_of(self, results: dict[str, Any]) -> pathlib.Path:
         stamp = results["date"][:16].replace(":", "")
-        return RESULTS / f"{self.name}-{stamp}-{(results['git_commit'] or 'none')[:7]}.json"
+        commit = (results["git_commit"] or "none")[:7]
+        return RESULTS / ("-".join(filter(None, [self.name, stamp, commit])) + ".json")

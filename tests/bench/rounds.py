@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tests.bench.scale import Scale
+from tests.bench.turns import in_turns
 from tests.bench.worker import FailedError, SkippedError, Worker
 from tests.bench.workload import Keys, Rows, Workload
 
@@ -87,25 +88,20 @@ def warm(contender: Contender) -> Contender:
 
 
 def play(
-    workers: dict[str, Worker],
-    scale: Scale,
-    progress: Callable[[str], None],
+    workers: dict[str, Worker], scale: Scale, progress: Callable[[str], None]
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Let all lanes run in rounds; return their times, and, by worker, why it broke."""
     times: dict[str, Times] = {}
     broken: dict[str, str] = {}
-    turns = [(worker, lane) for worker in workers for lane in workers[worker].ask("names")]
-    for index in range(scale.rounds if turns else 0):
-        progress(f"round {index + 1} of {scale.rounds}")
-        first = index % len(turns)
-        for worker, lane in turns[first:] + turns[:first]:
-            if worker in broken:
-                continue
-            try:
-                spent = workers[worker].ask("run", lane, 1, scale.round_batches)
-                times.setdefault(lane, []).extend(spent)
-            except (SkippedError, FailedError) as exc:
-                broken[worker] = str(exc)
+    lanes = [(worker, lane) for worker in workers for lane in workers[worker].ask("names")]
+    for _, (worker, lane) in in_turns(lanes, scale.rounds, progress):
+        if worker in broken:
+            continue
+        try:
+            spent = workers[worker].ask("run", lane, 1, scale.round_batches)
+            times.setdefault(lane, []).extend(spent)
+        except (SkippedError, FailedError) as exc:
+            broken[worker] = str(exc)
     return times, broken
 
 

@@ -16,7 +16,7 @@ def row_bytes(dim: int) -> int:
 class Scale:
     """Sizes of every measurement. A batch is 2,048 samples of 26 keys, as in Criteo's data."""
 
-    data_dir: str
+    data_dir: str = ""
     threads: int = 2
     seed: int = 20251120
 
@@ -64,15 +64,14 @@ class Scale:
         return max(int(rows * (row_bytes(dim) + ROW_OVERHEAD_BYTES)), 4 << 20)
 
 
-def full(data_dir: str) -> Scale:
+def full() -> Scale:
     """Return the scale that the goals are stated for."""
-    return Scale(data_dir=data_dir)
+    return Scale()
 
 
-def quick(data_dir: str) -> Scale:
+def quick() -> Scale:
     """Return a scale that shows in seconds that everything runs; its figures mean nothing."""
     return Scale(
-        data_dir=data_dir,
         rows=100_000,
         batch_keys=4_096,
         rounds=2,

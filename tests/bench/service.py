@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 
 from tests.bench.engine import EngineContender
-from tests.bench.rounds import Contender, Lane
+from tests.bench.rounds import Lane
 from tests.bench.scale import Scale
 from tests.bench.serving import Server, per_call
 
@@ -54,6 +54,5 @@ class ServiceContender(EngineContender):
             server.close()
 
 
-def start(scale: Scale) -> Contender:
-    """Return the contender: servers up, tables written, kernels compiled on both sides."""
-    return ServiceContender(scale)
+start = ServiceContender
+"""Servers up, tables written, kernels compiled on both sides."""

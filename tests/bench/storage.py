@@ -10,13 +10,22 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tests.bench import disk
 from tests.bench.scale import Scale, quick, row_bytes
-from tests.bench.stores import CHUNK_KEYS, create_table, open_store, small_grads, update_all
+from tests.bench.stores import (
+    CHUNK_KEYS,
+    create_table,
+    open_store,
+    small_grads,
+    update_all,
+    wait_for_folds,
+)
+from tests.bench.turns import seconds_of
 from tests.bench.worker import SkippedError
 from tests.bench.workload import Keys
 
@@ -24,13 +33,6 @@ STORAGE_DIM = 128
 """Rows of 528 bytes, as in the design's measurements of write-back."""
 DIGEST_BLOCK_KEYS = 256
 DIGEST_TOUCHED_SHARE = 0.01
-
-
-def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
-    """Return the seconds that one call takes."""
-    begin = time.perf_counter()
-    call(*arguments)
-    return time.perf_counter() - begin
 
 
 class StorageContender:
@@ -62,7 +64,7 @@ class StorageContender:
         self, part: Callable[[Scale, pathlib.Path], dict[str, Any]]
     ) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for scale in (quick(self._scale.data_dir), self._scale):
+        for scale in (replace(quick(), data_dir=self._scale.data_dir), self._scale):
             folder = pathlib.Path(scale.data_dir) / "storage"
             folder.mkdir()
             try:
@@ -95,23 +97,13 @@ def _cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         for label in ("second", "third"):
             table.update(np.arange(8, dtype=np.int64), grads[:8])
             store.checkpoint(label)
-        folded = _wait_for_fold(scale, store)
+        enough = scale.cold_rows * row_bytes(scale.dim) // 10
+        folded = wait_for_folds(store, enough, scale.fold_wait_s)
     if folded:
         result["base"] = _cold_reads(scale, path, plain)
     else:
         result["base_skipped"] = f"not folded within {scale.fold_wait_s:.0f} s"
     return result
-
-
-def _wait_for_fold(scale: Scale, store: Any) -> bool:
-    """Wait for folds, which are installed and started between calls; any call will do."""
-    deadline = time.monotonic() + scale.fold_wait_s
-    enough = scale.cold_rows * row_bytes(scale.dim) // 10
-    while store.stats()["storage"]["log_bytes"] > enough:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
 
 
 def _cold_reads(scale: Scale, path: pathlib.Path, plain: pathlib.Path) -> dict[str, Any]:
@@ -224,6 +216,4 @@ def _digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def start(scale: Scale) -> StorageContender:
-    """Return the contender."""
-    return StorageContender(scale)
+start = StorageContender

@@ -1,14 +1,28 @@
-"""Stores for the benchmark: one optimizer, one initializer, and a whole table written once."""
+"""Stores for the benchmarks: one optimizer, one initializer, whole tables written once, and copies.
 
+Nothing is merged in a copy while it is measured, and nothing is sealed: a merge would fall on
+whoever's turn it happens to meet. So the files of rows are the same in all copies, and are linked:
+a sealed segment of the log never changes, and only a merge would change a base.
+"""
+
+import contextlib
+import os
 import pathlib
+import shutil
+import time
 from typing import Any
 
 import numpy as np
 
 import embstore
+from embstore.cache.sizes import Sizes
+from embstore.config import Limits
+from embstore.device.choice import open_device
+from embstore.layout import Layout
 from tests.bench.workload import Keys, Rows
 
 CHUNK_KEYS = 80_000
+NO_MERGES = Limits(segment_bytes=1 << 30, fold_bytes=1 << 40, fold_segments=1 << 20)
 
 
 def open_store(
@@ -47,3 +61,45 @@ def update_all(table: Any, keys: Keys, grads: Rows) -> None:
     for first in range(0, len(keys), CHUNK_KEYS):
         chunk = keys[first : first + CHUNK_KEYS]
         table.update(chunk, grads[: len(chunk)])
+
+
+def wait_for_folds(store: Any, log_bytes: int, seconds: float) -> bool:
+    """Wait for folds, which are installed and started between calls; any call will do.
+
+    Return whether the log came down to so many bytes.
+    """
+    deadline = time.monotonic() + seconds
+    while store.stats()["storage"]["log_bytes"] > log_bytes:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def copy_store(written: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    """Make `path` a fresh copy of a written store and return it; open it with NO_MERGES."""
+    if path.exists():
+        shutil.rmtree(path)
+    shutil.copytree(written, path, copy_function=_link_or_copy)
+    return path
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if source.endswith((".log", ".rows")):
+        os.link(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def cache_bytes_for(slots: int, dim: int) -> int:
+    """Return a budget in which a pool of row-wise Adagrad has so many slots, or up to 3 % more."""
+    layout = Layout(dim, 1, "rowwise_adagrad")
+    with contextlib.closing(open_device("cpu", 1)) as device:
+        slot_bytes = Sizes.of(layout, slots, device).slot_bytes
+        sizes = Sizes.of(layout, slots * slot_bytes, device)
+        # One slab more than the slots fill, because with all of it slabs are a little larger; and
+        # the index is made for the slots that there may be, of which the last slab is not granted.
+        count = (-(-slots // sizes.slab_slots) + 1) * sizes.slab_slots
+        index_bytes = device.memory.index_bytes(count + sizes.slab_slots)
+        needed = count * sizes.slot_bytes + index_bytes + sizes.staging_bytes
+        return max(needed, sizes.least_bytes + sizes.least_bytes // 8)

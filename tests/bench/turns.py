@@ -1,18 +1,34 @@
-"""Calls that are compared take turns, in one process.
+"""What is compared takes turns: in every round each has its turn, in an order that turns from round
+to round, so that a slow moment of the machine falls on all of them alike.
 
-In every round each kind runs a few calls, in an order that turns from round to round, so that a
-slow moment of the machine falls on all of them alike. One call goes before each kind's untimed.
+A kind of call makes a few in its turn, after one that is not timed.
 """
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
-def _nothing() -> None:
-    """Prepare nothing."""
+def _nothing(*_: Any) -> None:
+    """Prepare nothing, and tell nobody."""
+
+
+def in_turns(
+    what: Sequence[Any], rounds: int, progress: Callable[[str], None] = _nothing
+) -> Iterator[tuple[int, Any]]:
+    """Yield (round, one) for each of `what` in every round. No garbage is collected meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(rounds if what else 0):
+            progress(f"round {index + 1} of {rounds}")
+            first = index % len(what)
+            for one in (*what[first:], *what[:first]):
+                yield index, one
+    finally:
+        gc.enable()
 
 
 def _no_engine() -> float:
@@ -36,31 +52,24 @@ Spent = list[tuple[float, float]]
 
 def take_turns(kinds: dict[str, Kind], rounds: int, calls: int) -> dict[str, Spent]:
     """Return what `rounds` times `calls` calls of each kind took."""
-    names = list(kinds)
-    spent: dict[str, Spent] = {name: [] for name in names}
-    gc.collect()
-    gc.disable()
-    try:
-        for index in range(rounds):
-            first = index % len(names)
-            for name in names[first:] + names[:first]:
-                spent[name] += _turn(kinds[name], calls)
-    finally:
-        gc.enable()
+    spent: dict[str, Spent] = {name: [] for name in kinds}
+    for _, name in in_turns(list(kinds), rounds):
+        spent[name] += _turn(kinds[name], calls)
     return spent
 
 
 def _turn(kind: Kind, calls: int) -> Spent:
     kind.prepare()
     before = kind.engine_s()
-    seconds = [_seconds_of(kind.call) for _ in range(1 + calls)]
+    seconds = [seconds_of(kind.call) for _ in range(1 + calls)]
     engine_s = (kind.engine_s() - before) / len(seconds)
     return [(spent, engine_s) for spent in seconds[1:]]
 
 
-def _seconds_of(call: Callable[[], Any]) -> float:
+def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the seconds that one call takes."""
     begin = time.perf_counter()
-    result = call()  # freed after the clock has stopped
+    result = call(*arguments)  # freed after the clock has stopped
     spent = time.perf_counter() - begin
     del result
     return spent

@@ -188,6 +188,5 @@ def _throughput(payload_bytes: int, spent: dict[str, Spent], form: str) -> dict[
     }
 
 
-def start(scale: Scale) -> WireContender:
-    """Return the contender: both servers up, every row in the cache."""
-    return WireContender(scale)
+start = WireContender
+"""Both servers up, every row in the cache."""

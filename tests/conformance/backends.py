@@ -2,12 +2,9 @@
 it.
 
 A backend opens stores and says in `offers` what else a case may ask of it. Every case may use the
-public verbs of Store and Table. What not every backend has is named by `needs`:
+public verbs of Store and Table, limits, the files of a store and `settle`. What not every backend
+has is named by `needs`:
 
-    integrity   store.check_integrity()
-    merges      settle(): do all folds and compactions that are due
-    directory   the files of the store: crash, copy, damage
-    limits      embstore.config.Limits, and errors that name them
     process     the process is the store's own: its descriptors, threads, memory, its end
     memory      the host's memory is not the device's
 
@@ -21,7 +18,7 @@ from typing import Any
 
 import embstore
 from embstore.config import Limits
-from embstore.engine import Engine
+from embstore.engine.engine import Engine
 from embstore.storage.files import File, Files
 
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
@@ -41,7 +38,7 @@ class UnsyncedFiles(Files):
 class Embedded:
     """Stores of this process, each in a directory below `root`."""
 
-    offers = frozenset({"integrity", "merges", "directory", "limits", "process", "memory"})
+    offers = frozenset({"process", "memory"})
     is_remote = False
 
     def __init__(self, root: Path) -> None:
@@ -62,7 +59,7 @@ class Embedded:
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         store = embstore.open(path, files=self._files(path), **options)
-        store._engine.device._split_bytes = 0  # small calls too are shared out to all threads
+        store.executor.device.work.workers.split_bytes = 0  # small calls too are shared
         return store
 
     def _files(self, path: Path) -> Files:
@@ -70,7 +67,7 @@ class Embedded:
 
     def engine(self, store: Any) -> Engine:
         """Return the engine of a store, for the few cases that look into it."""
-        return store._engine
+        return store.executor
 
     def copy(self, name: str) -> str:
         """Copy a store's files as they are now, as a killed process leaves them; return the name.
@@ -84,7 +81,7 @@ class Embedded:
 
     def settle(self, store: Any) -> None:
         """Do all merges that are due."""
-        self.engine(store).storage.settle()
+        self.engine(store).storage.merges.finish()
 
     def close(self) -> None:
         """Close what the case left open."""

@@ -1,16 +1,19 @@
 """What the cases of this folder have in common: tables, batches, and the proof that a refused call
-has changed nothing.
-"""
+has changed nothing."""
 
+import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd, Uniform
+from embstore.tables import frame
 
 OPTIMIZERS = {
     "sgd": Sgd(0.1),
@@ -19,6 +22,13 @@ OPTIMIZERS = {
     "adam": Adam(0.01),
 }
 """One of each kind, with parameters that are not the defaults where there are any."""
+KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+ZERO_RATE_KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=lambda o: o.kind)
+"""Those that take a learning rate of 0."""
+
+
+_WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close".split()
+"""Where threads wait, in the modules of threads and of the engine's lock."""
 
 
 def config(**given: Any) -> dict[str, Any]:
@@ -83,3 +93,46 @@ def refused(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
     assert not missing, f"not in {str(caught.value)!r}"
     assert content(store) == before
     store.check_integrity()
+
+
+def engine_of(store: Any) -> Any:
+    """Return the engine of a store; of a served one too, for the few cases that look into it."""
+    return (store.server.store if hasattr(store, "server") else store).executor
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    """Tell whether a thread waits: for the engine, a thread, an event or a condition."""
+    top = sys._current_frames().get(thread.ident or 0)
+    files = threading.__file__, frame.__file__
+    return top is not None and top.f_code.co_filename in files and top.f_code.co_name in _WAITS
+
+
+def pool_stats(store: Any) -> Any:
+    """Return the stats of a store's only pool."""
+    (found,) = store.stats()["cache"]["pools"]
+    return found
+
+
+def total(store: Any, stat: str) -> int:
+    """Return a stat of all pools together."""
+    return sum(pool[stat] for pool in store.stats()["cache"]["pools"])
+
+
+def hits(store: Any, lookup: Callable[[], Any]) -> int:
+    """Return how many unique keys of a call were in the cache."""
+    before = total(store, "unique_hits")
+    lookup()
+    return total(store, "unique_hits") - before
+
+
+def damage_first_row(file: Path) -> int:
+    """Flip a bit of the row in a file's first record, whose checksum fails then; return its key."""
+    content = bytearray(file.read_bytes())
+    content[4096 + 16 + 21] ^= 4
+    file.write_bytes(content)
+    return int.from_bytes(content[4096 + 8 : 4096 + 12], "little")
+
+
+def descriptors() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.conformance.backends import Embedded
+from tests.conformance.cases import config
 from tests.conformance.emulated import Emulated
 from tests.conformance.twin import Twin
 from tests.gpu.backend import OnGpu, why_not
@@ -67,3 +68,14 @@ def open_twin(backend: Embedded) -> Iterator[Callable[..., Twin]]:
     yield open_one
     for twin in opened:
         twin.check()
+
+
+@pytest.fixture
+def open_table(open_twin: Callable[..., Twin]) -> Callable[..., tuple[Twin, Any]]:
+    """Return a function that opens a store with its reference, and a table "a" in it."""
+
+    def open_one(*name: str, **options: Any) -> tuple[Twin, Any]:
+        twin = open_twin(*name, **({"a": config()} | options))
+        return twin, twin.store.table("a")
+
+    return open_one

@@ -27,7 +27,7 @@ class GatedFiles(UnsyncedFiles):
         super().__init__(root)
         self._turn = threading.Condition()
         self._passes = 0
-        self.held_at = ""
+        self.waits_at = ""
         self.at_commit: Callable[[str], None] | None = None
 
     def reached(self, point: str) -> None:
@@ -36,10 +36,10 @@ class GatedFiles(UnsyncedFiles):
         if not point.startswith(("fold:", "compaction:")):
             return  # the engine's own thread
         with self._turn:
-            self.held_at = point
+            self.waits_at = point
             self._turn.wait_for(lambda: self._passes)
             self._passes -= 1
-            self.held_at = ""
+            self.waits_at = ""
 
     def let_pass(self, points: int) -> None:
         """Let the merge pass so many points from here on."""
@@ -51,7 +51,7 @@ class GatedFiles(UnsyncedFiles):
     def holding(self) -> bool:
         """Say whether a merge stands still."""
         with self._turn:
-            return bool(self.held_at) and not self._passes
+            return bool(self.waits_at) and not self._passes
 
 
 class Gated(Embedded):
@@ -99,7 +99,7 @@ class Gated(Embedded):
         while merge is not None and merge.is_alive() and not gate.holding:
             merge.join(_LOOK_S)
         gate.let_pass(0)
-        return gate.held_at
+        return gate.waits_at
 
 
 class GatedServed(Gated, Served):

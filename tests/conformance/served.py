@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from embstore.engine import Engine
-from embstore_client.store import RemoteStore, connect
+from embstore.engine.engine import Engine
+from embstore.handles.store import Store
+from embstore_client import connect
 from tests.conformance.backends import Embedded
 from tests.serving import Server
 
@@ -31,17 +32,16 @@ def small_pieces() -> Iterator[None]:
     """Have messages of more than some KiB travel as streams of odd chunks."""
     with (
         patch("embstore_client.transport.UNARY_BYTES", _UNARY_BYTES),
-        patch("embstore_proto.codec.CHUNK_BYTES", _CHUNK_BYTES),
+        patch("embstore_proto.frame.CHUNK_BYTES", _CHUNK_BYTES),
     ):
         yield
 
 
-class ServedStore(RemoteStore):
+class ServedStore(Store):
     """A client's store that is alone with its server, and ends it when it is closed."""
 
     def __init__(self, server: Server) -> None:
-        client = connect(server.address)
-        super().__init__(client._calls, client.server_info())
+        super().__init__(connect(server.address).executor)
         self.server = server
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Served(Embedded):
         return ServedStore(Server(lambda: opening(path, options), path, **told))
 
     def engine(self, store: Any) -> Engine:
-        return store.server.store._engine
+        return store.server.store.executor
 
     def settle(self, store: Any) -> None:
-        store.server.on_engine(lambda served: served._engine.storage.settle())
+        store.server.on_engine(lambda served: served.executor.storage.merges.finish())

@@ -4,10 +4,12 @@ common.
 Only commands count (contract.md, first sentence). The stores differ in cache, policy, threads and
 limits, and change all of it whenever they are opened again; in when rows are looked up, flushed,
 committed, merged; and in when they are killed, which takes them back to an earlier command, from
-which they go on.
+which they go on. Merges run as they please beside the commands, and may forget nothing that a kept
+label has: in the end each is restored (the state machine restores, and holds merges, in between).
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -25,8 +27,6 @@ from tests.conformance.replay import (
 )
 from tests.conformance.traces import TABLES, smallest_cache
 from tests.conformance.twin import digests
-
-pytestmark = pytest.mark.needs("merges", "directory", "limits", "integrity")
 
 LIMITS = (TINY, replace(TINY, fold_bytes=1 << 30), replace(TINY, segment_bytes=1 << 16), Limits())
 SEEDS = range(max(1, settings().max_examples // 100))
@@ -56,7 +56,8 @@ class Life:
         self.name = name
         self.smallest = smallest
         self.restarts = 0
-        self.labels = 0
+        self.labels = {}
+        self.merges = 0
         self.store = self.opened()
 
     def opened(self):
@@ -70,34 +71,27 @@ class Life:
         )
 
     def do_something(self):
-        acts = (self.nothing, self.read, self.flush, self.settle, self.commit, self.digest)
+        keep_leaves = partial(digests, self.store)
+        acts = (lambda: None, self.read, self.store.flush, self.settle, self.commit, keep_leaves)
         acts[self.rng.integers(len(acts))]()
         if self.rng.random() < 0.1:
             self.restart()
-
-    def nothing(self):
-        pass
 
     def read(self):
         reads = random_reads(self.rng, {n: TABLES[n] for n in self.store.tables()})
         reads[self.rng.integers(len(reads))](self.store)
 
-    def flush(self):
-        self.store.flush()
-
     def settle(self):
         self.backend.settle(self.store)
 
     def commit(self):
-        self.labels += 1
-        self.store.checkpoint(f"{self.labels}")
-
-    def digest(self):
-        """Have the leaves kept from here on."""
-        digests(self.store)
+        label = f"{len(self.labels)}"
+        self.labels[label] = digests(self.store)
+        self.store.checkpoint(label)
 
     def restart(self):
         self.restarts += 1
+        self.count_merges()
         if self.rng.random() < 0.5:
             self.store.close()
         else:
@@ -106,6 +100,18 @@ class Life:
             self.store.close()
         self.store = self.opened()
 
+    def count_merges(self):
+        stats = self.store.stats()["storage"]
+        self.merges += stats["folds"] + stats["compactions"]
+        assert not stats["merge_failures"], stats["merge_error"]
+
+    def restore_every_label(self):
+        for kept in reversed(self.store.checkpoints()):
+            self.store.restore(kept.label)
+            assert digests(self.store) == self.labels[kept.label], f"{kept.label} has changed"
+            self.settle()
+            self.restart()
+
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_digest_whatever_happens_between_commands(backend, seed):
@@ -113,7 +119,7 @@ def test_one_digest_whatever_happens_between_commands(backend, seed):
     commands = trace_of(rng)
     _, wanted = expect(commands)
     smallest = smallest_cache(backend, TABLES)
-    restarts = 0
+    restarts = merges = 0
     for number in range(STORES):
         life = Life(backend, rng, f"store-{number}", smallest)
         while life.store.command < len(commands):
@@ -121,5 +127,8 @@ def test_one_digest_whatever_happens_between_commands(backend, seed):
             life.do_something()
         life.store.check_integrity()
         assert digests(life.store) == wanted
+        life.commit()
+        life.restore_every_label()
         restarts += life.restarts
-    assert restarts
+        merges += life.merges
+    assert restarts and merges

@@ -72,18 +72,14 @@ def cut_into_bags(rng: np.random.Generator, count: int) -> Any:
 
 
 _SMALLEST: dict[str, int] = {}
-"""What was found, by the tables: it depends on nothing else."""
+"""What was found, by backend and tables: each device takes its own bytes beside the rows."""
 
 
 def smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
     """Return the least cache_bytes with which a store can have these tables, by bisection."""
-    asked = repr(tables)
-    if asked not in _SMALLEST:
-        _SMALLEST[asked] = _smallest_cache(backend, tables)
-    return _SMALLEST[asked]
-
-
-def _smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
+    asked = repr((type(backend), tables))
+    if asked in _SMALLEST:
+        return _SMALLEST[asked]
     low, high = 1, 1 << 24
     while high - low > 1:
         middle = (low + high) // 2
@@ -97,4 +93,4 @@ def _smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
             low = middle
         finally:
             store.close()
-    return high
+    return _SMALLEST.setdefault(asked, high)

@@ -42,7 +42,7 @@ def make_store(path: Path, commands: int = 60) -> Promise:
         for _ in range(commands):
             train(store, SEED, 1)
             stir(store, SEED)
-            store._engine.storage.settle()
+            store.executor.storage.merges.finish()
     train(dense, SEED, commands)
     return content_of(dense)
 
@@ -87,7 +87,7 @@ def outcome(path: Path, expected: Promise, **options: Any) -> str:
     try:
         with open_store(path, files=UnsyncedFiles(path), **options) as store:
             if not options.get("read_only"):
-                store._engine.storage.settle()
+                store.executor.storage.merges.finish()
             check_content(store, expected)
             check_rows(store)
     except (CorruptTableError, TableMismatchError, InvalidArgumentError) as exc:

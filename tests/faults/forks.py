@@ -124,7 +124,7 @@ def _warm_up() -> None:
         for _ in range(2):
             with open_store(directory) as store:
                 train(store, 1, 40)
-                store._engine.storage.settle()
+                store.executor.storage.merges.finish()
                 for name in store.tables():
                     store.table(name).digest()
 

@@ -197,7 +197,7 @@ def endure(path: Path, files: RefusingFiles, seed: int, steps: list[Step], patie
             return "failed"
         committed = step.after if step.commits else committed
     files.relent()
-    store._engine.storage.settle()
+    store.executor.storage.merges.finish()
     check_content(store, steps[-1].after)
     store.close()
     with open_store(path) as reopened:
@@ -215,7 +215,7 @@ def _taken(
             return True
         except (CapacityError, StorageError) as exc:
             assert files.refusals, f"refused for nothing: {exc!r}"
-            if store._engine.storage.failure is not None:
+            if store.executor.storage.failure is not None:
                 assert not isinstance(exc, CapacityError), "a failure is no lack of room"
                 return False
             check_content(store, step.before)

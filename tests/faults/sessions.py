@@ -72,7 +72,7 @@ def record_into(
             for _ in range(commands):
                 _train_one(session, store, dense)
                 if settled:
-                    store._engine.storage.settle()
+                    store.executor.storage.merges.finish()
             stats = store.stats()["storage"]
             session.merges.update({kind: stats[kind] for kind in ("folds", "compactions")})
             before = session.promised[-1][0]
@@ -118,7 +118,7 @@ def check_goes_on(session: Session, path: Path, start: Promise, commands: int = 
     train(dense, session.seed + 1, commands)
     with open_store(path, files=UnsyncedFiles(path), **session.options) as store:
         train(store, session.seed + 1, commands)
-        store._engine.storage.settle()
+        store.executor.storage.merges.finish()
         assert store.stats()["storage"]["merge_error"] is None
         check_content(store, content_of(dense))
     with open_store(path, files=UnsyncedFiles(path), **session.options) as store:

@@ -66,7 +66,7 @@ def test_merge_that_ends_after_a_failure_is_not_installed(quick_path: Path) -> N
     with pytest.raises(StorageError):
         store.checkpoint("in flight")
     files.released.set()
-    store._engine.storage.merges._thread.join()
+    store.executor.storage.merges._thread.join()
     store.close()
     with open_store(files.root) as store:
         assert [store.table(name).digest() for name in store.tables()] in ([], [digest])

@@ -106,7 +106,7 @@ def test_older_bitmap_under_a_newer_name_is_an_error(quick_path: Path) -> None:
     with open_store(path) as store:
         while len(older) < 1 or store.command < 60:
             train(store, SEED, 1)
-            store._engine.storage.settle()
+            store.executor.storage.merges.finish()
             for bitmap in path.glob("base/0/*.written"):
                 older.setdefault("first", bitmap.read_bytes())
     train(dense, SEED, 60)

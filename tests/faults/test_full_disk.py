@@ -34,7 +34,7 @@ def test_merge_without_room_is_done_later(quick_path: Path) -> None:
         train(store, SEED, COMMANDS)
     with open_store(files.root, files=files) as store:
         files.fill(1)
-        store._engine.storage.settle()
+        store.executor.storage.merges.finish()
         stats = store.stats()["storage"]
         assert stats["merge_failures"] == 1 and not stats["folds"]
         assert "no room" in stats["merge_error"]
@@ -42,6 +42,6 @@ def test_merge_without_room_is_done_later(quick_path: Path) -> None:
         files.relent()
         train(store, SEED, COMMANDS)
         train(dense, SEED, COMMANDS)
-        store._engine.storage.settle()
+        store.executor.storage.merges.finish()
         assert store.stats()["storage"]["folds"]
         check_content(store, content_of(dense))

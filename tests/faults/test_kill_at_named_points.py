@@ -47,7 +47,7 @@ def train_until_crash(reports: Any, path: str, point: str, nth: int) -> None:
         train(store, SEED, 1, lambda word, n: reports.send((word, n)))
         stir(store, SEED)
         if n % 4 == 0:  # else merges run beside the training
-            store._engine.storage.settle()
+            store.executor.storage.merges.finish()
 
 
 def expected_commands(point: str, reports: list[tuple[str, int]]) -> set[int]:
@@ -73,7 +73,7 @@ def test_store_opens_as_the_point_says_and_goes_on(
         check_content(store, content_of(dense))
         train(store, SEED, 20)
         train(dense, SEED, 20)
-        store._engine.storage.settle()
+        store.executor.storage.merges.finish()
         check_content(store, content_of(dense))
     with open_store(tmp_path) as store:
         check_content(store, content_of(dense))

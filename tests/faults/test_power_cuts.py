@@ -7,6 +7,7 @@ chance.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,23 @@ def cut(session: Session, disk: Disk, calls: int, choices: list[Choose], path: P
         shutil.rmtree(path)
 
 
-def test_every_call_may_be_the_last(quick_path: Path) -> None:
+CHOICES: dict[str, Callable[[int], Choose]] = {
+    "dropped": lambda calls: dropped,
+    "emptied": lambda calls: emptied,
+    "torn": lambda calls: torn([SEED, calls]),
+}
+"""What becomes of writes that were not synced, by the number of calls before the cut."""
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_every_call_may_be_the_last(quick_path: Path, choice: Callable[[int], Choose]) -> None:
     session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True)
     assert min(session.merges.values()) > 2, "expected folds and compactions in the session"
     disk = Disk()
     for calls, call in enumerate(session.calls, 1):
         disk.apply(call)
         if call.verb != "write" or calls % EVERY_WRITE == 0:
-            choices = [dropped, emptied, torn([SEED, calls])]
-            cut(session, disk, calls, choices, quick_path / "found")
+            cut(session, disk, calls, [choice(calls)], quick_path / "found")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embstore.device.gpu import GpuDevice
-from embstore.device.gpu_launch import GpuBatch
+from embstore.device.gpu_work import GpuBatch
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.sources import VERBS
@@ -109,7 +109,7 @@ def test_sort_is_stable_and_leaves_the_ids(runtime, count, id_count):
     ids = np.random.default_rng(id_count).integers(0, id_count, count).astype(np.int32)
     array, findings = placed(runtime, ids), placed(runtime, np.array([id_count, *[0] * 7]))
     batch = GpuBatch(array, array, np.array([0, count]))
-    _, positions = GpuDevice(runtime, 1)._group(batch, findings)
+    _, positions = GpuDevice(runtime, 1).rows._group(batch, findings)
     assert np.array_equal(read(runtime, positions), np.argsort(ids, kind="stable"))
     assert np.array_equal(read(runtime, array), ids)
 

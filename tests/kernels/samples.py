@@ -15,6 +15,7 @@ from embstore.device.base import TableParameters
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
+from embstore.layout import Layout
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 DIMS = (1, 7, 13, 64, 4096)
@@ -26,7 +27,7 @@ SLAB_SLOTS = 16
 def cpu_devices():
     made = [CpuDevice(threads) for threads in THREADS]
     for device in made:
-        device._split_bytes = 0
+        device.work.workers.split_bytes = 0
     return made
 
 
@@ -74,10 +75,25 @@ def row_keys(table_id, keys):
     return np.asarray(keys, np.int64) | table_id << KEY_BITS
 
 
+def wide(stride):
+    """Return the layout of rows of so many elements, without state."""
+    return Layout(stride, 0, "sgd")
+
+
+def up(device, array):
+    """Return a copy in the device's memory."""
+    return device.memory.upload(array)
+
+
+def down(device, array):
+    """Return a copy on the host."""
+    return device.memory.download(array)
+
+
 def batch_of(device, *keys_of_tables):
-    """Return the settled batch of some tables' keys, numbered from 0; it holds until the next."""
-    batch = device.unique([(i, 1 << 40, k) for i, k in enumerate(keys_of_tables)])
-    device.settle(batch)
+    """Return the synchronized batch of some tables, numbered from 0; valid until the next."""
+    batch = device.keys.unique([(i, 1 << 40, k) for i, k in enumerate(keys_of_tables)])
+    device.keys.synchronize(batch)
     assert batch.found.outside == -1
     return batch
 
@@ -93,7 +109,7 @@ def overwrite(device, array, values):
 
 def host_rows(device, array, dim):
     """Return a device's rows on the host, of which those of dim 1 are a vector there."""
-    return device.download(array).reshape(-1, dim)
+    return device.memory.download(array).reshape(-1, dim)
 
 
 def slots_with(device, rows, *, keys=(), scores=(), dirty=(), slab_slots=SLAB_SLOTS):
@@ -103,9 +119,9 @@ def slots_with(device, rows, *, keys=(), scores=(), dirty=(), slab_slots=SLAB_SL
     Slots that are not named are free and clean; there are as many as whole slabs have.
     """
     room = -(-max(len(rows), 1) // slab_slots) * slab_slots
-    memory = device.allocate_slots(rows.shape[1])
-    device.reserve_slots(memory, 0, room, slab_slots)
-    device.add_slots(memory, 0, room)
+    memory = device.memory.allocate_slots(wide(rows.shape[1]))
+    device.memory.reserve_slots(memory, 0, room, slab_slots)
+    device.memory.add_slots(memory, 0, room)
     values = [
         _padded(rows, room, np.float32, 0),
         _padded(keys, room, np.int64, EMPTY_KEY),
@@ -131,12 +147,12 @@ def _padded(values, count, dtype, rest):
 
 def rows_in(device, memory, count):
     """Return the rows of the first slots."""
-    return device.read_rows(memory.rows, device.upload(np.arange(count)))
+    return device.rows.read_rows(memory.rows, device.memory.upload(np.arange(count)))
 
 
 def contents_of(device, memory, count):
     """Return what is in the first slots: rows as bits, keys, scores, dirty flags."""
-    here = device.read_range(memory, 0, count)
+    here = device.slots.read_range(memory, 0, count)
     rows = bits(rows_in(device, memory, count))
     return rows, here.keys.tolist(), here.scores.tolist(), here.dirty.tolist()
 
@@ -151,8 +167,3 @@ def parameters(table_count, **fields):
         "initial_state": np.zeros(table_count, np.float32),
     }
     return TableParameters(**(zeros | fields))
-
-
-def from_hex(text):
-    """Return a row that contract.md writes as words in hexadecimal."""
-    return [int(word, 16) for word in text.split()]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embstore.arithmetic.jit import address
-from embstore.kernels.cold import ask_for_cold_pages, count_absent, will_need
+from embstore.storage.cold import count_absent, prefetch_cold_pages, will_need
 
 PAGES = 256
 PAGE = mmap.PAGESIZE
@@ -73,41 +73,41 @@ def test_zero_is_no_address(memory):
     places = np.zeros(4, np.uint64)
     assert absent(places) == 0
     will_need(places, np.arange(4), 64)
-    assert ask_for_cold_pages(places, 64) is False
+    assert prefetch_cold_pages(places, 64) is False
 
 
 def test_no_addresses_are_nothing_to_ask_for():
-    assert ask_for_cold_pages(np.empty(0, np.uint64), 64) is False
+    assert prefetch_cold_pages(np.empty(0, np.uint64), 64) is False
 
 
 def test_rows_in_memory_are_not_asked_for(memory):
     memory[:] = 1
-    assert ask_for_cold_pages(pages_of(memory, *range(PAGES)), 64) is False
+    assert prefetch_cold_pages(pages_of(memory, *range(PAGES)), 64) is False
 
 
 def test_one_cold_page_among_few_rows_is_noticed(memory):
     memory[: 20 * PAGE] = 1
-    assert ask_for_cold_pages(pages_of(memory, *range(20), 100), 64) is True
+    assert prefetch_cold_pages(pages_of(memory, *range(20), 100), 64) is True
 
 
 def test_a_cold_tenth_of_many_rows_is_noticed(memory):
     memory[: PAGES * 9 // 10 * PAGE] = 1
     places = np.tile(pages_of(memory, *range(PAGES)), 50)
-    assert ask_for_cold_pages(places, 64) is True
+    assert prefetch_cold_pages(places, 64) is True
 
 
 def test_records_over_several_pages_in_any_order_are_asked_for(memory):
     """Overlapping and neighbouring page ranges, an address of none among them."""
     places = np.append(pages_of(memory, 40, 2, 3, 41, 250), np.zeros(1, np.uint64))
-    assert ask_for_cold_pages(places + np.uint64(100) * (places > 0), 3 * PAGE) is True
+    assert prefetch_cold_pages(places + np.uint64(100) * (places > 0), 3 * PAGE) is True
 
 
 def test_asked_for_pages_come_and_no_others(cold_file):
     """The disk works on its own time: the pages are waited for, up to a generous bound."""
     places = pages_of(cold_file, 200, 40, 40, 100) + np.array([0, 4000, 0, 4000], np.uint64)
     wanted = pages_of(cold_file, 40, 41, 100, 101, 200)
-    assert ask_for_cold_pages(places, 200) is True
-    deadline = time.monotonic() + 30
+    assert prefetch_cold_pages(places, 200) is True
+    deadline = time.monotonic() + 120
     while absent(wanted) and time.monotonic() < deadline:
         os.sched_yield()
     assert absent(wanted) == 0

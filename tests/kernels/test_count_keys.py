@@ -4,15 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from embstore.frequency.profile import spatial_hash, spatial_limit, table_seed
-from embstore.kernels.count_keys import (
-    carry_counts,
-    count_keys,
-    entries_of,
-    keep_events,
-    lower,
-    record_keys,
-)
+from embstore.host.key_table import lower
+from embstore.hotness.count_keys import count_keys, entries_of, keep_events, record_keys
+from embstore.profiles.profile import spatial_hash, spatial_limit, table_seed
 
 SEED = 73
 EACH_ONCE = np.empty(0, np.int64)
@@ -61,64 +55,37 @@ def test_lowering_finds_every_entry_that_stays():
         left = {
             k: c - amount for k, c in zip(keys.tolist(), counts.tolist(), strict=True) if c > amount
         }
-        assert lower(table, amount) == len(left)
+        assert lower(table, amount, amount) == len(left)
         assert entries(table, len(left)) == left
         # Each is where it is looked for: counted once more, none takes a new place.
         again = np.array(list(left), np.int64)
         assert count_keys(table, again, EACH_ONCE, 0, len(left), len(left))[1] == len(left)
 
 
-def test_a_larger_table_has_the_same_entries():
-    keys = np.arange(0, 4_000, 7)
-    table, other = table_of(1024), table_of(4096)
-    _, taken = count_keys(table, keys, keys + 1, 0, 0, 1000)
-    carry_counts(table, other)
-    assert entries(other, taken) == entries(table, taken)
-    assert count_keys(other, keys, EACH_ONCE, 0, taken, taken) == (len(keys), taken)
-
-
 def samples_of(names, rate):
     return np.array([[table_seed(name), spatial_limit(rate)] for name in names], np.uint64)
 
 
-def recorded(keys, counts, bounds, tables, samples):
-    room = len(keys)
-    event_tables = np.empty(room, np.int32)
-    event_keys, event_counts = np.empty(room, np.int64), np.empty(room, np.int64)
-    largest = max(2, 2 * int(np.diff(bounds).max()))
-    scratch = np.full(1 << (largest - 1).bit_length(), 7, np.uint64)
+def recorded(keys, counts, rate):
+    event_keys, event_counts = np.empty((2, len(keys)), np.int64)
+    scratch = np.full(1 << max(1, (2 * len(keys) - 1).bit_length()), 7, np.uint64)
     unique, end = record_keys(
         np.array(keys, np.int64),
         np.array(counts, np.int64),
-        np.array(bounds, np.int64),
-        np.array(tables, np.int32),
-        samples,
+        samples_of("v", rate)[0],
         scratch,
-        event_tables,
         event_keys,
         event_counts,
     )
-    columns = event_tables[:end], event_keys[:end], event_counts[:end]
-    return unique, list(zip(*(column.tolist() for column in columns), strict=True))
+    return unique, list(zip(event_keys[:end].tolist(), event_counts[:end].tolist(), strict=True))
 
 
 def test_events_come_in_the_order_of_their_first_occurrences():
-    samples = samples_of("vw", 1.0)
-    assert recorded([4, 3, 4, 3, 3, 9], [], [0, 3, 3, 6], [1, 0, 0], samples) == (
-        4,
-        [(1, 4, 2), (1, 3, 1), (0, 3, 2), (0, 9, 1)],
-    )
-    assert recorded([4, 3, 4], [1, 10, 100], [0, 3], [0], samples) == (2, [(0, 4, 101), (0, 3, 10)])
-
-
-def test_what_is_in_is_what_the_hash_says():
-    random = np.random.default_rng(SEED)
-    for name in ("v", "criteo/c01"):
-        keys = random.integers(0, 2**63 - 1, 5_000, endpoint=True)
-        unique, events = recorded(keys, [], [0, len(keys)], [0], samples_of([name], 0.3))
-        assert unique == len(np.unique(keys))
-        is_in = spatial_hash(name, keys) <= np.uint64(spatial_limit(0.3))
-        assert [key for _, key, _ in events] == keys[is_in].tolist()
+    assert recorded([4, 3, 4], [], 1.0) == (2, [(4, 2), (3, 1)])
+    assert recorded([3, 3, 9], [], 1.0) == (2, [(3, 2), (9, 1)])
+    assert recorded([4, 3, 4], [1, 10, 100], 1.0) == (2, [(4, 101), (3, 10)])
+    assert recorded([], [], 1.0) == (0, [])
+    assert recorded([4, 3, 4], [], 2**-32) == (2, [])
 
 
 def test_events_whose_keys_are_out_go_and_the_others_keep_their_order():

@@ -1,9 +1,6 @@
 """What of the CPU device is no kernel: its memory, its threads, and its check of them."""
 
-import ctypes
-import ctypes.util
 import mmap
-import platform
 import subprocess
 import sys
 import threading
@@ -14,10 +11,11 @@ import pytest
 
 from embstore.device.base import Gradients
 from embstore.device.cpu import CpuDevice
-from embstore.device.memory import HUGE_PAGE_BYTES, release
-from embstore.device.workers import Workers
 from embstore.errors import DeviceError, InvalidArgumentError
-from tests.kernels.samples import batch_of, cpu_devices, parameters
+from embstore.host.memory import HUGE_PAGE_BYTES, release
+from embstore.host.workers import Workers
+from tests.kernels.samples import batch_of, cpu_devices, parameters, wide
+from tests.unit.flushing import DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, in_new_thread, needs_glibc
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +27,7 @@ def resident_bytes():
 
 def test_rows_take_memory_when_written_and_give_it_back():
     device = cpu_devices()[0]
-    rows = device.allocate_rows(1 << 30, 64)  # 256 GiB of address space
+    rows = device.memory.allocate_rows(1 << 30, wide(64))  # 256 GiB of address space
     assert rows.shape == (1 << 30, 64)
     assert rows.dtype == np.float32
     assert rows.ctypes.data % HUGE_PAGE_BYTES == 0
@@ -45,14 +43,14 @@ def test_rows_take_memory_when_written_and_give_it_back():
 
 
 def test_release_of_less_than_a_page_changes_nothing():
-    rows = cpu_devices()[0].allocate_rows(100, 4)
+    rows = cpu_devices()[0].memory.allocate_rows(100, wide(4))
     rows[:] = 1
     release(rows[10:20])
     assert (rows == 1).all()
 
 
 def test_no_rows():
-    assert cpu_devices()[0].allocate_rows(0, 4).shape == (0, 4)
+    assert cpu_devices()[0].memory.allocate_rows(0, wide(4)).shape == (0, 4)
 
 
 def test_import_of_the_package_does_not_import_numba():
@@ -96,9 +94,9 @@ def test_an_error_in_any_thread_reaches_the_caller(raised, expected):
 
 def test_close_ends_the_threads():
     device = CpuDevice(3)
-    device._split_bytes = 0
+    device.work.workers.split_bytes = 0
     count = threading.active_count()
-    device.read_rows(np.zeros((8, 4), np.float32), np.arange(8))
+    device.rows.read_rows(np.zeros((8, 4), np.float32), np.arange(8))
     assert threading.active_count() == count + 2
     device.close()
     assert threading.active_count() == count
@@ -114,13 +112,13 @@ def test_dropped_slots_give_their_memory_back():
     """With the pages that they share with slots dropped before."""
     device = cpu_devices()[0]
     slot_count = (64 << 20) // 256
-    memory = device.allocate_slots(64)
-    device.reserve_slots(memory, 0, 1 << 30, slot_count)
-    device.add_slots(memory, 0, slot_count)
+    memory = device.memory.allocate_slots(wide(64))
+    device.memory.reserve_slots(memory, 0, 1 << 30, slot_count)
+    device.memory.add_slots(memory, 0, slot_count)
     before = resident_bytes()
     memory.rows[:slot_count] = 1
     for high in range(slot_count, 8, -(slot_count // 3)):
-        device.drop_slots(memory, max(high - slot_count // 3, 8), high)
+        device.memory.drop_slots(memory, max(high - slot_count // 3, 8), high)
     assert resident_bytes() - before < 8 << 20
     assert (memory.rows[:8] == 1).all()
 
@@ -128,52 +126,40 @@ def test_dropped_slots_give_their_memory_back():
 def sums_on(device):
     batch = batch_of(device, np.arange(8))
     gradients = [Gradients(np.ones((8, 4), np.float32))]
-    device.sum_by_key(batch, gradients, np.float32(1), np.empty((8, 4), np.float32))
+    device.rows.sum_by_key(batch, gradients, np.float32(1), np.empty((8, 4), np.float32))
 
 
 def applies_on(device):
-    memory, keys = device.allocate_slots(4), np.arange(8)
-    device.reserve_slots(memory, 0, 8, 8)
-    device.apply("sgd", memory, keys, keys, np.ones((8, 4), np.float32), parameters(1))
+    memory, keys = device.memory.allocate_slots(wide(4)), np.arange(8)
+    device.memory.reserve_slots(memory, 0, 8, 8)
+    device.rows.apply("sgd", memory, keys, keys, np.ones((8, 4), np.float32), parameters(1))
 
 
 def pools_on(device):
     rows, offsets = np.ones((8, 4), np.float32), np.arange(9)
     batch, out = batch_of(device, np.arange(8)), np.empty((8, 4), np.float32)
-    device.gather_pooled(rows, np.arange(8), batch, offsets, False, None, out)
+    device.rows.gather_pooled(rows, np.arange(8), batch, offsets, False, None, out)
 
 
 def initializes_on(device):
     keys = np.arange(8)
-    device.initialize(np.ones((8, 4), np.float32), keys, keys, parameters(1), 4, 0)
+    device.rows.initialize(np.ones((8, 4), np.float32), keys, keys, parameters(1), wide(4))
 
 
-@pytest.mark.skipif(
-    (platform.machine(), platform.libc_ver()[0]) != ("x86_64", "glibc"),
-    reason="sets MXCSR through glibc's fenv_t",
-)
+@needs_glibc
 @pytest.mark.parametrize("call", [sums_on, applies_on, pools_on, initializes_on])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_that_flush_denormals_are_refused(call, threads):
     """Workers inherit the register of the thread that starts them, here one that flushes."""
     call(cpu_devices()[0])  # compiles, if it must, in a thread that is as usual
-    outcome = []
 
     def flushing():
-        libm = ctypes.CDLL(ctypes.util.find_library("m"))
-        environment = (ctypes.c_uint32 * 8)()
-        libm.fegetenv(environment)
-        environment[7] |= 0x8040  # FTZ and DAZ of MXCSR
-        libm.fesetenv(environment)
         device = CpuDevice(threads)
-        device._split_bytes = 0
+        device.work.workers.split_bytes = 0
         try:
             call(device)
-        except Exception as exc:
-            outcome.append(exc)
-        device.close()
+        finally:
+            device.close()
 
-    thread = threading.Thread(target=flushing)
-    thread.start()
-    thread.join()
-    assert isinstance(outcome[0], DeviceError)
+    outcome = in_new_thread(flushing, FLUSH_TO_ZERO | DENORMALS_ARE_ZERO)
+    assert isinstance(outcome, DeviceError)

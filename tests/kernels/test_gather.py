@@ -10,10 +10,13 @@ from tests.kernels.samples import (
     batch_of,
     bits,
     devices,
+    down,
     gpu_device,
     host_rows,
     records,
     slots_with,
+    up,
+    wide,
 )
 
 SEED = 3
@@ -28,8 +31,8 @@ def test_gather_copies_the_weights_of_every_position(dim):
         memory, batch = slots_with(device, rows), batch_of(device, *keys)
         slots = rng.permutation(40)[: len(batch.unique_keys)]
         outs = [np.empty((len(k), dim), np.float32) for k in keys]
-        device.gather(memory.rows, device.upload(slots), batch, dim, outs)
-        expected = rows[slots[device.download(batch.inverse)], :dim]
+        device.rows.gather(memory.rows, up(device, slots), batch, dim, outs)
+        expected = rows[slots[down(device, batch.inverse)], :dim]
         assert bits(np.concatenate(outs)) == bits(expected)
 
 
@@ -37,10 +40,10 @@ def test_gather_leaves_positions_without_a_slot_alone():
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     for device in devices():
         memory, batch = slots_with(device, rows), batch_of(device, np.array([7, 8, 7, 9]))
-        out = device.upload(np.full((4, 4), 5, np.float32))
-        device.gather(memory.rows, device.upload(np.array([1, -1, 0])), batch, 4, [out])
+        out = up(device, np.full((4, 4), 5, np.float32))
+        device.rows.gather(memory.rows, up(device, np.array([1, -1, 0])), batch, 4, [out])
         expected = [[4, 5, 6, 7], [5] * 4, [4, 5, 6, 7], [0, 1, 2, 3]]
-        assert device.download(out).tolist() == expected
+        assert down(device, out).tolist() == expected
 
 
 @pytest.mark.parametrize("dim", [4, 64])
@@ -51,11 +54,13 @@ def test_outputs_of_the_host_and_of_the_device_in_one_call(dim, skipped):
     rows, keys = records(rng, 40, dim), [rng.integers(0, 12, n) for n in (9, 20, 5)]
     memory, batch = slots_with(device, rows), batch_of(device, *keys)
     slots = rng.permutation(40)[: len(batch.unique_keys)]
-    d_out = device.allocate(20 * dim + skipped, np.float32)[skipped:].view(np.float32, width=dim)
+    d_out = device.memory.allocate(20 * dim + skipped, np.float32)[skipped:].view(
+        np.float32, width=dim
+    )
     outs = [np.empty((9, dim), np.float32), d_out, np.empty((5, dim), np.float32)]
-    device.gather(memory.rows, device.upload(slots), batch, dim, outs)
-    found = np.concatenate([outs[0], device.download(d_out), outs[2]])
-    assert bits(found) == bits(rows[slots[device.download(batch.inverse)]])
+    device.rows.gather(memory.rows, up(device, slots), batch, dim, outs)
+    found = np.concatenate([outs[0], down(device, d_out), outs[2]])
+    assert bits(found) == bits(rows[slots[down(device, batch.inverse)]])
 
 
 def test_large_outputs_come_in_pieces(monkeypatch):
@@ -68,8 +73,8 @@ def test_large_outputs_come_in_pieces(monkeypatch):
         memory, batch = slots_with(device, rows), batch_of(device, *keys)
         slots = rng.permutation(40)[: len(batch.unique_keys)]
         outs = [np.empty((len(k), 11), np.float32) for k in keys]
-        device.gather(memory.rows, device.upload(slots), batch, 11, outs)
-        expected = rows[slots[device.download(batch.inverse)], :11]
+        device.rows.gather(memory.rows, up(device, slots), batch, 11, outs)
+        expected = rows[slots[down(device, batch.inverse)], :11]
         assert bits(np.concatenate(outs)) == bits(expected)
 
 
@@ -79,10 +84,10 @@ def test_gather_rows_copies_whole_records(stride):
     rows = awkward(rng, 60, stride, finite=False)
     slots = rng.integers(0, 60, 45)
     for device in devices():
-        memory, out = slots_with(device, rows), device.allocate_rows(45, stride)
-        device.gather_rows(memory.rows, device.upload(slots), out, 0)
-        assert bits(device.read_rows(out, device.upload(np.arange(45)))) == bits(rows[slots])
-        assert bits(device.read_rows(memory.rows, device.upload(slots))) == bits(rows[slots])
+        memory, out = slots_with(device, rows), device.memory.allocate_rows(45, wide(stride))
+        device.rows.gather_rows(memory.rows, up(device, slots), out, 0)
+        assert bits(device.rows.read_rows(out, up(device, np.arange(45)))) == bits(rows[slots])
+        assert bits(device.rows.read_rows(memory.rows, up(device, slots))) == bits(rows[slots])
 
 
 def test_gather_rows_fills_a_buffer_part_by_part_and_passes_absent_ones_over():
@@ -91,12 +96,12 @@ def test_gather_rows_fills_a_buffer_part_by_part_and_passes_absent_ones_over():
     slots = np.where(rng.random(50) < 0.3, -1, all_slots)
     expected = np.where(slots[:, None] < 0, np.float32(7), rows[slots])
     for device in devices():
-        memory, out = slots_with(device, rows), device.allocate_rows(50, 8)
-        device.scatter_rows(np.full((50, 8), 7, np.float32), out, np.arange(50))
-        d_slots = device.upload(slots)
+        memory, out = slots_with(device, rows), device.memory.allocate_rows(50, wide(8))
+        device.rows.scatter_rows(np.full((50, 8), 7, np.float32), out, np.arange(50))
+        d_slots = up(device, slots)
         for low, high in ((0, 20), (20, 20), (20, 50)):
-            device.gather_rows(memory.rows, d_slots[low:high], out, low)
-        assert bits(device.read_rows(out, device.upload(np.arange(50)))) == bits(expected)
+            device.rows.gather_rows(memory.rows, d_slots[low:high], out, low)
+        assert bits(device.rows.read_rows(out, up(device, np.arange(50)))) == bits(expected)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 200, 3200, 1 << 20])
@@ -108,7 +113,7 @@ def test_row_pieces_are_all_records_in_their_order(monkeypatch, piece_bytes, cou
     for device in devices():
         memory = slots_with(device, rows)
         seen, found = [], []
-        for piece, host, places in device.row_pieces(memory.rows, slots):
+        for piece, host, places in device.rows.row_pieces(memory.rows, slots):
             seen += np.arange(count)[piece].tolist()
             found.append(host[places].copy())
         assert seen == list(range(count))
@@ -123,12 +128,14 @@ def test_row_pieces_that_are_left_early_do_no_harm(monkeypatch):
     for device in devices():
         memory = slots_with(device, rows)
         for left_at in range(4):
-            pieces = device.row_pieces(memory.rows, np.arange(60))
+            pieces = device.rows.row_pieces(memory.rows, np.arange(60))
             for _ in range(left_at):
                 next(pieces, None)
             pieces.close()
             all_rows = np.empty((60, 16), np.float32)
-            for piece, host, places in device.row_pieces(memory.rows, np.arange(60)[::-1].copy()):
+            for piece, host, places in device.rows.row_pieces(
+                memory.rows, np.arange(60)[::-1].copy()
+            ):
                 all_rows[piece] = host[places]
             assert bits(all_rows) == bits(rows[::-1])
 
@@ -136,11 +143,11 @@ def test_row_pieces_that_are_left_early_do_no_harm(monkeypatch):
 def test_nothing_to_gather():
     for device in devices():
         memory, none = slots_with(device, np.ones((1, 4), np.float32)), np.empty(0, np.int64)
-        d_none, out = device.upload(none), np.empty((0, 3), np.float32)
-        device.gather(memory.rows, d_none, batch_of(device, none), 3, [out])
-        rows = device.allocate_rows(0, 4)
-        device.gather_rows(memory.rows, d_none, rows, 0)
-        assert device.read_rows(memory.rows, d_none).shape == (0, 4)
-        pieces = device.row_pieces(memory.rows, none)
+        d_none, out = up(device, none), np.empty((0, 3), np.float32)
+        device.rows.gather(memory.rows, d_none, batch_of(device, none), 3, [out])
+        rows = device.memory.allocate_rows(0, wide(4))
+        device.rows.gather_rows(memory.rows, d_none, rows, 0)
+        assert device.rows.read_rows(memory.rows, d_none).shape == (0, 4)
+        pieces = device.rows.row_pieces(memory.rows, none)
         assert sum(len(host[places]) for _, host, places in pieces) == 0
-        assert host_rows(device, device.allocate(0, np.float32, width=5), 5).shape == (0, 5)
+        assert host_rows(device, device.memory.allocate(0, np.float32, width=5), 5).shape == (0, 5)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
-from embstore.device.gpu_launch import GpuBatch
+from embstore.device.gpu_work import GpuBatch
 from embstore.kernels.group import group
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.kernels.samples import batch_of, devices
+from tests.kernels.samples import batch_of, devices, down, up
 
 SEED = 7
 TILE = 2048
@@ -24,7 +24,7 @@ def groups(device, batch):
     """Return starts and positions, as `sum_by_key` uses them."""
     unique_count = len(batch.unique_keys)
     if not isinstance(device, CpuDevice):
-        starts, positions = map(device.download, device._group(batch, batch.findings))
+        starts, positions = map(device.memory.download, device.rows._group(batch, batch.findings))
         return starts[: unique_count + 1].tolist(), positions.tolist()
     starts = np.empty(unique_count + 1, np.int64)
     positions = np.empty(len(batch.inverse), np.int32)
@@ -36,7 +36,7 @@ def check(keys):
     for device in devices():
         batch = batch_of(device, keys)
         starts, positions = groups(device, batch)
-        inverse = device.download(batch.inverse)
+        inverse = down(device, batch.inverse)
         assert positions == np.argsort(inverse, kind="stable").tolist()
         counts = np.bincount(inverse, minlength=len(batch.unique_keys))
         assert starts == [0, *np.cumsum(counts).tolist()]
@@ -80,14 +80,14 @@ def check_ids(ids, **options):
     device = GpuDevice(EmulatedRuntime(**options), 1)
     count, findings = int(ids.max()) + 1, np.zeros(8, np.int64)
     findings[0] = count
-    inverse = device.upload(ids)
-    batch = GpuBatch(device.allocate(count, np.int64), inverse, np.array([0, len(ids)]))
-    starts, positions = device._group(batch, device.upload(findings))
+    inverse = up(device, ids)
+    batch = GpuBatch(device.memory.allocate(count, np.int64), inverse, np.array([0, len(ids)]))
+    starts, positions = device.rows._group(batch, up(device, findings))
     expected = np.argsort(ids, kind="stable")
-    assert np.array_equal(device.download(positions), expected)
+    assert np.array_equal(down(device, positions), expected)
     begins = np.searchsorted(ids[expected], np.arange(count + 1))
-    assert np.array_equal(device.download(starts)[: count + 1], begins)
-    assert np.array_equal(device.download(inverse), ids)
+    assert np.array_equal(down(device, starts)[: count + 1], begins)
+    assert np.array_equal(down(device, inverse), ids)
     device.close()
 
 

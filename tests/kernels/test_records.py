@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from embstore.kernels.records import (
+from embstore.storage.records import (
     copy_records,
     crc_word,
     crc_word_by_table,

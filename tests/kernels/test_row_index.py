@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.arrays import EMPTY_KEY
-from embstore.kernels.row_index import PLACE_BITS, add_keys, find, put, repoint
+from embstore.storage.row_index import PLACE_BITS, add_keys, find, put, repoint
 
 SEED = 43
 PLACES = 5
@@ -24,65 +24,15 @@ def found(index, keys):
     return positions.tolist()
 
 
-def put_all(index, entries, live=None, frozen=None):
-    live = np.zeros(PLACES, np.int64) if live is None else live
-    frozen = np.zeros(PLACES, np.uint8) if frozen is None else frozen
-    keys = np.array([key for key, _ in entries], np.int64)
-    return put(*index, keys, np.array([p for _, p in entries], np.int64), live, frozen)
+def put_all(index, entries, live):
+    keys, positions = np.array(entries, np.int64).T.copy()
+    return put(*index, keys, positions, live, np.zeros(PLACES, np.uint8))
 
 
 def entries_of(index):
     keys, positions = index
     used = keys != EMPTY_KEY
     return dict(zip(keys[used].tolist(), positions[used].tolist(), strict=True))
-
-
-def test_what_was_put_is_found_and_nothing_else():
-    index = table(16)
-    assert put_all(index, [(5, position(1, 64)), (1 << 61, position(0, 0))]) == 2
-    assert found(index, [5, 1 << 61, 6, 0]) == [position(1, 64), 0, -1, -1]
-
-
-def test_of_a_key_put_twice_in_one_call_the_last_counts():
-    index, live = table(16), np.zeros(PLACES, np.int64)
-    assert put_all(index, [(5, position(1, 0)), (5, position(2, 64))], live) == 1
-    assert found(index, [5]) == [position(2, 64)]
-    assert live.tolist() == [0, 0, 1, 0, 0]
-
-
-def test_a_superseded_record_is_no_longer_live():
-    index, live = table(16), np.zeros(PLACES, np.int64)
-    put_all(index, [(5, position(1, 0)), (6, position(1, 64))], live)
-    put_all(index, [(5, position(2, 0))], live)
-    assert live.tolist() == [0, 1, 1, 0, 0]
-
-
-def test_a_frozen_place_keeps_its_count():
-    index, live = table(16), np.zeros(PLACES, np.int64)
-    frozen = np.array([0, 1, 0, 0, 0], np.uint8)
-    put_all(index, [(5, position(1, 0)), (6, position(3, 0))], live)
-    put_all(index, [(5, position(2, 0)), (6, position(2, 64))], live, frozen)
-    assert live.tolist() == [0, 1, 2, 0, 0]
-
-
-def test_repoint_moves_what_still_points_to_the_old_record():
-    index, live = table(16), np.zeros(PLACES, np.int64)
-    put_all(index, [(5, position(1, 0)), (6, position(1, 64)), (7, position(2, 0))], live)
-    keys = np.array([5, 6, 7, 8])
-    olds = np.array([position(1, 0), position(1, 32), position(2, 0), position(2, 64)])
-    news = np.array([position(3, 0), position(3, 32), position(3, 64), position(3, 96)])
-    live[:] = 0
-    assert repoint(*index, keys, olds, news, live) == 0
-    assert found(index, keys) == [position(3, 0), position(1, 64), position(3, 64), -1]
-    assert live.tolist() == [0, 0, 0, 2, 0]
-
-
-def test_repoint_to_none_removes():
-    index, live = table(16), np.zeros(PLACES, np.int64)
-    put_all(index, [(5, position(1, 0)), (6, position(1, 64))], live)
-    gone, olds = np.array([5, 6]), np.array([position(1, 0), position(1, 32)])
-    assert repoint(*index, gone, olds, np.array([-1, -1]), live) == 1
-    assert entries_of(index) == {6: position(1, 64)}
 
 
 @pytest.mark.parametrize("capacity", [4, 8, 64])
@@ -92,7 +42,7 @@ def test_removal_leaves_every_other_key_findable(capacity):
     for _ in range(200):
         index, live = table(capacity), np.zeros(PLACES, np.int64)
         keys = rng.choice(1000, capacity - 1, replace=False)
-        put_all(index, [(int(key), position(1, i)) for i, key in enumerate(keys)])
+        put_all(index, [(int(key), position(1, i)) for i, key in enumerate(keys)], live)
         gone = rng.permutation(capacity - 1)[: int(rng.integers(1, capacity))]
         nowhere = np.full(len(gone), -1)
         removed = repoint(*index, keys[gone], gone | position(1, 0), nowhere, live)

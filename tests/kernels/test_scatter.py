@@ -5,7 +5,7 @@ import pytest
 
 from embstore.arithmetic import canonicalize_nans
 from embstore.device import gpu_rows
-from tests.kernels.samples import awkward, bits, devices, records, rows_in, slots_with
+from tests.kernels.samples import awkward, bits, devices, records, rows_in, slots_with, wide
 
 SEED = 4
 
@@ -22,7 +22,7 @@ def test_scatter_writes_the_named_records_and_no_other(stride):
     expected[slots] = canonical
     for device in devices():
         memory = slots_with(device, before)
-        device.scatter_rows(source, memory.rows, slots)
+        device.rows.scatter_rows(source, memory.rows, slots)
         assert bits(rows_in(device, memory, 60)) == bits(expected)
 
 
@@ -36,7 +36,7 @@ def test_records_without_a_slot_are_passed_over_in_any_piece(monkeypatch, piece_
     expected[slots[slots >= 0]] = source[slots >= 0]
     for device in devices():
         memory = slots_with(device, before)
-        device.scatter_rows(source, memory.rows, slots)
+        device.rows.scatter_rows(source, memory.rows, slots)
         assert bits(rows_in(device, memory, 60)) == bits(expected)
 
 
@@ -51,10 +51,10 @@ def test_staging_is_filled_and_scattered_time_after_time():
     for device in devices():
         memory = slots_with(device, before)
         for source, slots in calls:
-            staged = device.staging(len(source), 8)
+            staged = device.memory.staging(len(source), wide(8))
             assert staged.shape == source.shape and staged.dtype == np.float32
             staged[:] = source
-            device.scatter_rows(staged, memory.rows, slots)
+            device.rows.scatter_rows(staged, memory.rows, slots)
         assert bits(rows_in(device, memory, 60)) == bits(expected)
 
 
@@ -64,11 +64,11 @@ def test_staging_that_is_not_scattered_is_used_again():
     for device in devices():
         memory = slots_with(device, before)
         for _ in range(5):
-            device.staging(3, 4)[:] = 9
-        staged = device.staging(2, 4)
+            device.memory.staging(3, wide(4))[:] = 9
+        staged = device.memory.staging(2, wide(4))
         staged[:] = source
-        device.scatter_rows(staged, memory.rows, np.array([3, -1]))
-        device.scatter_rows(source, memory.rows, np.array([-1, 0]))
+        device.rows.scatter_rows(staged, memory.rows, np.array([3, -1]))
+        device.rows.scatter_rows(source, memory.rows, np.array([-1, 0]))
         expected = [[1] * 4, [0] * 4, [0] * 4, [1] * 4]
         assert rows_in(device, memory, 4).tolist() == expected
 
@@ -79,7 +79,7 @@ def test_every_kind_of_nan_becomes_the_canonical_one():
     source = np.array([nans + others], np.uint32).view(np.float32)
     for device in devices():
         memory = slots_with(device, np.zeros((1, 12), np.float32))
-        device.scatter_rows(source, memory.rows, np.zeros(1, np.int64))
+        device.rows.scatter_rows(source, memory.rows, np.zeros(1, np.int64))
         assert bits(rows_in(device, memory, 1)) == [[0x7FC00000] * 6 + others]
 
 
@@ -87,6 +87,6 @@ def test_nothing_to_scatter():
     none = np.empty(0, np.int64)
     for device in devices():
         memory = slots_with(device, np.ones((1, 4), np.float32))
-        device.scatter_rows(np.empty((0, 4), np.float32), memory.rows, none)
-        device.scatter_rows(device.staging(0, 4), memory.rows, none)
+        device.rows.scatter_rows(np.empty((0, 4), np.float32), memory.rows, none)
+        device.rows.scatter_rows(device.memory.staging(0, wide(4)), memory.rows, none)
         assert rows_in(device, memory, 1).tolist() == [[1] * 4]

@@ -1,4 +1,4 @@
-"""Scores and victims, against sorting."""
+"""Victims, against sorting."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
-from embstore.kernels.slots import COUNT_NONE, COUNT_UP, FORESEEN, PENDING, PIN_ONE
-from tests.kernels.samples import batch_of, contents_of, devices, slots_with
+from embstore.score import FORESEEN, PENDING, PIN_ONE
+from tests.kernels.samples import devices, slots_with
 
 SEED = 13
 CLOCK_MASK = (1 << 40) - 1
@@ -32,7 +32,7 @@ def scored(device, scores, slot_keys=None):
 
 def select(device, scores, slot_keys, clock, count):
     memory = scored(device, scores, slot_keys)
-    victims, scores_of_victims = device.select_victims(memory, len(scores), clock, count)
+    victims, scores_of_victims = device.slots.select_victims(memory, len(scores), clock, count)
     assert victims.dtype == scores_of_victims.dtype == np.int64
     assert np.array_equal(scores_of_victims, scores[victims])
     return victims.tolist()
@@ -92,92 +92,20 @@ def test_only_slots_that_are_asked_for_are_victims():
     scores = np.arange(40)[::-1].copy()
     for device in devices():
         memory = scored(device, scores)
-        assert device.select_victims(memory, 30, 99, 3)[0].tolist() == [27, 28, 29]
+        assert device.slots.select_victims(memory, 30, 99, 3)[0].tolist() == [27, 28, 29]
 
 
 def test_no_victims():
     for device in devices():
         memory = scored(device, np.full(5, 9))
         for slot_count, clock, count in ((0, 1, 4), (5, 9, 4), (5, 1, 0)):
-            found = device.select_victims(memory, slot_count, clock, count)
+            found = device.slots.select_victims(memory, slot_count, clock, count)
             assert [array.tolist() for array in found] == [[], []]
         free = scored(device, np.zeros(5, np.int64), np.full(5, EMPTY_KEY))
-        assert len(device.select_victims(free, 5, 1, 3)[0]) == 0
+        assert len(device.slots.select_victims(free, 5, 1, 3)[0]) == 0
 
 
 def test_what_this_clock_has_touched_is_no_victim():
     scores = np.array([4, 9, 2 << 40 | 9, 8])
     for device in devices():
         assert select(device, scores, np.arange(4), 9, 4) == [0, 3]
-
-
-def touched(device, scores, slots, clock, counting, *, on_device):
-    memory = scored(device, np.array(scores))
-    slots = np.array(slots, np.int64)
-    device.touch(memory, device.upload(slots) if on_device else slots, clock, counting)
-    return device.read_range(memory, 0, len(scores)).scores.tolist()
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_touch_lru_is_the_clock(on_device):
-    for device in devices():
-        found = touched(device, [1, 2, 3], [2, -1, 0], 8, COUNT_NONE, on_device=on_device)
-        assert found == [8, 2, 8]
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_touch_lfu_counts_and_saturates(on_device):
-    scores = [0, 5 << 40 | 3, COUNT_MAX << 40 | 7, 4]
-    for device in devices():
-        found = touched(device, scores, [0, 1, -1, 2], 9, COUNT_UP, on_device=on_device)
-        assert found == [1 << 40 | 9, 6 << 40 | 9, COUNT_MAX << 40 | 9, 4]
-        assert touched(device, scores, [], 9, COUNT_UP, on_device=on_device) == scores
-
-
-def test_age_scores_halves_counts_and_keeps_clocks():
-    scores = np.array([3, 1 << 40 | 5, 5 << 40 | CLOCK_MASK, COUNT_MAX << 40, 7 << 40])
-    for device in devices():
-        memory = scored(device, scores)
-        device.age_scores(memory, 0)
-        device.age_scores(memory, 4)
-        _, keys, found, dirty = contents_of(device, memory, 5)
-        assert found == [3, 5, 2 << 40 | CLOCK_MASK, COUNT_MAX // 2 << 40, 7 << 40]
-        assert (keys, dirty) == (list(range(5)), [False] * 5)
-
-
-@settings(deadline=None)  # the first call may compile
-@given(st.data())
-def test_count_accesses_counts_positions_of_ids_and_those_with_a_slot(data):
-    keys = data.draw(st.lists(st.integers(0, 6), max_size=50))
-    low = data.draw(st.integers(0, 4))
-    slots = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 9]), max_size=5)), np.int64)
-    weights = data.draw(st.none() | st.just(np.arange(len(keys)) * 3 + (1 << 33)))
-    ids = {}
-    inverse = [ids.setdefault(key, len(ids)) for key in keys]
-    accesses = hits = 0
-    for position, id in enumerate(inverse):
-        if low <= id < low + len(slots):
-            count = 1 if weights is None else int(weights[position])
-            accesses += count
-            hits += count * (slots[id - low] >= 0)
-    for device in devices():
-        batch = batch_of(device, np.array(keys, np.int64))
-        d_slots, high = device.upload(slots), low + len(slots)
-        assert device.count_accesses(batch, d_slots, low, high, weights) == (accesses, hits)
-
-
-def test_count_accesses_of_many():
-    """More than a block, whose threads add up among each other."""
-    rng = np.random.default_rng(SEED)
-    keys = rng.integers(0, 3_000, 20_000)
-    slots, weights = rng.integers(-1, 2, 1_000), rng.integers(1, 1 << 35, 20_000)
-    for device in devices():
-        batch = batch_of(device, keys)
-        inverse = device.download(batch.inverse)
-        counted = (inverse >= 500) & (inverse < 1_500)
-        hit = counted & (slots[np.where(counted, inverse - 500, 0)] >= 0)
-        expected = int(weights[counted].sum()), int(weights[hit].sum())
-        d_slots = device.upload(slots)
-        assert device.count_accesses(batch, d_slots, 500, 1_500, weights) == expected
-        numbers = int(counted.sum()), int(hit.sum())
-        assert device.count_accesses(batch, d_slots, 500, 1_500, None) == numbers

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.kernels.simulate import simulate_scores, stack_depths
-from embstore.kernels.slots import COUNT_KEEP, COUNT_MAX, COUNT_NONE, COUNT_UP
+from embstore.score import COUNT_KEEP, COUNT_MAX, COUNT_NONE, COUNT_UP
+from embstore_tools.sizing.simulate_kernels import simulate_scores, stack_depths
 
 KEYS = 12
 CALLS = st.lists(st.lists(st.integers(0, KEYS - 1), unique=True, max_size=6), max_size=25)
@@ -41,7 +41,7 @@ def test_depths_are_those_of_sets(calls, weights):
 
 
 class Model:
-    """A cache of scores, as cache/policy.py describes it, over Python's own sorting."""
+    """A cache of scores, as cache/scores.py describes it, over Python's own sorting."""
 
     def __init__(self, weights, first_counts, room, counting, ageing):
         self.weights, self.first_counts = weights, first_counts

@@ -5,18 +5,20 @@ import pytest
 
 from embstore.arrays import EMPTY_KEY
 from embstore.device import gpu_slots
-from embstore.kernels.slots import COUNT_NONE, COUNT_UP
+from embstore.score import COUNT_NONE, COUNT_UP
 from tests.kernels.samples import (
     SLAB_SLOTS,
     awkward,
     bits,
     contents_of,
     devices,
+    down,
     each_device,
     gpu_device,
     records,
     rows_in,
     slots_with,
+    up,
 )
 
 SEED = 21
@@ -50,7 +52,7 @@ def test_place_keys_gives_slots_to_rows():
         here = Contents(device)
         slots = np.array([49, 0, 17, 16])
         keys = np.array([1 << 61, 5, 0, 7])
-        device.place_keys(here.memory, slots, keys)
+        device.slots.place_keys(here.memory, slots, keys, 0)
         here.keys[slots], here.scores[slots], here.dirty[slots] = keys, 0, False
         here.check()
 
@@ -59,7 +61,7 @@ def test_clear_slots_frees_them():
     for device in devices():
         here = Contents(device)
         slots = np.array([31, 32, 3])
-        device.clear_slots(here.memory, slots)
+        device.slots.clear_slots(here.memory, slots)
         here.keys[slots], here.dirty[slots] = EMPTY_KEY, False
         here.check(np.setdiff1d(np.arange(50), slots))
 
@@ -70,7 +72,7 @@ def test_mark_says_whether_slots_are_dirty(dirty, on_device):
     slots = np.array([40, 2, 15, 16, 48])
     for device in devices():
         here = Contents(device)
-        device.mark(here.memory, device.upload(slots) if on_device else slots, dirty=dirty)
+        device.slots.mark(here.memory, up(device, slots) if on_device else slots, dirty=dirty)
         here.dirty[slots] = dirty
         here.check()
 
@@ -79,7 +81,7 @@ def test_read_slots_tells_them_in_the_order_asked_for():
     slots = np.array([49, 0, 16, 15, 16])
     for device in devices():
         here = Contents(device)
-        found = device.read_slots(here.memory, slots)
+        found = device.slots.read_slots(here.memory, slots)
         assert found.keys.tolist() == here.keys[slots].tolist()
         assert found.scores.tolist() == here.scores[slots].tolist()
         assert found.dirty.tolist() == here.dirty[slots].tolist()
@@ -92,7 +94,7 @@ def test_read_range_tells_all_of_them(monkeypatch, low, high, at_once):
     monkeypatch.setattr(gpu_slots, "_SLOTS_READ_MAX", at_once)
     for device in devices():
         here = Contents(device)
-        found = device.read_range(here.memory, low, high)
+        found = device.slots.read_range(here.memory, low, high)
         assert found.keys.tolist() == here.keys[low:high].tolist()
         assert found.scores.tolist() == here.scores[low:high].tolist()
         assert found.dirty.tolist() == here.dirty[low:high].tolist()
@@ -103,14 +105,14 @@ def test_nothing_to_do_to_slots():
     none = np.empty(0, np.int64)
     for device in devices():
         here = Contents(device)
-        device.place_keys(here.memory, none, none)
-        device.clear_slots(here.memory, none)
-        device.mark(here.memory, none, dirty=True)
-        device.mark(here.memory, device.upload(none), dirty=False)
-        device.touch(here.memory, none, 5, COUNT_UP)
-        assert len(device.read_slots(here.memory, none).keys) == 0
-        device.add_slots(here.memory, 64, 64)
-        device.drop_slots(here.memory, 64, 64)
+        device.slots.place_keys(here.memory, none, none, 0)
+        device.slots.clear_slots(here.memory, none)
+        device.slots.mark(here.memory, none, dirty=True)
+        device.slots.mark(here.memory, up(device, none), dirty=False)
+        device.slots.touch(here.memory, none, 5, COUNT_UP)
+        assert len(device.slots.read_slots(here.memory, none).keys) == 0
+        device.memory.add_slots(here.memory, 64, 64)
+        device.memory.drop_slots(here.memory, 64, 64)
         here.check()
 
 
@@ -118,43 +120,43 @@ def test_nothing_to_do_to_slots():
 
 
 def check_free(device, memory, low, high):
-    here = device.read_range(memory, low, high)
+    here = device.slots.read_range(memory, low, high)
     assert (here.keys == EMPTY_KEY).all() and not here.dirty.any()
 
 
 @each_device
 def test_slots_come_free_and_go_without_a_trace(device):
     here = Contents(device, count=48)
-    device.reserve_slots(here.memory, 48, 400, SLAB_SLOTS)
-    device.add_slots(here.memory, 48, 128)
+    device.memory.reserve_slots(here.memory, 48, 400, SLAB_SLOTS)
+    device.memory.add_slots(here.memory, 48, 128)
     check_free(device, here.memory, 48, 128)
     slots = np.arange(48, 128)
-    device.place_keys(here.memory, slots, slots)
-    device.touch(here.memory, slots, 9, COUNT_NONE)
-    device.mark(here.memory, slots, dirty=True)
-    device.scatter_rows(np.ones((80, 8), np.float32), here.memory.rows, slots)
-    device.drop_slots(here.memory, 64, 128)
+    device.slots.place_keys(here.memory, slots, slots, 0)
+    device.slots.touch(here.memory, slots, 9, COUNT_NONE)
+    device.slots.mark(here.memory, slots, dirty=True)
+    device.rows.scatter_rows(np.ones((80, 8), np.float32), here.memory.rows, slots)
+    device.memory.drop_slots(here.memory, 64, 128)
     here.check()
     assert (rows_in(device, here.memory, 64)[48:] == 1).all()
-    device.add_slots(here.memory, 64, 256)
+    device.memory.add_slots(here.memory, 64, 256)
     check_free(device, here.memory, 64, 256)
-    assert device.read_range(here.memory, 48, 64).dirty.all()
+    assert device.slots.read_range(here.memory, 48, 64).dirty.all()
     here.check()
-    device.drop_slots(here.memory, 0, 256)
+    device.memory.drop_slots(here.memory, 0, 256)
 
 
 @each_device
 def test_slots_outlive_many_that_come(device):
     """The table of slabs grows, and kernels under way still have the one they were given."""
     here = Contents(device, count=48)
-    device.reserve_slots(here.memory, 48, 16 * 40, SLAB_SLOTS)
+    device.memory.reserve_slots(here.memory, 48, 16 * 40, SLAB_SLOTS)
     for low in range(48, 16 * 40, SLAB_SLOTS):
-        device.mark(here.memory, np.arange(low - SLAB_SLOTS, low), dirty=False)
-        device.add_slots(here.memory, low, low + SLAB_SLOTS)
-        device.mark(here.memory, np.arange(low, low + SLAB_SLOTS), dirty=True)
+        device.slots.mark(here.memory, np.arange(low - SLAB_SLOTS, low), dirty=False)
+        device.memory.add_slots(here.memory, low, low + SLAB_SLOTS)
+        device.slots.mark(here.memory, np.arange(low, low + SLAB_SLOTS), dirty=True)
     here.dirty[32:] = False
     here.check()
-    found = device.read_range(here.memory, 48, 16 * 40)
+    found = device.slots.read_range(here.memory, 48, 16 * 40)
     assert np.flatnonzero(found.dirty).tolist() == list(range(16 * 36, 16 * 37))
 
 
@@ -162,17 +164,17 @@ def test_slots_outlive_many_that_come(device):
 @pytest.mark.parametrize("slab_slots", [8, 4, 1])
 def test_slabs_that_become_smaller_keep_what_is_in_them(device, slab_slots):
     here = Contents(device, count=64, stride=12)
-    device.reserve_slots(here.memory, 64, 400, slab_slots)
+    device.memory.reserve_slots(here.memory, 64, 400, slab_slots)
     here.check()
-    device.add_slots(here.memory, 64, 72)
+    device.memory.add_slots(here.memory, 64, 72)
     check_free(device, here.memory, 64, 72)
     here.check()
-    device.drop_slots(here.memory, 40, 72)
+    device.memory.drop_slots(here.memory, 40, 72)
     here.count, here.rows = 40, here.rows[:40]
     here.keys, here.scores, here.dirty = here.keys[:40], here.scores[:40], here.dirty[:40]
     here.check()
     rows = records(np.random.default_rng(SEED), 40, 12)
-    device.scatter_rows(rows, here.memory.rows, np.arange(40))
+    device.rows.scatter_rows(rows, here.memory.rows, np.arange(40))
     here.rows = rows
     here.check()
 
@@ -182,29 +184,30 @@ def test_slabs_stay_as_small_as_the_smallest_so_far(device):
     """Larger ones are wanted again, of which they are a part; slots come by those."""
     here = Contents(device, count=64)
     for wanted in (4, 16, 4, 32):
-        device.reserve_slots(here.memory, 64, 400, wanted)
+        device.memory.reserve_slots(here.memory, 64, 400, wanted)
         here.check()
-    device.add_slots(here.memory, 64, 96)
+    device.memory.add_slots(here.memory, 64, 96)
     check_free(device, here.memory, 64, 96)
-    device.drop_slots(here.memory, 64, 96)
+    device.memory.drop_slots(here.memory, 64, 96)
     here.check()
 
 
 @each_device
 def test_all_slots_go_and_slabs_of_another_size_come(device):
     here = Contents(device, count=64)
-    device.drop_slots(here.memory, 0, 64)
-    device.reserve_slots(here.memory, 0, 256, 64)
-    device.add_slots(here.memory, 0, 128)
+    device.memory.drop_slots(here.memory, 0, 64)
+    device.memory.reserve_slots(here.memory, 0, 256, 64)
+    device.memory.add_slots(here.memory, 0, 128)
     check_free(device, here.memory, 0, 128)
-    device.scatter_rows(here.rows, here.memory.rows, np.arange(64))
+    device.rows.scatter_rows(here.rows, here.memory.rows, np.arange(64))
     assert rows_in(device, here.memory, 128).shape == (128, 8)
 
 
 def test_a_slab_of_a_gpu_has_a_power_of_two_of_slots():
     device = gpu_device()
-    assert [device.slab_slots(n) for n in (1, 2, 3, 4, 63, 64, 65)] == [1, 2, 2, 4, 32, 64, 64]
-    assert all(0 < other.slab_slots(n) <= n for other in devices() for n in range(1, 70))
+    found = [device.memory.slab_slots(n) for n in (1, 2, 3, 4, 63, 64, 65)]
+    assert found == [1, 2, 2, 4, 32, 64, 64]
+    assert all(0 < other.memory.slab_slots(n) <= n for other in devices() for n in range(1, 70))
 
 
 # What the host gives and gets
@@ -217,11 +220,11 @@ def test_arrays_go_up_and_come_down_as_they_are(shape, dtype):
     values = np.random.default_rng(SEED).integers(0, 100, shape).astype(dtype)
     values.flags.writeable = False
     for device in devices():
-        array = device.upload(values)
+        array = up(device, values)
         assert len(array) == len(values)
-        found = device.download(array)
+        found = down(device, array)
         assert found.dtype == dtype and np.array_equal(found, values)
-        part = device.download(array[1:3])
+        part = down(device, array[1:3])
         assert np.array_equal(part, values[1:3])
 
 
@@ -229,10 +232,10 @@ def test_a_large_array_comes_down_after_what_was_given_before():
     """Up, changed by a kernel, down: three streams, one order."""
     for device in devices():
         slots = np.arange(200_000)
-        d_slots = device.upload(slots)
+        d_slots = up(device, slots)
         for turn in range(1, 4):
-            device.set_slots(d_slots, np.array([7, 199_999]), np.array([-turn, turn]))
-            found = device.download(d_slots).copy()
+            device.keys.set_slots(d_slots, np.array([7, 199_999]), np.array([-turn, turn]))
+            found = down(device, d_slots).copy()
             assert found[[7, 199_999]].tolist() == [-turn, turn]
             assert np.array_equal(found[8:-1], np.arange(8, 199_999))
-            d_slots = device.upload(found)
+            d_slots = up(device, found)

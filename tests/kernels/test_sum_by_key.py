@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.arithmetic import bag_gradients, compiled, scale_sums, sums
+from embstore.arithmetic import bag_gradients, scale_sums, sums
 from embstore.device.base import Gradients
 from tests.kernels.samples import (
     DIMS,
@@ -16,6 +16,7 @@ from tests.kernels.samples import (
     gpu_device,
     host_rows,
     slots_with,
+    up,
 )
 
 SEED = 9
@@ -24,9 +25,9 @@ SEED = 9
 def sum_on(device, keys_of_tables, gradients, scale, dim):
     """Return the lowest id that is not finite, and the sums."""
     batch = batch_of(device, *keys_of_tables)
-    sums = device.allocate(batch.position_count, np.float32, width=dim)
-    device.sum_by_key(batch, gradients, np.float32(scale), sums)
-    device.settle(batch)
+    sums = device.memory.allocate(batch.position_count, np.float32, width=dim)
+    device.rows.sum_by_key(batch, gradients, np.float32(scale), sums)
+    device.keys.synchronize(batch)
     return batch.found.not_finite, host_rows(device, sums[: len(batch.unique_keys)], dim)
 
 
@@ -116,13 +117,6 @@ def test_what_overflows_is_not_finite(values, scale):
         assert sum_on(device, [np.zeros(len(values), np.int64)], gradients, scale, 1)[0] == 0
 
 
-def test_contract_vector_of_a_hot_key():
-    values = np.full((130, 1), 1 / 3, np.float32)
-    for device in devices():
-        _, out = sum_on(device, [np.zeros(130, np.int64)], [Gradients(values)], 1.0, 1)
-        assert bits(out) == [[0x422D5557]]
-
-
 def test_the_scale_is_multiplied_and_negative_zero_kept():
     values = np.array([[-0.0], [-0.0]], np.float32)
     for device in devices():
@@ -153,17 +147,17 @@ def test_what_is_not_finite_is_found_in_every_chunk_of_a_hot_key(place):
         assert sum_on(device, [keys], [Gradients(values)], 1.0, 5)[0] == 2
 
 
-def test_sums_are_told_before_the_batch_is_settled():
-    """unique, probe and sum_by_key are given one after the other; one settle tells it all."""
+def test_sums_are_queued_before_the_batch_is_synchronized():
+    """unique, probe and sum_by_key are queued one after the other; one wait has all findings."""
     keys = np.array([7, 3, 7, 9])
     values = np.array([[1, 2], [3, np.inf], [5, 6], [np.nan, 0]], np.float32)
     for device in devices():
-        batch = device.unique([(2, 10, keys)])
-        slots = device.allocate(4, np.int64)
-        device.probe(device.allocate_index(1), batch, slots)
-        sums = device.allocate(4, np.float32, width=2)
-        device.sum_by_key(batch, [Gradients(values)], np.float32(2), sums)
-        device.settle(batch)
+        batch = device.keys.unique([(2, 10, keys)])
+        slots = device.memory.allocate(4, np.int64)
+        device.keys.probe(device.memory.allocate_index(1), batch, slots)
+        sums = device.memory.allocate(4, np.float32, width=2)
+        device.rows.sum_by_key(batch, [Gradients(values)], np.float32(2), sums)
+        device.keys.synchronize(batch)
         found = batch.found
         assert (found.outside, found.missing, found.not_finite) == (-1, 3, 1)
         assert host_rows(device, sums, 2)[0].tolist() == [12, 16]
@@ -173,8 +167,8 @@ def test_rows_beyond_the_unique_keys_are_left_as_they_are():
     values = np.ones((4, 3), np.float32)
     for device in devices():
         batch = batch_of(device, np.array([1, 1, 1, 2]))
-        sums = device.upload(np.full((6, 3), 9, np.float32))
-        device.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
+        sums = up(device, np.full((6, 3), 9, np.float32))
+        device.rows.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
         assert host_rows(device, sums, 3)[:, 0].tolist() == [3, 1, 9, 9, 9, 9]
 
 
@@ -183,7 +177,7 @@ def test_rows_beyond_the_unique_keys_are_left_as_they_are():
 def test_gradients_of_the_device_begin_anywhere(dim, skipped):
     rng, device = np.random.default_rng(SEED), gpu_device()
     keys, values = hot_keys(rng, 300), awkward(rng, 300, dim)
-    d_values = device.upload(np.concatenate([np.zeros(skipped, np.float32), values.ravel()]))
+    d_values = up(device, np.concatenate([np.zeros(skipped, np.float32), values.ravel()]))
     gradients = Gradients(d_values[skipped:].view(np.float32, width=dim))
     found, out = sum_on(device, [keys], [gradients], 1.0, dim)
     assert found == -1
@@ -197,14 +191,14 @@ def test_a_call_with_a_wrong_key_is_refused_and_harms_nothing_else():
     values = awkward(rng, 300, 8)
     for device in devices():
         memory = slots_with(device, values[:40])
-        batch = device.unique([(0, 30, wrong)])
-        slots = device.allocate(300, np.int64)
-        device.probe(device.allocate_index(40), batch, slots)
-        sums = device.allocate(300, np.float32, width=8)
-        device.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
-        device.settle(batch)
+        batch = device.keys.unique([(0, 30, wrong)])
+        slots = device.memory.allocate(300, np.int64)
+        device.keys.probe(device.memory.allocate_index(40), batch, slots)
+        sums = device.memory.allocate(300, np.float32, width=8)
+        device.rows.sum_by_key(batch, [Gradients(values)], np.float32(1), sums)
+        device.keys.synchronize(batch)
         assert batch.found.outside == 7
-        assert bits(device.read_rows(memory.rows, device.upload(np.arange(40)))) == bits(
+        assert bits(device.rows.read_rows(memory.rows, up(device, np.arange(40)))) == bits(
             values[:40]
         )
         keys = rng.integers(0, 30, 300)
@@ -221,13 +215,3 @@ def test_nothing_to_sum():
         one = [Gradients(np.empty((0, 3), np.float32)), Gradients(np.ones((1, 3), np.float32))]
         _, out = sum_on(device, [none, np.array([4])], one, 1.0, 3)
         assert out.tolist() == [[1] * 3]
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_the_clients_sum_is_that_of_the_numpy_twin(dim):
-    rng = np.random.default_rng(SEED)
-    _, inverse = sums.unique(hot_keys(rng, 700))
-    values = awkward(rng, 700, dim)
-    count = int(inverse.max()) + 3  # two ids that do not occur get zeros
-    one, other = (s.sum_by_key(inverse, count, values) for s in (compiled, sums))
-    assert bits(one) == bits(other)

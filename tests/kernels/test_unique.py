@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.arithmetic import compiled, sums
-from embstore.device import gpu_launch, staging
+from embstore.device import gpu_work, staging
 from embstore.device.base import Gradients
 from tests.kernels.samples import (
     batch_of,
     bits,
     cpu_devices,
     devices,
+    down,
     gpu_device,
     records,
     row_keys,
     slots_with,
+    up,
 )
 
 SEED = 20240607
@@ -31,18 +32,22 @@ def expected(segments):
     return list(ids), inverse, bounds
 
 
-def settled(device, segments):
-    batch = device.unique(segments)
-    device.settle(batch)
+def synchronized(device, segments):
+    batch = device.keys.unique(segments)
+    device.keys.synchronize(batch)
     return batch
 
 
 def found(device, segments):
     """Return what a device makes of keys that are all in their tables."""
-    batch = settled(device, segments)
+    batch = synchronized(device, segments)
     assert batch.found.outside == -1
     assert batch.position_count == batch.bounds[-1]
-    arrays = (device.download(batch.unique_keys), device.download(batch.inverse), batch.bounds)
+    arrays = (
+        down(device, batch.unique_keys),
+        down(device, batch.inverse),
+        batch.bounds,
+    )
     return tuple(array.tolist() for array in arrays)
 
 
@@ -86,9 +91,13 @@ def test_distinct_is_unique_of_keys_that_are(counts):
     rng = np.random.default_rng(SEED)
     segments = [(7 * i, 1 << 40, rng.permutation(5_000)[:count]) for i, count in enumerate(counts)]
     for device in devices():
-        batch = device.distinct(segments)
-        device.settle(batch)
-        arrays = (device.download(batch.unique_keys), device.download(batch.inverse), batch.bounds)
+        batch = device.keys.distinct(segments)
+        device.keys.synchronize(batch)
+        arrays = (
+            down(device, batch.unique_keys),
+            down(device, batch.inverse),
+            batch.bounds,
+        )
         assert tuple(array.tolist() for array in arrays) == found(device, segments)
         assert [array.dtype for array in arrays] == [np.int64, np.int32, np.int64]
 
@@ -96,10 +105,10 @@ def test_distinct_is_unique_of_keys_that_are(counts):
 def test_distinct_keys_hold_whatever_comes_after():
     for device in cpu_devices():
         keys = np.array([5, 1, 9])
-        batch = device.distinct([(0, 10, keys[:2]), (2, 10, keys[2:])])
+        batch = device.keys.distinct([(0, 10, keys[:2]), (2, 10, keys[2:])])
         keys[:] = 0
-        device.distinct([(1, 90_000, np.arange(90_000))])
-        device.unique([(1, 10, np.array([3, 3]))])
+        device.keys.distinct([(1, 90_000, np.arange(90_000))])
+        device.keys.unique([(1, 10, np.array([3, 3]))])
         assert batch.unique_keys.tolist() == [5, 1, 2 << 40 | 9]
         assert batch.inverse.tolist() == [0, 1, 2] and not batch.inverse.flags.writeable
         assert batch.id_bounds.tolist() == [0, 2, 3]
@@ -110,15 +119,15 @@ def test_verbs_take_a_batch_of_distinct_keys():
     keys, rows = rng.permutation(300)[:40], records(rng, 64, 4)
     slots, gradients = rng.permutation(64)[:40], records(rng, 40, 3)
     for device in devices():
-        memory, batch = slots_with(device, rows), device.distinct([(0, 300, keys)])
-        out, sums = np.empty((40, 3), np.float32), device.allocate(40, np.float32, width=3)
-        device.sum_by_key(batch, [Gradients(gradients)], np.float32(1), sums)
-        device.settle(batch)
-        d_slots = device.upload(slots)
-        device.gather(memory.rows, d_slots, batch, 3, [out])
+        memory, batch = slots_with(device, rows), device.keys.distinct([(0, 300, keys)])
+        out, sums = np.empty((40, 3), np.float32), device.memory.allocate(40, np.float32, width=3)
+        device.rows.sum_by_key(batch, [Gradients(gradients)], np.float32(1), sums)
+        device.keys.synchronize(batch)
+        d_slots = up(device, slots)
+        device.rows.gather(memory.rows, d_slots, batch, 3, [out])
         assert bits(out) == bits(rows[slots, :3])
-        assert bits(device.download(sums)) == bits(gradients)
-        assert device.count_accesses(batch, d_slots, 0, 40, None) == (40, 40)
+        assert bits(down(device, sums)) == bits(gradients)
+        assert device.keys.count_accesses(batch, d_slots, 0, 40, None) == (40, 40)
 
 
 def test_unique_takes_a_read_only_array():
@@ -131,12 +140,12 @@ def test_unique_takes_a_read_only_array():
 def test_unique_takes_keys_of_the_device_beside_those_of_the_host():
     device = gpu_device()
     segments = [(i, np.array(keys)) for i, keys in enumerate([[4, 4, 2], [7, 1], [0, 0]])]
-    given = [(i, 9, device.upload(keys) if i == 1 else keys) for i, keys in segments]
+    given = [(i, 9, up(device, keys) if i == 1 else keys) for i, keys in segments]
     assert found(device, given) == expected(segments)
 
 
 def test_keys_that_come_in_pieces(monkeypatch):
-    for module in (gpu_launch, staging):
+    for module in (gpu_work, staging):
         monkeypatch.setattr(module, "LARGE_BYTES", 1000)
     monkeypatch.setattr(staging, "PIECE_BYTES", 300)
     rng = np.random.default_rng(SEED)
@@ -152,25 +161,16 @@ def test_unique_reports_the_first_key_outside_its_table(wrong, position):
     keys[position:] = wrong
     first = np.zeros(5, np.int64)
     for device in devices():
-        assert settled(device, [(0, 10, first), (1, 10, keys)]).found.outside == 5 + position
+        assert synchronized(device, [(0, 10, first), (1, 10, keys)]).found.outside == 5 + position
         assert found(device, [(0, 10, first)])[0] == [0]
 
 
 def test_a_table_of_no_rows_has_no_key():
     for device in devices():
-        assert settled(device, [(0, 0, np.zeros(1, np.int64))]).found.outside == 0
+        assert synchronized(device, [(0, 0, np.zeros(1, np.int64))]).found.outside == 0
 
 
 def test_no_keys():
     none = np.empty(0, np.int64)
     for device in devices():
         assert found(device, [(0, 5, none), (3, 0, none)]) == ([], [], [0, 0, 0])
-
-
-@settings(deadline=None)  # the first call may compile
-@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-3, 3), max_size=200))
-def test_the_clients_unique_takes_any_int64(keys):
-    array = np.array(keys, np.int64)
-    for one, other in zip(compiled.unique(array), sums.unique(array), strict=True):
-        assert one.dtype == other.dtype
-        assert one.tolist() == other.tolist()

@@ -3,7 +3,8 @@
 import numpy as np
 
 from embstore.arithmetic.jit import address
-from embstore.kernels.uses import POSITION_BITS, carry_uses, note, purge_uses
+from embstore.host.key_table import lower
+from embstore.lookahead.uses import POSITION_BITS, note
 
 SEED = 47
 ADDRESSES = 8
@@ -41,24 +42,6 @@ class Model:
             ]
 
 
-def test_a_key_knows_the_step_before_and_tells_it_the_step_after():
-    model = Model(16)
-    assert model.note([5, -1, 0]) == [0, 0, 0]
-    assert model.note([0, 7]) == [1, 0]
-    assert model.note([7, 0, 5]) == [2, 2, 1]
-    model.check()
-    assert model.taken == 4
-
-
-def test_entries_of_forgotten_steps_are_taken_over():
-    model = Model(1024)
-    for first in range(0, 512, 32):
-        assert model.note([*range(first, first + 32)]) == [0] * 32
-        model.forgotten = model.step
-    assert model.taken < 512
-    assert purge_uses(model.table, model.step - 1) == 32
-
-
 def test_a_forgotten_key_further_on_is_not_entered_twice():
     rng = np.random.default_rng(SEED)
     model = Model(64)
@@ -86,19 +69,7 @@ def test_a_purge_frees_what_is_forgotten_and_leaves_the_rest_findable():
         model.note(keys[:cut])
         model.note(keys[cut:])
         model.forgotten = 1
-        assert purge_uses(model.table, 1) == 15 - cut
+        assert lower(model.table, (2 << POSITION_BITS) - 1, 0) == 15 - cut
         kept = {key: (2, position) for position, key in enumerate(keys[cut:])}
         assert entries_of(model.table.tolist()) == kept
         assert model.note(keys[cut:]) == [2] * (15 - cut)
-
-
-def test_carried_entries_are_found_in_the_other_table():
-    model = Model(32)
-    for keys in ([1, 2, 3], [2, 4], [5]):
-        model.note(keys)
-    other = np.zeros((64, 2), np.int64)
-    carry_uses(model.table, other)
-    assert entries_of(other.tolist()) == {1: (1, 0), 3: (1, 2), 2: (2, 0), 4: (2, 1), 5: (3, 0)}
-    model.table = other
-    assert model.note([1, 2, 4, 5, 6]) == [1, 2, 2, 3, 0]
-    model.check()

@@ -1,6 +1,7 @@
 """What tests of profiles, hot sets, warm-up and replica rows over gRPC have in common."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import numpy as np
 
 import embstore
 from embstore.config import RowWiseAdagrad, Uniform
-from embstore.frequency.hotset import HotSet
-from embstore.frequency.profile import Profile, TableProfile
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile, TableProfile
 from tests.service.plain import chunks
 from tests.serving import Server
 
@@ -32,10 +33,12 @@ class Serving:
         self._directory = directory
         self.options: dict[str, Any] = {"policy": "rank", "count_rate": 1.0}
 
-    def __call__(self, **options: Any) -> Server:
+    def __call__(self, settings: Any = None, **options: Any) -> Server:
+        """Serve it with these settings; `options` are of `embstore.open`."""
         told: dict[str, Any] = {"cache_bytes": CACHE_BYTES, "device": "cpu"}
         told |= self.options | options
-        return Server(lambda: embstore.open(self._directory, **told), self._directory)
+        opening = partial(embstore.open, self._directory, **told)
+        return Server(opening, self._directory, **(settings or {}))
 
 
 def profile_of(counts: dict[str, dict[int, int]], rate: float = 1.0) -> Profile:

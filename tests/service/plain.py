@@ -5,13 +5,14 @@ payload, with gaps of any size between them, and there is no padding. A stream i
 message, cut wherever it may be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore_proto.v1 import embstore_pb2 as pb
+from tests.service.faults.wire import refusal
 
 _DTYPES = {
     np.dtype("<i8"): pb.DTYPE_INT64,
@@ -91,3 +92,12 @@ class Streamed(Unary):
         whole = b"".join(chunk.piece for chunk in came)
         assert [chunk.total_bytes for chunk in came] == [len(whole)] + [0] * (len(came) - 1)
         return reply.FromString(whole)
+
+
+def refused(call: Callable[[], Any]) -> tuple[str, str]:
+    """Return the status and the class of a call that must be refused."""
+    found = refusal(call)
+    return found.code, found.error
+
+
+INVALID = ("INVALID_ARGUMENT", "InvalidArgumentError")

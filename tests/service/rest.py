@@ -14,15 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import embstore
 from embstore import RowWiseAdagrad, Sgd, Uniform
-from embstore_server.admin import make_admin
+from embstore.handles.store import Store
 from embstore_server.metrics import Metrics
+from embstore_server.rest import make_rest
 from embstore_server.service import Service
 from embstore_server.settings import Settings
-from embstore_server.worker import Worker
 
 BASE = "http://127.0.0.1:8080"
-
-Scenario = Callable[["Rest"], Awaitable[None]]
 
 
 class Rest:
@@ -73,7 +71,9 @@ class Rest:
         }
 
     async def on_engine(self, work: Callable[[embstore.Store], Any]) -> Any:
-        task = self.service.worker.submit("Test", work, lane="test", deadline=monotonic() + 60)
+        task = self.service.worker.submit(
+            "Test", lambda engine: work(Store(engine)), lane="test", deadline=monotonic() + 60
+        )
         return await task.outcome
 
     @asynccontextmanager
@@ -82,7 +82,7 @@ class Rest:
         gate, begun = threading.Event(), threading.Event()
         task = self.service.worker.submit(
             "Digest",
-            lambda store: begun.set() or gate.wait(60),
+            lambda engine: begun.set() or gate.wait(60),
             lane="test",
             deadline=monotonic() + 60,
         )
@@ -98,26 +98,22 @@ class Rest:
 async def unopened(
     data: Path, **options: Any
 ) -> AsyncIterator[tuple[Rest, Callable[[], Awaitable[None]]]]:
-    """Yield a border whose store is not open yet, and what opens it."""
+    """Yield a REST server whose store is not open yet, and what opens it."""
     settings = Settings(data, **({"admin": "127.0.0.1:8080"} | options))
-    worker = Worker(
-        lambda: embstore.open(
+
+    def open_engine() -> Any:
+        return embstore.open(
             data,
             cache_bytes=1 << 20,
             policy=settings.policy,
             count_rate=settings.count_rate,
             read_only=settings.read_only,
-        ),
-        settings.queue_calls_max,
-    )
-    service = Service(settings, worker, Metrics())
+        ).executor
 
-    async def opening() -> None:
-        service.opened(await worker.start())
-
-    transport = httpx.ASGITransport(make_admin(service))
+    service = Service(settings, open_engine, Metrics())
+    transport = httpx.ASGITransport(make_rest(service))
     async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
-        yield Rest(service, client), opening
+        yield Rest(service, client), service.open
 
 
 @asynccontextmanager
@@ -127,15 +123,7 @@ async def serving(data: Path, **options: Any) -> AsyncIterator[Rest]:
         try:
             yield rest
         finally:
-            await rest.service.worker.stop()
-
-
-def run(data: Path, scenario: Scenario, **options: Any) -> None:
-    async def whole() -> None:
-        async with serving(data, **options) as rest:
-            await scenario(rest)
-
-    asyncio.run(whole())
+            await rest.service.stop()
 
 
 def fill(store: embstore.Store) -> None:

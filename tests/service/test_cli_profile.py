@@ -1,57 +1,25 @@
 """The commands profile, size and hotset: from files to answers, and how wrong use ends."""
 
-import io
-import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from embstore.frequency.hotset import HotSet
-from embstore.frequency.profile import Profile
-from embstore.frequency.sizing import hit_rates
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
 from embstore_server.cli import exits, main
-from embstore_server.demo import synthetic
-from embstore_server.demo.columns import scaled_rows, table_name
+from embstore_tools.demo import synthetic
+from embstore_tools.demo.columns import scaled_rows, table_name
+from embstore_tools.sizing.prediction import hit_rates
+from tests.service.shell import Shell, Terminal
 
 ROWS, SAMPLES = 3000, 20_000
-
-
-@dataclass
-class Ended:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """What standard output holds, which must be one JSON document and nothing else."""
-        assert self.status == 0, self.err
-        return json.loads(self.out)
-
-
-Shell = Callable[..., Ended]
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def typed(*words: str | Path) -> Ended:
-        status = main([str(word) for word in words])
-        said = capsys.readouterr()
-        return Ended(status, said.out, said.err)
-
-    return typed
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +100,6 @@ def test_profile_shows_skew_and_coverage(shell: Shell, folder: Path, tmp_path: P
 def test_profile_draws_its_progress_on_a_terminal(
     shell: Shell, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     drawn = Terminal()
     monkeypatch.setattr(sys, "stderr", drawn)
     monkeypatch.setenv("TERM", "xterm")
@@ -152,21 +116,20 @@ def test_profile_draws_its_progress_on_a_terminal(
         (["{}/day.tsv", "absent.tsv"], "expected a readable file, found absent.tsv"),
         (["{}/day.tsv", "--table", "C27=a"], "expected a column from C1 to C26"),
         (["{}/day.tsv", "--table", "C1"], "--table: expected COLUMN=NAME, found 'C1'"),
-        (["{}/day.tsv", "--table", "=a"], "--table: expected COLUMN=NAME, found '=a'"),
         (["{}/day.tsv", "--table", "C1="], "--table: expected COLUMN=NAME, found 'C1='"),
         (["{}/day.tsv", "--table", "C1=A B"], "expected a table name"),
-        (["{}/day.tsv", "--table", "C1=a", "--table", "C1=b"], "each column once, found C1 twice"),
+        (
+            ["{}/day.tsv", "--table", "C1=a", "--table", "C1=b"],
+            "each COLUMN=NAME once, found C1 twice",
+        ),
         (["{}/day.parquet"], "expected --table COLUMN=NAME for a Parquet file"),
         (["{}/day.parquet", "--table", "x=a"], "its columns are ad, tags, price"),
         (["{}/day.parquet", "--table", "price=a"], "to be of integers or lists of integers"),
         (["{}/day.parquet", "--table", "ad=a", "--rows", "a=9"], "expected ids below 9, found "),
         (["{}/day.parquet", "--table", "ad=a", "--rows", "b=9"], "one of the tables a, found 'b'"),
         (["{}/day.parquet", "--table", "ad=a", "--rows", "a"], "--rows: expected NAME=N"),
-        (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=-1"], "--hash-rows: expected"),
         (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=0"], "expected rows from 1 to"),
         (["{}/day.parquet", "--table", "ad=a", "--rate", "0"], "expected a rate above 0"),
-        (["{}/day.parquet", "--table", "ad=a", "--rate", "1.01"], "expected a rate above 0"),
-        (["{}/day.parquet", "--table", "ad=a", "--rate", "nan"], "expected a rate above 0"),
         (["{}/day.parquet", "--table", "ad=a", "--batch", "0"], "expected a batch of at least 1"),
         (["{}/day.parquet", "--table", "ad=a", "--keys-max", "1"], "at least 2 keys"),
         (["{}/day.parquet", "--table", "ad=a", "--picture", "no/x.png"], "--picture: expected a"),
@@ -207,20 +170,21 @@ def test_what_is_no_file_is_not_replaced(
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
 
 
-def test_a_seed_is_refused_before_the_files_are_read(shell: Shell, tmp_path: Path) -> None:
-    """It was refused when all files had been counted."""
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "rows 0 to 1: table 'ads': expected ids >= 0, found -4"),
+        (["--seed", "9" * 20], "expected a seed to be an integer from -9223372036854775807 to"),
+    ],
+    ids=["negative", "a seed, before the files are read"],
+)
+def test_profile_refuses_negative_ids(
+    words: list[str], said: str, shell: Shell, tmp_path: Path
+) -> None:
     parquet.write_table(pa.table({"ad": [5, -4]}), tmp_path / "f")
-    words = ["--table", "ad=ads", "-o", tmp_path / "p", "--seed", "9" * 20]
-    ended = shell("profile", tmp_path / "f", *words)
+    ended = shell("profile", tmp_path / "f", "--table", "ad=ads", "-o", tmp_path / "p", *words)
     assert ended.status == exits.USAGE
-    assert "expected a seed to be an integer from -9223372036854775807 to" in ended.err
-
-
-def test_profile_refuses_negative_ids(shell: Shell, tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"ad": [5, -4]}), tmp_path / "f")
-    ended = shell("profile", tmp_path / "f", "--table", "ad=ads", "-o", tmp_path / "p")
-    assert ended.status == exits.USAGE
-    assert "rows 0 to 1: table 'ads': expected ids >= 0, found -4" in ended.err
+    assert said in ended.err
 
 
 @pytest.mark.parametrize(
@@ -338,15 +302,13 @@ def test_hotset_is_chosen_and_written(shell: Shell, profile_path: Path, tmp_path
     assert 0 < found["samples"] < found["accesses"] < 1
 
 
-def test_hotset_shows_what_it_covers(shell: Shell, profile_path: Path) -> None:
+def test_hotset_shows_what_it_covers(
+    shell: Shell, profile_path: Path, folder: Path, tmp_path: Path
+) -> None:
     ended = shell("hotset", "--profile", profile_path, "--budget", "40KB")
     assert (ended.status, ended.err) == (0, "")
-    assert "rows of 80 bytes are hot, " in ended.out
-    assert "accesses or more" in ended.out
-    assert "kept samples" in ended.out
-
-
-def test_hotset_of_a_sampled_profile_says_so(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    for word in ("rows of 80 bytes are hot, ", "accesses or more", "kept samples"):
+        assert word in ended.out
     words = ["--table", "ad=ads", "--rate", "0.25", "-o", tmp_path / "p"]
     assert shell("profile", folder / "day.parquet", *words).status == 0
     shown = shell("hotset", "--profile", tmp_path / "p", "--budget", "40KB").out
@@ -374,7 +336,6 @@ def test_hotset_of_a_sampled_profile_says_so(shell: Shell, folder: Path, tmp_pat
         (["size", "--dim", "100000000"], "--dim: expected at most 4096, found 100000000"),
         (["size", "--policy", "fifo"], "lru, lfu, rank"),
         (["size", "--target-hit-rate", "0"], "--target-hit-rate: expected a share"),
-        (["size", "--target-hit-rate", "nan"], "--target-hit-rate: expected a share"),
         (["size", "--warm-up", "2"], "expected warm_up"),
         (["size", "--lookahead", "41"], "expected steps from 1 to the 40 recorded, found 41"),
         (["size", "--picture", "no/such.png"], "--picture: expected a regular file"),

@@ -10,13 +10,13 @@ import pytest
 import embstore
 from embstore.device.base import Device
 from embstore.device.cpu import CpuDevice
+from embstore.device.facts import DeviceFacts
 from embstore.device.gpu import GpuDevice
-from embstore_client import RemoteStore, connect
+from embstore.stats import declared
+from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.cli.stats import _device_lines
-from embstore_server.rpc import device_info
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.service.rest import Rest, filled, run
+from tests.service.rest import Rest
 from tests.serving import Server
 
 CPU = {"model", "memory_bytes", "memory_free_bytes", "threads"}
@@ -37,7 +37,7 @@ class Watched(CpuDevice):
 
 
 @contextmanager
-def served(path: Path, device: Device) -> Iterator[RemoteStore]:
+def served(path: Path, device: Device) -> Iterator[embstore.Store]:
     """Serve a store on a device; yield a client."""
 
     def opened() -> embstore.Store:
@@ -61,16 +61,23 @@ def test_client_is_told_every_fact(
         assert facts.keys() == names
         assert facts["model"] == made.facts()["model"]
         assert store.device == made.name
-        shown = dict(_device_lines(facts))
-        assert shown["model"] == facts["model"]
-        assert ("scratch" in shown) == ("scratch_bytes" in facts)
+        assert store.stats()["device_facts"].keys() == names
 
 
-def test_every_fact_has_a_field_and_zero_is_told() -> None:
-    texts = dict.fromkeys(("model", "driver_version", "runtime_version"), "")
-    message = device_info(dict.fromkeys(CPU | GPU, 0) | texts)
-    assert {f.name for f, _ in message.ListFields()} == CPU | GPU
+class Blank(CpuDevice):
+    """Knows every fact, all of them zero or empty."""
+
+    def facts(self) -> dict[str, Any]:
+        texts = dict.fromkeys(("model", "driver_version", "runtime_version"), "")
+        return dict.fromkeys(CPU | GPU, 0) | texts
+
+
+def test_every_fact_has_a_field_and_zero_is_sent(tmp_path: Path) -> None:
+    device = Blank(1)
+    with served(tmp_path / "store", device) as store:
+        assert store.device_facts == device.facts()
     assert {f.name for f in pb.DeviceInfo.DESCRIPTOR.fields} == CPU | GPU
+    assert {stat.name for stat in declared(DeviceFacts)} == CPU | GPU
 
 
 def test_statistics_ask_the_device_again_and_nothing_else_does(tmp_path: Path) -> None:
@@ -78,21 +85,16 @@ def test_statistics_ask_the_device_again_and_nothing_else_does(tmp_path: Path) -
     with served(tmp_path / "store", device) as store:
         asked = device.asked
         assert store.device_facts["memory_free_bytes"] == asked
-        assert store.server_info().device_info.memory_free_bytes == asked == device.asked
+        assert store.server_info().device_info["memory_free_bytes"] == asked == device.asked
         store.stats()
         assert store.device_facts["memory_free_bytes"] == asked + 1 == device.asked
 
 
-def test_rest_and_metrics_tell_the_same(tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
-        samples = await rest.samples()
-        facts = rest.service.store.device_facts
-        told = await rest.get("/api/v1/server")
-        assert {
-            name: fact for name, fact in told["device_info"].items() if fact is not None
-        } == facts
-        assert told["device_info"]["driver_version"] is None
-        assert samples["embstore_device_memory_bytes"] == facts["memory_bytes"]
-        assert samples["embstore_device_info{cpu}{}{" + facts["model"] + "}{}"] == 1
-
-    run(filled(tmp_path / "store"), scenario)
+async def test_rest_and_metrics_tell_the_same(rest: Rest) -> None:
+    samples = await rest.samples()
+    facts = rest.service.store.device_facts
+    told = (await rest.get("/api/v1/server"))["device_info"]
+    assert {name: fact for name, fact in told.items() if fact is not None} == facts
+    assert told["driver_version"] is None
+    assert samples["embstore_device_memory_bytes"] == facts["memory_bytes"]
+    assert samples["embstore_device_info{cpu}{}{" + facts["model"] + "}{}"] == 1

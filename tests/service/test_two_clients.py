@@ -1,21 +1,30 @@
 """Several clients at once: what the store becomes is what the commands make of it one by one, in
 the order of the numbers that they were acknowledged with.
 
-Two clients, each used by two threads, send every verb that takes a number, small and of more than a
-MiB, so that unary calls and streams meet. Then a reference model is told the same, serially.
+Two clients, each used by two threads, send random commands that take a number, of which the larger
+travel as streams. Then the model of tests/commands is told the same, serially.
 """
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import embstore
-from embstore.config import Adagrad, Adam, Constant, Normal, RowWiseAdagrad, Sgd, Uniform
+from embstore import commands as c
+from embstore.config import (
+    Adagrad,
+    Adam,
+    Constant,
+    Normal,
+    RowWiseAdagrad,
+    Sgd,
+    TableConfig,
+    Uniform,
+)
 from embstore.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
@@ -23,243 +32,116 @@ from embstore.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_client.transport import UNARY_BYTES
-from tests.conformance.traces import cut_into_bags, values, zipf_keys
+from tests.commands.lists import Author
+from tests.commands.model import Model
 from tests.conformance.twin import digests
-from tests.reference import ReferenceStore
 from tests.serving import Server
 
-CLIENTS, THREADS, COMMANDS = 2, 2, 50
+CLIENTS, THREADS, COMMANDS = 2, 2, 60
 ROWS = 1000
-WIDE = 1024
-"""Some hundred rows of it are a stream."""
-
-TABLES = {
-    "narrow/sgd": {"dim": 3, "optimizer": Sgd(0.1), "initializer": Normal(0.0, 1.0)},
-    "narrow/adam": {"dim": 8, "optimizer": Adam(0.01), "initializer": Uniform(-0.1, 0.1)},
-    "wide": {"dim": WIDE, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1.0, 1.0)},
-}
-PASSING = {"optimizer": Adagrad(0.1), "initializer": Uniform(-0.1, 0.1), "rows": ROWS}
-"""Of the table that comes and goes, with one dim or another."""
-PASSING_ERRORS = (TableNotFoundError, TableExistsError, InvalidArgumentError)
+TABLES = [
+    ("a", 3, Sgd(0.1), Normal(0.0, 1.0)),
+    ("b", 8, Adam(0.01), Uniform(-0.1, 0.1)),
+    ("part/c", 33, RowWiseAdagrad(0.1), Uniform(-1.0, 1.0)),
+    ("d", 8, Adagrad(0.1), Constant(0.25)),
+]
+KINDS = (
+    *(c.Update, c.UpdatePooled, c.UpdateRanks, c.Assign, c.PutRows),
+    *(c.GrowTable, c.SetLearningRate, c.CreateTable, c.DropTable, c.Lookup),
+)
+REFUSED = (TableNotFoundError, TableExistsError, InvalidArgumentError, CheckpointNotFoundError)
 NOT_KNOWN = (OutcomeUnknownError,)
 """Another client restored, and this one did not know. Nothing was done, or a number would lack."""
 
 
-class Command(NamedTuple):
-    """What is done to a store, to the reference in the same words, and how it may be refused."""
+class Run:
+    """Clients of a server, and what their commands were acknowledged as."""
 
-    do: Callable[[Any], Any]
-    refusals: tuple[type[Exception], ...] = ()
-
-
-class Clients:
-    """Connections that note, thread by thread, the command number that came with the last reply."""
-
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, seed: int) -> None:
         self.stores = [connect(address, label=f"client {i}") for i in range(CLIENTS)]
-        self._last = threading.local()
+        self.done: list[tuple[int, int, Any, Any]] = []  # appended to by every thread
+        self._seed = seed
+        self._last = threading.local()  # the number that came with the last answer
         for store in self.stores:
-            self._listen(store._calls.transport._origins)
+            self._listen(store.executor.transport._origins)  # type: ignore[attr-defined]
+        model = Model()
+        for name, dim, optimizer, initializer in TABLES:
+            config = TableConfig.checked(
+                name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=initializer
+            )
+            model.follow(c.CreateTable(config), self.do(self.stores[0], c.CreateTable(config)))
+        self._created = model
 
     def _listen(self, origins: Any) -> None:
         knows = origins.knows
 
         def noting(context: Any) -> None:
-            self._last.command = context.command
+            self._last.number = context.command
             knows(context)
 
         origins.knows = noting
 
-    @property
-    def last_command(self) -> int:
-        """Of this thread."""
-        number: int = self._last.command
-        return number
-
-    def close(self) -> None:
-        for store in self.stores:
-            store.close()
-
-
-class Draws:
-    """Random commands."""
-
-    def __init__(self, seed: int, place: int) -> None:
-        self._rng = np.random.default_rng([seed, place])
-
-    def command(self) -> Command:
-        makers = (
-            *(self.update, self.pooled, self.several, self.ranks, self.assign, self.put_rows),
-            *(self.grow, self.rate, self.create, self.drop, self.update_passing),
-        )
-        return makers[self._rng.integers(len(makers))]()
-
-    def _table(self) -> tuple[str, dict[str, Any], Any]:
-        name = str(self._rng.choice(list(TABLES)))
-        most = 900 if name == "wide" and self._rng.random() < 0.4 else 60
-        return name, TABLES[name], zipf_keys(self._rng, ROWS, int(self._rng.integers(most)))
-
-    def _share(self) -> tuple[str, tuple[Any, Any]]:
-        name, table, keys = self._table()
-        if name == "wide" and self._rng.random() < 0.3:  # few of a Zipf's keys are left when unique
-            keys = self._rng.permutation(ROWS)[:700]
-        return name, (keys, values(self._rng, len(keys), table["dim"]))
-
-    def update(self) -> Command:
-        name, share = self._share()
-        rate = float(self._rng.random())
-        return on(name, "update", *share, learning_rate=rate, gradient_scale=0.5)
-
-    def pooled(self) -> Command:
-        name, table, keys = self._table()
-        offsets = cut_into_bags(self._rng, len(keys))
-        grads = values(self._rng, len(offsets) - 1, table["dim"])
-        return on(name, "update_pooled", keys, offsets, grads, "mean")
-
-    def several(self) -> Command:
-        shares = dict(self._share() for _ in range(3))
-        return Command(lambda store: store.update(shares))
-
-    def ranks(self) -> Command:
-        ranks = [dict([self._share()]) for _ in range(3)]
-        return Command(lambda store: store.update_ranks(ranks))
-
-    def assign(self) -> Command:
-        name, share = self._share()
-        return on(name, "assign", *share)
-
-    def put_rows(self) -> Command:
-        name, (keys, rows) = self._share()
-        width = TABLES[name]["optimizer"].state_dim(TABLES[name]["dim"])
-        return on(name, "put_rows", keys, rows, abs(values(self._rng, len(keys), width)), 2)
-
-    def grow(self) -> Command:
-        name, rows = self._table()[0], ROWS + int(self._rng.integers(100))
-        return on(name, "grow", rows, refusals=(InvalidArgumentError,))
-
-    def rate(self) -> Command:
-        name, rate = self._table()[0], float(self._rng.random())
-        return Command(lambda store: setattr(store.table(name), "learning_rate", rate))
-
-    def create(self) -> Command:
-        dim = self._dim()
-        return Command(
-            lambda store: store.create_table("passing", dim=dim, **PASSING), PASSING_ERRORS
-        )
-
-    def drop(self) -> Command:
-        return Command(lambda store: store.drop_table("passing"), PASSING_ERRORS)
-
-    def update_passing(self) -> Command:
-        keys = zipf_keys(self._rng, ROWS, 40)
-        shares = {"passing": (keys, values(self._rng, 40, self._dim()))}
-        return Command(lambda store: store.update(shares), PASSING_ERRORS)
-
-    def _dim(self) -> int:
-        return int(self._rng.integers(4, 6))
-
-
-def on(name: str, verb: str, *args: Any, refusals: Any = (), **options: Any) -> Command:
-    """Return a command of one table."""
-    return Command(lambda store: getattr(store.table(name), verb)(*args, **options), refusals)
-
-
-def creations() -> list[Command]:
-    return [
-        Command(lambda s, n=name, c=table: s.create_table(n, rows=ROWS, **c))
-        for name, table in TABLES.items()
-    ]
-
-
-class Run:
-    """Commands on a served store, with what each was acknowledged as."""
-
-    def __init__(self, clients: Clients, seed: int) -> None:
-        self.clients = clients
-        self.seed = seed
-        self.done: list[tuple[int, Command]] = []  # appended to by every thread
-        self.labels: list[tuple[int, str]] = []
-        """Checkpoints, with the command number that each holds."""
-
-    def do(self, store: Any, command: Command) -> None:
+    def do(self, store: Store, command: c.Command[Any]) -> Any:
+        """Have a client execute a command; note it, if it took a number or is a checkpoint."""
         try:
-            acknowledged = command.do(store)
-        except (*command.refusals, *NOT_KNOWN):
-            return
-        number = self.clients.last_command
-        self.done.append((number, command))
-        assert getattr(acknowledged, "command", number) == number
+            result = store.executor.execute(command)
+        except (*REFUSED, *NOT_KNOWN):
+            return None
+        if not isinstance(command, c.Lookup):
+            # A checkpoint has the number of the command before it.
+            order = isinstance(command, c.Checkpoint)
+            self.done.append((self._last.number, order, command, result))
+        return result
 
     def work(self, place: int) -> None:
-        draws, store = Draws(self.seed, place), self.clients.stores[place % CLIENTS]
+        """Do what one thread does."""
+        author, store = Author([self._seed, place], self._created), self.stores[place % CLIENTS]
         for step in range(COMMANDS):
-            self.do(store, draws.command())
-            assert store.lookup({"wide": np.arange(step, 600)})["wide"].shape[1] == WIDE
+            while not isinstance(command := author.next(), KINDS):
+                pass
+            self.do(store, command)
             if step % 20 == 5 * place:
-                self.checkpoint_or_restore(store, f"{place}-{step}")
+                kept = store.checkpoints()
+                label = f"{place}-{step}"
+                again = c.Restore(kept[0].label) if len(kept) > 1 else c.Checkpoint(label, {})
+                self.do(store, again)
 
-    def checkpoint_or_restore(self, store: Any, label: str) -> None:
-        kept = store.checkpoints()
-        if len(kept) > 1:
-            self.do(store, Command(Restore(kept[0].label), (CheckpointNotFoundError,)))
-            return
-        with suppress(*NOT_KNOWN):
-            self.labels.append((store.checkpoint(label).state.command, label))
-
-    def replay(self) -> ReferenceStore:
-        """Return a reference that was told all that was acknowledged, one after the other."""
-        reference, snapshots = ReferenceStore(), {}
-        for number, command in sorted(self.done, key=lambda d: d[0]):
-            assert reference.command_number == number - 1, "numbers are dense, and given once"
-            if isinstance(command.do, Restore):
-                reference.restore(snapshots[command.do.label])
-            else:
-                command.do(reference)
-            for label in [label for at, label in self.labels if at == number]:
-                snapshots[label] = reference.snapshot()
-        return reference
+    def replayed(self) -> Model:
+        """Return a model that was told all that was acknowledged, one after the other."""
+        model = Model()
+        for number, is_checkpoint, command, result in sorted(self.done, key=lambda d: d[:2]):
+            before = model.store.command_number
+            assert before == number - (not is_checkpoint), "numbers are dense, and given once"
+            model.follow(command, result)
+        return model
 
 
-class Restore(NamedTuple):
-    """To a label, of which the reference has a snapshot instead."""
+@pytest.mark.parametrize("settings", [{}, {"queue_calls_max": 1}], ids=["as it is", "that is busy"])
+def test_clients_at_once_do_what_their_commands_do_one_by_one(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The busy server refuses what finds another call waiting: clients send it again."""
+    monkeypatch.setattr("embstore_client.transport.UNARY_BYTES", 500)
+    monkeypatch.setattr("embstore_proto.frame.CHUNK_BYTES", 199)
 
-    label: str
-
-    def __call__(self, store: Any) -> int:
-        number: int = store.restore(self.label)
-        return number
-
-
-SERVERS = {
-    "as it is": {},
-    "that is busy": {"queue_calls_max": 1, "inflight_bytes_max": UNARY_BYTES * 4},
-}
-"""The second refuses whatever finds another call waiting: clients send it again."""
-
-
-@pytest.mark.parametrize("settings", SERVERS.values(), ids=SERVERS)
-def test_clients_at_once_do_what_their_commands_do_one_by_one(tmp_path, settings):
-    def open_store() -> embstore.Store:
+    def open_store() -> Store:
         return embstore.open(tmp_path, cache_bytes=4 << 20, checkpoints_keep=5)
 
     with Server(open_store, tmp_path, **settings) as server:
-        clients = Clients(server.address)
-        run = Run(clients, seed=len(settings))
-        for command in creations():
-            run.do(clients.stores[0], command)
+        run = Run(server.address, seed=len(settings))
         with ThreadPoolExecutor(CLIENTS * THREADS) as pool:
             list(pool.map(run.work, range(CLIENTS * THREADS)))
-        reference, store = run.replay(), clients.stores[1]
-        assert any(isinstance(command.do, Restore) for _, command in run.done)
-        assert reference.command_number == store.command > COMMANDS
-        assert store.tables() == reference.tables()
-        assert digests(store) == digests(reference)
+        model, store = run.replayed(), run.stores[1]
+        assert any(isinstance(command, c.Restore) for _, _, command, _ in run.done)
+        assert model.store.command_number == store.command > COMMANDS
+        assert digests(store) == model.digests()
         store.check_integrity()
-        clients.close()
-    with open_store() as store:
-        assert digests(store) == digests(reference)
+        for store in run.stores:
+            store.close()
+    with open_store() as reopened:
+        assert digests(reopened) == model.digests()
 
 
 def test_a_table_that_another_client_made_anew_is_seen_as_it_is(tmp_path):
@@ -284,3 +166,29 @@ def test_a_table_that_another_client_made_anew_is_seen_as_it_is(tmp_path):
                 first.update({"a": ([1], out[:1, :1])})
             with pytest.raises(TableNotFoundError, match="'a'"):
                 handle.lookup([1])
+
+
+def test_a_table_that_was_made_anew_is_found_whichever_thread_forgot_the_old_one(
+    server: Server, client: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both threads had its old id; one forgot it while the other's call was on its way."""
+    before = client.lookup({"ads": [1]})
+    config = server.store.table("ads").config
+    server.store.drop_table("ads")
+    server.store.create_table(
+        "ads",
+        dim=config.dim,
+        rows=config.rows,
+        optimizer=config.optimizer,
+        initializer=config.initializer,
+        seed=config.seed,
+    )
+    executor: Any = client.executor
+    send = executor.transport.send
+
+    def forgetting(*args: Any, **options: Any) -> Any:
+        executor._seen.pop("ads", None)
+        return send(*args, **options)
+
+    monkeypatch.setattr(executor.transport, "send", forgetting)
+    assert client.lookup({"ads": [1]})["ads"].shape == before["ads"].shape

@@ -1,6 +1,11 @@
-"""Every kernel has a CPU twin, <verb>.py beside <verb>.cu, and tests/kernels/test_<verb>.py."""
+"""kernels/ has pairs alone: a CPU kernel <verb>.py, its CUDA twin <verb>.cu, and tests of both."""
 
-from tests.style.sources import ROOT
+import ast
+import re
+
+import pytest
+
+from tests.style.sources import ROOT, parse
 
 KERNELS = ROOT / "embstore" / "kernels"
 TESTS = ROOT / "tests" / "kernels"
@@ -8,20 +13,34 @@ NO_VERBS = {
     "__init__",
     "sources",  # the text of all .cu files, which the tests of each of them have built
 }
+VERBS = sorted(
+    {path.stem for path in KERNELS.iterdir() if path.suffix in (".py", ".cu")} - NO_VERBS
+)
 
 
-def test_every_verb_has_a_test_file() -> None:
-    verbs = sorted({path.stem for path in KERNELS.iterdir() if path.suffix in (".py", ".cu")})
-    verbs = [verb for verb in verbs if verb not in NO_VERBS]
-    missing = [verb for verb in verbs if not (TESTS / f"test_{verb}.py").is_file()]
-    assert not missing, f"no tests/kernels/test_<verb>.py for {missing}"
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_twins_and_a_test_file(verb: str) -> None:
+    files = (KERNELS / f"{verb}.py", KERNELS / f"{verb}.cu", TESTS / f"test_{verb}.py")
+    assert not [str(path.relative_to(ROOT)) for path in files if not path.is_file()]
 
 
-def test_every_cuda_source_has_a_cpu_twin() -> None:
-    alone = [
-        path.name for path in sorted(KERNELS.glob("*.cu")) if not path.with_suffix(".py").is_file()
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_cuda_source_names_its_twin_and_every_kernel_of_it(verb: str) -> None:
+    source = (KERNELS / f"{verb}.cu").read_text(encoding="utf-8")
+    head = " ".join(line[2:].strip() for line in source.splitlines() if line.startswith("//"))
+    assert re.search(rf"[Tt]win: {verb}\.py\b", head), f"{verb}.cu does not name {verb}.py"
+    missing = [name for name in _kernels(verb) if not re.search(rf"\b{name}", source)]
+    assert not missing, f"{verb}.cu names none of {missing}"
+
+
+def _kernels(verb: str) -> list[str]:
+    """Return the functions of <verb>.py that are compiled to be called from Python."""
+    return [
+        node.name
+        for node in parse(KERNELS / f"{verb}.py").body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(d, ast.Name) and d.id == "kernel" for d in node.decorator_list)
     ]
-    assert not alone, f"no CPU twin (<verb>.py) beside {alone}"
 
 
 def test_kernels_lie_in_one_flat_folder() -> None:

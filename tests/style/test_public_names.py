@@ -13,10 +13,13 @@ from tests.style.sources import ROOT, parse
 
 def declared() -> dict[str, str]:
     """Return the names imported for type checkers, each with its module."""
-    return {
+    of_errors = {name: "embstore.errors" for name in vars(errors) if name.endswith("Error")}
+    return of_errors | {
         alias.asname or alias.name: str(node.module)
         for node in ast.walk(parse(ROOT / "embstore" / "__init__.py"))
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("embstore")
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).startswith("embstore.")
+        and node.module not in ("embstore.version", "embstore.errors")
         for alias in node.names
     }
 

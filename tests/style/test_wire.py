@@ -1,4 +1,4 @@
-"""The wire's map is complete: errors, verbs, generated code."""
+"""The wire's map is complete: errors, generated code."""
 
 import inspect
 import subprocess
@@ -10,8 +10,6 @@ from grpc import StatusCode
 
 from embstore import errors
 from embstore_proto.status import ANSWERS, ERROR_METADATA, answer_of, error_of, message_of
-from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import bulk, control, frequency, sessions
 from tests.style.sources import ROOT
 
 CLASSES = [
@@ -44,35 +42,6 @@ def test_a_long_message_fits_a_status() -> None:
     text = message_of(errors.InvalidArgumentError("x" * 100_000))
     assert len(text) < 3000
     assert "100000 characters" in text
-
-
-def test_every_method_has_a_handler_and_every_handler_a_method() -> None:
-    methods = set(pb.DESCRIPTOR.services_by_name["Embstore"].methods_by_name)
-    arrays = bulk.VERBS | sessions.BULK | frequency.BULK
-    streams = {f"{name}Stream" for name in arrays} | {
-        *(*sessions.READS, *frequency.DOCUMENTS, *frequency.FOLLOWED)
-    }
-    single = control.VERBS | sessions.CONTROL | frequency.CONTROL
-    assert methods == {"GetServerInfo", *single, *arrays, *streams}
-
-
-def test_control_verbs_have_the_messages_of_the_proto_file() -> None:
-    methods = pb.DESCRIPTOR.services_by_name["Embstore"].methods_by_name
-    for name, verb in (control.VERBS | sessions.CONTROL | frequency.CONTROL).items():
-        found = (methods[name].input_type, methods[name].output_type)
-        assert found == (verb.request.DESCRIPTOR, verb.reply.DESCRIPTOR)
-        assert verb.mutates == ("origin" in verb.request.DESCRIPTOR.fields_by_name)
-
-
-def test_every_reply_says_what_state_it_is_of() -> None:
-    for method in pb.DESCRIPTOR.services_by_name["Embstore"].methods:
-        reply = method.output_type
-        if reply.name == "Chunk":
-            continue
-        fields = reply.fields_by_name
-        if "header" in fields:
-            fields = fields["header"].message_type.fields_by_name
-        assert fields["context"].message_type is pb.Context.DESCRIPTOR, method.name
 
 
 def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:

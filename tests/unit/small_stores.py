@@ -55,22 +55,22 @@ def rows_of(keys, dim=4, version=0):
 
 
 def pool_of(table):
-    return table._engine.table(table._id, table.name).pool
+    return table._executor.tables.find(table.name, table.table_id).pool
 
 
 def storage_of(store):
-    return store._engine.storage
+    return store.executor.storage
 
 
 def settle(store):
     """Do every fold and compaction that is due, and check that none failed."""
-    storage_of(store).settle()
+    storage_of(store).merges.finish()
     assert storage_of(store).merges.failures == 0, storage_of(store).merges.error
 
 
 def resident_keys(table):
     """Return the caller's keys of the rows that are in the cache (of a store with one table)."""
-    keys = pool_of(table).slot_keys
+    keys = pool_of(table).slots.keys
     return set((keys[keys >= 0] & KEY_MASK).tolist())
 
 

@@ -3,16 +3,20 @@
 import numpy as np
 
 from embstore import Constant, Sgd
-from embstore.arrays import KEY_BITS, row_stride
+from embstore.arrays import KEY_BITS
 from embstore.config import TableConfig
-from embstore.kernels.records import pack, unpack
+from embstore.layout import Layout, record_bytes_of
 from embstore.results import TableEntry
-from embstore.storage.format import record_bytes
+from embstore.storage.records import pack, unpack
 from embstore.storage.storage import Storage
 from tests.unit.small_stores import UnsyncedFiles, small_limits
 
 STORE_ID = bytes(range(16))
 STRIDE = 4
+
+
+def layout_of(dim):
+    return Layout(dim, 0, "sgd")
 
 
 def rows_for(keys, version=0, stride=STRIDE):
@@ -28,7 +32,7 @@ def rows_for(keys, version=0, stride=STRIDE):
 def packed(keys, rows):
     """Return the records of rows, (n, words) uint64."""
     keys = np.asarray(keys, np.int64)
-    records = np.empty((len(keys), record_bytes(rows.shape[1]) // 8), np.uint64)
+    records = np.empty((len(keys), record_bytes_of(rows) // 8), np.uint64)
     pack(rows.view(np.uint64), np.arange(len(keys)), keys, records, 0, len(keys))
     return records
 
@@ -49,7 +53,7 @@ def same_rows(found, expected):
 
 
 def table_entry(table_id=0, dim=4, rows=1 << 40, t=0):
-    """Return a table whose rows are `row_stride(dim)` long."""
+    """Return a table of rows without state."""
     config = TableConfig.checked(
         f"t{table_id}", dim=dim, rows=rows, optimizer=Sgd(1.0), initializer=Constant(0.5)
     )
@@ -66,18 +70,20 @@ def open_storage(path, *, keep=2, files=None, **limits):
 def append(storage, keys, version=0, table_id=0, dim=4):
     """Log rows of one table."""
     row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
-    stride = row_stride(dim)
-    storage.reserve(len(row_keys), stride)
-    storage.append(row_keys, rows_for(row_keys, version, stride), np.arange(len(row_keys)))
+    layout = layout_of(dim)
+    storage.appender.reserve(len(row_keys), layout.record_bytes)
+    storage.appender.append(
+        row_keys, rows_for(row_keys, version, layout.stride), np.arange(len(row_keys))
+    )
 
 
 def versions(storage, keys, table_id=0, dim=4):
     """Return the stored version of each key of a table, -1 where none is stored."""
     row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
-    rows = np.zeros((len(row_keys), row_stride(dim)), np.float32)
+    rows = np.zeros((len(row_keys), layout_of(dim).stride), np.float32)
     found = np.empty(len(row_keys), np.uint8)
-    storage.read(row_keys, rows, found)
-    assert np.array_equal(storage.has(row_keys), found != 0)
+    storage.rows.read(row_keys, rows, found)
+    assert np.array_equal(storage.rows.has(row_keys), found != 0)
     words = rows.view(np.uint64)
     assert np.array_equal(words[found != 0, 0], row_keys[found != 0].view(np.uint64))
     return np.where(found != 0, words[:, 1].astype(np.int64), -1).tolist()
@@ -86,14 +92,14 @@ def versions(storage, keys, table_id=0, dim=4):
 def origins(storage, keys, table_id=0, dim=4):
     """Return where each key is stored: "log", "base" or "none"."""
     row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
-    rows = np.zeros((len(row_keys), row_stride(dim)), np.float32)
+    rows = np.zeros((len(row_keys), layout_of(dim).stride), np.float32)
     found = np.empty(len(row_keys), np.uint8)
-    storage.read(row_keys, rows, found)
+    storage.rows.read(row_keys, rows, found)
     return [("none", "log", "base")[place] for place in found]
 
 
 def settle(storage):
     """Do every merge that is due; none may fail."""
-    storage.settle()
+    storage.merges.finish()
     assert storage.merges.failures == 0, storage.merges.error
-    storage.check_integrity()
+    storage.log.check_integrity()

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 
+from embstore.cache.levels import RowLevels, levels_of
 from embstore.errors import StorageError
-from embstore.frequency.accesses import Accesses, TableAccess, at_rate, within
-from embstore.frequency.counter import KeyCounter
-from embstore.frequency.levels import RowLevels, levels_of
-from embstore.frequency.profile import TableProfile
-from embstore.frequency.recorder import Recorder
+from embstore.hotness.accesses import Accesses, TableAccess, at_rate, within
+from embstore.hotness.counter import KeyCounter
+from embstore.hotness.recorder import Recorder
+from embstore.profiles.profile import TableProfile
+from tests.unit.profile_samples import int64s
 from tests.unit.small_stores import UnsyncedFiles, generator, make_table, opened
-
-
-def int64s(*values):
-    return np.array(values, np.int64)
 
 
 def profile(keys, counts, rows=0, **given):
@@ -38,10 +35,10 @@ def test_a_copy_of_a_counter_stays_as_it_was_when_counting_goes_on():
 def test_a_table_that_was_not_asked_for_takes_no_memory():
     """Each table got a counter of 64 KiB when the store was closed."""
     accesses = Accesses(1.0)
-    before = accesses.facts()["memory_bytes"]
+    before = accesses.memory_bytes
     assert accesses.copied(5) is None
     assert accesses.table_profile(5, "a", 10).accesses == 0
-    assert accesses.facts()["memory_bytes"] == before
+    assert accesses.memory_bytes == before
 
 
 # Tables that go
@@ -68,7 +65,7 @@ def test_a_recorder_forgets_a_table_and_what_it_had_of_the_totals():
 
 
 def test_tables_made_and_dropped_without_end_do_not_end_a_recording(monkeypatch):
-    monkeypatch.setattr("embstore.frequency.recorder._TABLES_MAX", 2)
+    monkeypatch.setattr("embstore.hotness.recorder._TABLES_MAX", 2)
     recorder = Recorder()
     for i in range(10):
         recorder.record([("kept", int64s(i), None), (f"t{i}", int64s(1), None)])
@@ -83,7 +80,7 @@ def test_counts_of_rows_that_are_gone_are_cut():
     accesses.cut(3, "a", 100)
     found = accesses.table_profile(3, "a", 100)
     assert (found.keys.tolist(), found.accesses) == ([1], 2)
-    assert accesses.copied_trace()["tables"] == ()
+    assert accesses.recorder.copied()["tables"] == ()
 
 
 # Rates and rows

@@ -1,10 +1,12 @@
 """Files of profiles and hot sets: what is small and would take much is refused before it does.
 
-What such files are besides, cut, damaged or foreign, `test_profile.py` and `test_hotset.py` ask.
+Files that are cut, damaged or foreign are refused by name.
 """
 
 import io
 import os
+import pickle
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -13,11 +15,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError, StorageError
-from embstore.frequency import archive
-from embstore.frequency.hotset import HotSet
-from embstore.frequency.profile import Profile, TableProfile
+from embstore.profiles import archive
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile, TableProfile
+from tests.unit.profile_samples import archive_of, members_of, whole_profile
 
 
 def profile_of(**keys):
@@ -29,17 +34,6 @@ def profile_of(**keys):
 
 
 PROFILE = profile_of(a=[0, 1, 2], b=[1])
-
-
-def members_of(content):
-    with np.load(io.BytesIO(content)) as file:
-        return dict(file)
-
-
-def archive_of(members):
-    file = io.BytesIO()
-    np.savez(file, **members)
-    return file.getvalue()
 
 
 def refused(content, reason, kinds=(Profile, HotSet)):
@@ -89,6 +83,75 @@ def overlapping(count, member_bytes):
         found.append((name, line, len(body)))
     lines = [line + struct.pack("<L", len(body) - size) + name for name, line, size in found]
     return ended(body, lines)
+
+
+HOT_SET = HotSet({"a": np.array([0, 5, 2**39]), "b": np.empty(0, np.int64)}, 3, 17, 4096)
+each_kind = pytest.mark.parametrize("made", [whole_profile(), HOT_SET], ids=["profile", "hot set"])
+
+
+def refused_or_same(made, content):
+    """Say whether content is refused by the name of its file; else it means the same as before."""
+    try:
+        found = type(made).from_bytes(content, "some.file")
+    except InvalidArgumentError as exc:
+        assert str(exc).startswith("some.file: expected an embstore ")
+        return True
+    assert found.to_bytes() == made.to_bytes()
+    return False
+
+
+@each_kind
+def test_what_is_saved_is_loaded_and_replaces_what_was_there(made, tmp_path):
+    path = tmp_path / "some.file"
+    path.write_bytes(b"before")
+    made.save(str(path))
+    assert path.read_bytes() == made.to_bytes() == type(made).load(path).to_bytes()
+    assert [found.name for found in tmp_path.iterdir()] == ["some.file"]
+
+
+@each_kind
+def test_a_file_cut_anywhere_is_refused(made):
+    content = made.to_bytes()
+    assert all(refused_or_same(made, content[:length]) for length in range(len(content)))
+
+
+@each_kind
+def test_a_flipped_bit_is_refused_or_makes_no_difference(made):
+    """Some bytes of an archive say nothing, dates for example; those of arrays have a checksum."""
+    content, refusals = bytearray(made.to_bytes()), 0
+    random = np.random.default_rng(61)
+    for position in range(len(content)):
+        bit = 1 << int(random.integers(8))
+        content[position] ^= bit
+        refusals += refused_or_same(made, bytes(content))
+        content[position] ^= bit
+    assert refusals > len(content) / 2
+
+
+@each_kind
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_bytes_changed_at_random_are_refused_or_make_no_difference(made, data):
+    content = bytearray(made.to_bytes())
+    low = data.draw(st.integers(0, len(content)))
+    patch = data.draw(st.binary(max_size=40))
+    content[low : low + data.draw(st.sampled_from([len(patch), 0, 7]))] = patch
+    refused_or_same(made, bytes(content))
+
+
+@each_kind
+def test_a_file_of_something_else_is_refused_by_its_name(made, tmp_path):
+    path = tmp_path / "a"
+    other = HOT_SET if isinstance(made, Profile) else PROFILE
+    others = (b"", b"PK", b"\x00" * 1000, b"1\t2\t3\n" * 50, pickle.dumps({}), other.to_bytes())
+    for wrong in (tmp_path / "none", tmp_path, *others):
+        if isinstance(wrong, bytes):
+            path.write_bytes(wrong)
+            wrong = path
+        with pytest.raises(
+            InvalidArgumentError, match=f"^{re.escape(str(wrong))}: expected an emb"
+        ):
+            type(made).load(wrong)
 
 
 def test_arrays_are_read_one_at_a_time_and_only_those_of_the_header():

@@ -4,68 +4,13 @@ import hashlib
 import struct
 
 import numpy as np
-import pytest
 
-from embstore.arithmetic import (
-    BLOCK_KEYS,
-    apply_update,
-    initial_rows,
-    initial_state,
-    leaf,
-    root,
-    sum_by_key,
-    unique,
-    update_scalars,
-)
-from embstore.config import RowWiseAdagrad, Sgd, TableConfig, Uniform
-
-G = (np.arange(1, 13).astype(np.float32) * np.float32(0.1)).reshape(3, 4)
-IDENTITIES = {
-    "sgd": b'{"dim":4,"dtypes":{"weights":"float32"},"initializer":{"high":0.1,"kind":"uniform",'
-    b'"low":-0.1},"key_space":"dense","name":"v","optimizer":{"kind":"sgd"},"seed":7}',
-    "rowwise_adagrad": b'{"dim":4,"dtypes":{"state":"float32","weights":"float32"},"initializer":'
-    b'{"high":0.1,"kind":"uniform","low":-0.1},"key_space":"dense","name":"v","optimizer":'
-    b'{"epsilon":1e-08,"initial_accumulator":0.0,"kind":"rowwise_adagrad"},"seed":7}',
-}
-DIGESTS = {
-    "sgd": "c099f16ab0b1b6b8bd9520e0380e272527408843f4ff45b731116709fd975235",
-    "rowwise_adagrad": "ba995de3753d3c3d56e4c1fbdaeff2ce0747166c48502bf1cf458cf827fa059b",
-}
+from embstore.arithmetic import BLOCK_KEYS, leaf, root
+from tests.unit.plain import fp32
 
 
 def blake(content):
     return hashlib.blake2b(content, digest_size=32).digest()
-
-
-def fp32(*values):
-    return np.array(values, np.float32)
-
-
-def updated_rows(optimizer):
-    """Keys 0 and 2 after the two updates of rule 4's vector."""
-    keys = np.array([0, 2])
-    weights = initial_rows(Uniform(-0.1, 0.1), 7, keys, 4)
-    state = initial_state(optimizer, 4, 2)
-    for t, named, gradients in ((1, [2, 0, 2], G), (2, [2], G[:1])):
-        unique_keys, inverse = unique(np.array(named))
-        places = unique_keys // 2
-        rows, own_state = weights[places], state[places]
-        scalars = update_scalars(optimizer, t, optimizer.learning_rate, 4)
-        sums = sum_by_key(inverse, len(unique_keys), gradients)
-        apply_update(optimizer.kind, rows, own_state, sums, scalars)
-        weights[places], state[places] = rows, own_state
-    return keys, weights, state
-
-
-@pytest.mark.parametrize("optimizer", [Sgd(0.05), RowWiseAdagrad(0.05)], ids=lambda o: o.kind)
-def test_digest_gives_the_contract_vectors(optimizer):
-    config = TableConfig.checked(
-        "v", dim=4, rows=3, optimizer=optimizer, initializer=Uniform(-0.1, 0.1), seed=7
-    )
-    assert config.identity_json() == IDENTITIES[optimizer.kind]
-    leaves = np.frombuffer(leaf(*updated_rows(optimizer)), np.uint8)[None]
-    found = root(config.identity_json(), 2, np.array([0], np.uint64), leaves)
-    assert found == DIGESTS[optimizer.kind]
 
 
 def test_leaf_packs_key_weights_and_state_row_by_row():

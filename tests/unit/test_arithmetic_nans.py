@@ -1,8 +1,9 @@
-"""Rule 1: the canonical NaN."""
+"""Rule 1: the canonical NaN, of arithmetic and reference."""
 
 import numpy as np
 
 from embstore.arithmetic import CANONICAL_NAN, canonicalize_nans
+from tests import reference
 
 
 def test_every_nan_gets_the_canonical_bits_and_nothing_else_changes():
@@ -12,8 +13,10 @@ def test_every_nan_gets_the_canonical_bits_and_nothing_else_changes():
     )
     bits = np.concatenate([bits, np.array([0x80000000, 0, 1, 0x80000001], np.uint32)])
     rows = bits.view(np.float32).copy()
+    by_reference = reference.canonical(rows)
     canonicalize_nans(rows)
-    assert rows.view(np.uint32).tolist() == [0x7FC00000] * 5 + bits[5:].tolist()
+    for found in (rows, by_reference):
+        assert found.view(np.uint32).tolist() == [0x7FC00000] * 5 + bits[5:].tolist()
 
 
 def test_views_and_empty_rows_are_taken():

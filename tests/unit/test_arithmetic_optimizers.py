@@ -1,139 +1,74 @@
-"""Rule 4: one update; rule 6 with the scale; the canonical NaN of rule 1."""
-
-import math
+"""Rule 4: one update, by arithmetic and by the reference; rule 1's NaN; rule 6's scale."""
 
 import numpy as np
 import pytest
 
-from embstore.arithmetic import (
-    add_ranks,
-    apply_update,
-    initial_rows,
-    initial_state,
-    power,
-    scale_sums,
-    sum_by_key,
-    unique,
-    update_scalars,
-)
-from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd, Uniform
+from embstore.arithmetic import apply_update, initial_state, scale_sums, update_scalars
+from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
+from embstore.optimizers import power
+from tests import reference
+from tests.unit import plain
+from tests.unit.plain import bits, fp32, random_rows
 
 DIMS = (1, 7, 13, 33, 4096)
-G = (np.arange(1, 13).astype(np.float32) * np.float32(0.1)).reshape(3, 4)
 OPTIMIZERS = [
     Sgd(0.05),
     Adagrad(0.05, initial_accumulator=0.1),
     RowWiseAdagrad(0.05, initial_accumulator=0.1),
     Adam(0.01),
 ]
-each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
+LARGE_EPSILON = [Adagrad(0.05, 0.3), RowWiseAdagrad(0.05, 0.3), Adam(0.01, epsilon=0.3)]
+"""Beside which its own rounding shows."""
 
 
-def hexes(row):
-    return " ".join(f"{bits:08x}" for bits in row.view(np.uint32))
+def each(optimizers):
+    return pytest.mark.parametrize("optimizer", optimizers, ids=lambda o: o.kind)
 
 
-def bits(values):
-    return np.ascontiguousarray(values).view(np.uint32).tolist()
+each_optimizer = each(OPTIMIZERS)
 
 
-def fp32(*values):
-    return np.array(values, np.float32)
+def by_arithmetic(optimizer, rate, t, weights, state, g):
+    weights, state = weights.copy(), state.copy()
+    apply_update(optimizer.kind, weights, state, g, update_scalars(optimizer, t, rate, g.shape[1]))
+    return weights, state
 
 
-class PlainTable:
-    """Rows 0 to 2 of the contract's vectors, and the smallest update call there is."""
-
-    def __init__(self, optimizer):
-        self.optimizer, self.t = optimizer, 0
-        self.weights = initial_rows(Uniform(-0.1, 0.1), 7, np.arange(3), 4)
-        self.state = initial_state(optimizer, 4, 3)
-
-    def update(self, keys, gradients, scale=1.0):
-        unique_keys, inverse = unique(np.array(keys))
-        self.apply(unique_keys, sum_by_key(inverse, len(unique_keys), gradients), scale)
-
-    def apply(self, keys, sums, scale=1.0):
-        self.t += 1
-        weights, state = self.weights[keys], self.state[keys]
-        scalars = update_scalars(self.optimizer, self.t, self.optimizer.learning_rate, 4)
-        apply_update(self.optimizer.kind, weights, state, scale_sums(sums, scale), scalars)
-        self.weights[keys], self.state[keys] = weights, state
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "row"),
-    [
-        (Sgd(0.05), "be1d79cf be2c594d bcc0420c bcf7ec03"),
-        (Adagrad(0.05, 1e-8), "be1d734e be20493a 3a8a3920 3bf9578e"),
-        (RowWiseAdagrad(0.05, 1e-8), "be0fc557 be1ad8e3 bb2ef974 bbbca65e"),
-        (Adam(0.01, 0.9, 0.999, 1e-8), "bdedf6a4 bdeddc34 3d31d887 3d52a866"),
-    ],
-    ids=lambda value: getattr(value, "kind", ""),
-)
-def test_two_updates_give_the_contract_vectors(optimizer, row):
-    table = PlainTable(optimizer)
-    table.update([2, 0, 2], G)
-    table.update([2], G[:1])
-    assert hexes(table.weights[2]) == row
-
-
-def test_scale_gives_the_contract_vector():
-    table = PlainTable(Sgd(0.05))
-    table.update([2, 0, 2], G, scale=1 / 3)
-    assert hexes(table.weights[2]) == "bdec71ea bdf24c32 3d1c752c 3d306992"
-
-
-def test_ranks_give_the_contract_vector():
-    table = PlainTable(Sgd(0.05))
-    shares = [
-        (np.array([2, 0]), G[:2]),
-        (np.array([1]), G[:1]),
-        (np.array([2]), G[2:]),
+def by_reference(optimizer, rate, t, weights, state, g):
+    rows = [
+        reference.apply_update(optimizer, rate, t, reference.Row(w, s), y)
+        for w, s, y in zip(weights, state, g, strict=True)
     ]
-    table.apply(np.arange(3), add_ranks(3, shares), scale=0.25)
-    assert [hexes(row) for row in table.weights] == [
-        "3dad672a 3d2e3464 bdaff3f5 bdbe31ce",
-        "bca2ad19 3d67a81d bd8e1c7c 3db14c0c",
-        "bde3e962 bde80ec1 3d3459dd 3d4bb814",
-    ]
+    weights, state = (np.array(part).reshape(len(rows), -1) for part in zip(*rows, strict=True))
+    return weights, state
+
+
+@pytest.fixture(params=[by_arithmetic, by_reference], ids=["arithmetic", "reference"])
+def update(request):
+    return request.param
 
 
 # Host scalars
 
 
-def test_power_is_square_and_multiply():
-    assert power(0.999, 0) == 1.0
-    assert power(0.9, 3) == 0.9 * (0.9 * 0.9)
-    assert power(0.9, 5) == 0.9 * ((0.9 * 0.9) * (0.9 * 0.9))
-    assert power(0.0, 1) == 0.0
-    assert power(0.999, 2**60) == 0.0
+@pytest.mark.parametrize("square_and_multiply", [power, reference.power])
+def test_power_is_square_and_multiply(square_and_multiply):
+    assert square_and_multiply(0.999, 0) == 1.0
+    assert square_and_multiply(0.9, 3) == 0.9 * (0.9 * 0.9)
+    assert square_and_multiply(0.9, 5) == 0.9 * ((0.9 * 0.9) * (0.9 * 0.9))
+    assert square_and_multiply(0.0, 1) == 0.0
+    assert square_and_multiply(0.999, 2**60) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "expected"),
-    [
-        (Sgd(1.0), [0.1]),
-        (Adagrad(1.0, 1e-7), [0.1, 1e-7]),
-        (RowWiseAdagrad(1.0, 1e-7), [0.1, 1e-7, 33]),
-    ],
-    ids=lambda value: getattr(value, "kind", ""),
-)
-def test_scalars_are_the_given_rate_then_fixed_parameters(optimizer, expected):
-    scalars = update_scalars(optimizer, 5, 0.1, 33)
+@each([*OPTIMIZERS, *LARGE_EPSILON])
+@pytest.mark.parametrize("t", [1, 2, 7, 1000, 10**7])
+def test_scalars_are_computed_in_float64_and_rounded_once(optimizer, t):
+    scalars = update_scalars(optimizer, t, 0.1, 33)
+    expected = plain.scalars(optimizer, t, 0.1, 33)
     assert (scalars.shape, scalars.dtype) == ((8,), np.float32)
     assert bits(scalars) == bits(fp32(*expected, *[0] * (8 - len(expected))))
-
-
-@pytest.mark.parametrize("t", [1, 2, 7, 1000, 10**7])
-def test_adam_scalars_are_float64_rounded_once(t):
-    scalars = update_scalars(Adam(1.0, 0.9, 0.999, 1e-6), t, 0.01, 4)
-    root = math.sqrt(1.0 - power(0.999, t))
-    lr_t = 0.01 * root / (1.0 - power(0.9, t))
-    expected = [lr_t, 1e-6 * root, 0.9, 1.0 - 0.9, 0.999, 1.0 - 0.999, 0, 0]
-    assert bits(scalars) == bits(fp32(*expected))
-    # 1 - b2 from fp32 operands would be another number.
-    assert scalars[5] != np.float32(1) - np.float32(0.999)
+    if optimizer.kind == "adam":  # 1 - b2 from fp32 operands would be another number
+        assert scalars[5] != np.float32(1) - np.float32(0.999)
 
 
 def test_adam_without_memory_has_no_correction():
@@ -145,85 +80,24 @@ def test_a_rate_beyond_fp32_is_infinite_without_a_warning():
     assert np.isinf(scalars[0])
 
 
-# The formulas, against Python floats rounded to fp32 after every operation. Both operands fit 24
-# bits, so the float64 result rounded again is the correctly rounded fp32 one.
+# The formulas
 
 
-def rounded(value):
-    return float(np.float32(value))
-
-
-def plain_sum_over_dim(row):
-    partials = [0.0] * 32
-    for d, value in enumerate(row):
-        partials[d % 32] = rounded(partials[d % 32] + value)
-    for half in (16, 8, 4, 2, 1):
-        partials = [rounded(partials[i] + partials[i + half]) for i in range(half)]
-    return partials[0]
-
-
-def plain_sgd(w, state, g, lr):
-    return [rounded(x - rounded(lr * y)) for x, y in zip(w, g, strict=True)], []
-
-
-def plain_adagrad(w, state, g, lr, eps):
-    s = [rounded(x + rounded(y * y)) for x, y in zip(state, g, strict=True)]
-    steps = [
-        rounded(rounded(lr * y) / rounded(rounded(math.sqrt(x)) + eps))
-        for x, y in zip(s, g, strict=True)
-    ]
-    return [rounded(x - step) for x, step in zip(w, steps, strict=True)], s
-
-
-def plain_rowwise_adagrad(w, state, g, lr, eps, dim):
-    mean = rounded(plain_sum_over_dim([rounded(y * y) for y in g]) / dim)
-    s = rounded(state[0] + mean)
-    rate = rounded(lr / rounded(rounded(math.sqrt(s)) + eps))
-    return [rounded(x - rounded(rate * y)) for x, y in zip(w, g, strict=True)], [s]
-
-
-def plain_adam(w, state, g, lr, eps, b1, c1, b2, c2):
-    dim = len(w)
-    m = [rounded(rounded(b1 * x) + rounded(c1 * y)) for x, y in zip(state[:dim], g, strict=True)]
-    v = [
-        rounded(rounded(b2 * x) + rounded(rounded(c2 * y) * y))
-        for x, y in zip(state[dim:], g, strict=True)
-    ]
-    steps = [
-        rounded(rounded(lr * x) / rounded(rounded(math.sqrt(y)) + eps))
-        for x, y in zip(m, v, strict=True)
-    ]
-    return [rounded(x - step) for x, step in zip(w, steps, strict=True)], m + v
-
-
-PLAIN = {
-    "sgd": (plain_sgd, 1),
-    "adagrad": (plain_adagrad, 2),
-    "rowwise_adagrad": (plain_rowwise_adagrad, 3),
-    "adam": (plain_adam, 6),
-}
-
-
-def random_rows(rng, n, dim):
-    return (rng.standard_normal((n, dim)) * 10.0 ** rng.integers(-3, 3, (n, dim))).astype("f4")
-
-
-@each_optimizer
+@each([*OPTIMIZERS, *LARGE_EPSILON])
 @pytest.mark.parametrize("dim", DIMS)
-def test_update_rounds_every_operation(optimizer, dim):
+def test_update_rounds_every_operation(update, optimizer, dim):
     rng = np.random.default_rng(dim)
     n = 1 if dim == 4096 else 4
     weights, state = random_rows(rng, n, dim), initial_state(optimizer, dim, n)
-    plain, used = PLAIN[optimizer.kind]
     for t in (1, 2, 3):
-        g = random_rows(rng, n, dim)
+        g, rate = random_rows(rng, n, dim), float(rng.random() + 0.001)
         g.reshape(-1)[:: max(3, dim // 2)] = rng.choice(fp32(0.0, -0.0, 1e-45, -1e-30))
-        scalars = update_scalars(optimizer, t, optimizer.learning_rate, dim)
+        scalars = plain.scalars(optimizer, t, rate, dim)
         expected = [
-            plain(w, s, y, *scalars[:used].tolist())
+            plain.UPDATES[optimizer.kind](w, s, y, *scalars)
             for w, s, y in zip(weights.tolist(), state.tolist(), g.tolist(), strict=True)
         ]
-        apply_update(optimizer.kind, weights, state, g, scalars)
+        weights, state = update(optimizer, rate, t, weights, state, g)
         assert bits(weights) == bits(fp32(*[w for w, _ in expected]))
         assert bits(state) == bits(fp32(*[s for _, s in expected]).reshape(state.shape))
 
@@ -234,11 +108,27 @@ def test_update_works_on_views_of_row_records(optimizer):
     rng = np.random.default_rng(1)
     records, g = random_rows(rng, 3, dim + state_dim + 2), random_rows(rng, 3, dim)
     records[:, dim:] = 0.5
-    weights, state = records[:, :dim].copy(), records[:, dim : dim + state_dim].copy()
+    weights, state = by_arithmetic(
+        optimizer, 0.1, 1, records[:, :dim], records[:, dim : dim + state_dim], g
+    )
     scalars = update_scalars(optimizer, 1, 0.1, dim)
-    apply_update(optimizer.kind, weights, state, g, scalars)
     apply_update(optimizer.kind, records[:, :dim], records[:, dim : dim + state_dim], g, scalars)
     assert bits(records) == bits(np.hstack([weights, state, np.full((3, 2), 0.5, "f4")]))
+
+
+@each_optimizer
+def test_many_rows_are_updated_as_one_is(optimizer):
+    """So many that the formulas take them in several blocks."""
+    n, dim = 40, 4096
+    rng = np.random.default_rng(2)
+    weights, g = random_rows(rng, n, dim), random_rows(rng, n, dim)
+    state, scalars = initial_state(optimizer, dim, n), update_scalars(optimizer, 1, 0.1, dim)
+    wanted = weights.copy(), state.copy()
+    for i in range(n):
+        row = slice(i, i + 1)
+        apply_update(optimizer.kind, wanted[0][row], wanted[1][row], g[row], scalars)
+    apply_update(optimizer.kind, weights, state, g, scalars)
+    assert (bits(weights), bits(state)) == (bits(wanted[0]), bits(wanted[1]))
 
 
 @each_optimizer
@@ -257,10 +147,9 @@ def test_update_leaves_gradients_and_scalars_alone(optimizer):
 
 
 @each_optimizer
-def test_a_zero_gradient_takes_no_shortcut(optimizer):
+def test_a_zero_gradient_takes_no_shortcut(update, optimizer):
     weights, state = np.full((2, 1), -0.0, np.float32), initial_state(optimizer, 1, 2)
-    g = fp32((0.0,), (-0.0,))
-    apply_update(optimizer.kind, weights, state, g, update_scalars(optimizer, 1, 0.1, 1))
+    weights, _ = update(optimizer, 0.1, 1, weights, state, fp32((0.0,), (-0.0,)))
     if optimizer.kind == "adam":
         # m = b1*0 + (1-b1)*-0 is 0.0 + -0.0 = 0.0: the sign is lost in m, not in w.
         assert bits(weights) == [[0x80000000], [0x80000000]]
@@ -268,33 +157,29 @@ def test_a_zero_gradient_takes_no_shortcut(optimizer):
         assert bits(weights) == [[0x80000000], [0]]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS[:3], ids=lambda o: o.kind)
-def test_a_zero_rate_takes_no_shortcut(optimizer):
+@each(OPTIMIZERS[:3])
+def test_a_zero_rate_takes_no_shortcut(update, optimizer):
     weights, state = np.full((2, 1), -0.0, np.float32), initial_state(optimizer, 1, 2)
-    g = fp32((2.0,), (-2.0,))
-    apply_update(optimizer.kind, weights, state, g, update_scalars(optimizer, 1, 0.0, 1))
+    weights, _ = update(optimizer, 0.0, 1, weights, state, fp32((2.0,), (-2.0,)))
     assert bits(weights) == [[0x80000000], [0]]
 
 
-def test_denormals_are_kept_in_weights_and_state():
-    weights, state = np.zeros((1, 1), np.float32), np.zeros((1, 0), np.float32)
-    apply_update("sgd", weights, state, fp32((-1e-45,)), update_scalars(Sgd(1), 1, 1.0, 1))
+def test_denormals_are_kept_in_weights_and_state(update):
+    zero, none = np.zeros((1, 1), np.float32), np.zeros((1, 0), np.float32)
+    weights, _ = update(Sgd(1), 1.0, 1, zero, none, fp32((-1e-45,)))
     assert bits(weights) == [[1]]
-    weights, state = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
-    scalars = update_scalars(Adagrad(1.0), 1, 1.0, 1)
-    apply_update("adagrad", weights, state, fp32((1e-22,)), scalars)
+    _, state = update(Adagrad(1.0), 1.0, 1, zero, zero, fp32((1e-22,)))
     assert bits(state) == [[int(np.float32(1e-22 * 1e-22).view(np.uint32))]] != [[0]]
 
 
 @each_optimizer
-def test_nans_become_canonical(optimizer):
+def test_nans_become_canonical(update, optimizer):
     dim = 3
     weights, state = np.ones((2, dim), np.float32), initial_state(optimizer, dim, 2)
     weights.view(np.uint32)[0, 0] = 0xFFC12345
     state.view(np.uint32)[0] = 0xFFF00001
     weights[1] = np.inf
-    g = np.full((2, dim), 1e10, np.float32)
-    apply_update(optimizer.kind, weights, state, g, update_scalars(optimizer, 1, 3e38, dim))
+    weights, state = update(optimizer, 3e38, 1, weights, state, np.full((2, dim), 1e10, np.float32))
     assert np.isnan(weights[0, 0])
     for rows in (weights, state):
         assert set(rows[np.isnan(rows)].view(np.uint32).tolist()) <= {0x7FC00000}
@@ -302,10 +187,9 @@ def test_nans_become_canonical(optimizer):
         assert bits(weights[1]) == [0x7FC00000] * dim  # inf - inf
 
 
-def test_a_negative_accumulator_gives_a_canonical_nan():
+def test_a_negative_accumulator_gives_a_canonical_nan(update):
     weights, state = np.ones((1, 1), np.float32), np.full((1, 1), -4, np.float32)
-    scalars = update_scalars(Adagrad(1.0), 1, 1.0, 1)
-    apply_update("adagrad", weights, state, fp32((1.0,)), scalars)
+    weights, state = update(Adagrad(1.0), 1.0, 1, weights, state, fp32((1.0,)))
     assert bits(weights) == [[0x7FC00000]]
     assert state[0, 0] == -3
 

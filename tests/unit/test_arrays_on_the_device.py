@@ -16,7 +16,7 @@ class Exported:
     """An array in the device's memory, as another library shows it."""
 
     def __init__(self, device, array):
-        self.d_array = device.upload(array)
+        self.d_array = device.memory.upload(array)
         shape = array.shape
         self.__cuda_array_interface__ = {
             "shape": shape,
@@ -38,14 +38,14 @@ def store(tmp_path):
 
 
 def test_lookups_and_updates_give_the_same_bits(store):
-    rng, device = np.random.default_rng(SEED), store._engine.device
+    rng, device = np.random.default_rng(SEED), store.executor.device
     for _ in range(5):
         keys = rng.integers(0, ROWS, KEYS)
         grads = rng.standard_normal((KEYS, DIM)).astype(np.float32)
         expected = store.table("host").lookup(keys)
         out = Exported(device, np.zeros((KEYS, DIM), np.float32))
         assert store.table("device").lookup(Exported(device, keys), out=out) is out
-        assert np.array_equal(device.download(out.d_array), expected)
+        assert np.array_equal(device.memory.download(out.d_array), expected)
         store.table("host").update(keys, grads)
         store.table("device").update(Exported(device, keys), Exported(device, grads))
     host, other = (store.table(name).lookup(np.arange(ROWS)) for name in ("host", "device"))
@@ -53,11 +53,11 @@ def test_lookups_and_updates_give_the_same_bits(store):
 
 
 def test_one_call_may_mix_both(store):
-    device, keys = store._engine.device, np.arange(100)
+    device, keys = store.executor.device, np.arange(100)
     out = Exported(device, np.zeros((100, DIM), np.float32))
     found = store.lookup({"host": keys, "device": Exported(device, keys)}, out={"device": out})
     assert found["device"] is out
-    assert np.array_equal(found["host"], device.download(out.d_array))
+    assert np.array_equal(found["host"], device.memory.download(out.d_array))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_one_call_may_mix_both(store):
     ],
 )
 def test_wrong_arrays_are_refused_and_change_nothing(store, keys, grads, message):
-    device, table = store._engine.device, store.table("device")
+    device, table = store.executor.device, store.table("device")
     before = table.digest()
     with pytest.raises(InvalidArgumentError, match=message):
         table.update(Exported(device, keys), Exported(device, grads))
@@ -82,7 +82,7 @@ def test_wrong_arrays_are_refused_and_change_nothing(store, keys, grads, message
 
 def test_keys_on_the_device_need_an_out(store):
     with pytest.raises(InvalidArgumentError, match="out"):
-        store.table("device").lookup(Exported(store._engine.device, np.arange(3)))
+        store.table("device").lookup(Exported(store.executor.device, np.arange(3)))
 
 
 class RequiresGrad:
@@ -99,7 +99,7 @@ def test_an_array_that_its_library_does_not_show_is_refused(store):
 
 
 def test_an_output_that_may_not_be_written_or_is_not_aligned_is_refused(store):
-    device, keys = store._engine.device, np.arange(3)
+    device, keys = store.executor.device, np.arange(3)
     for address, is_read_only in ((0, True), (2, False)):
         out = Exported(device, np.zeros((3, DIM), np.float32))
         begin = out.__cuda_array_interface__["data"][0]

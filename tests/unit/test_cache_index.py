@@ -5,6 +5,8 @@ import numpy as np
 from embstore.arrays import EMPTY_KEY
 from embstore.cache.index import SlotIndex
 from embstore.device.cpu import CpuDevice
+from embstore.device.cpu_keys import CpuKeys
+from embstore.layout import Layout
 from tests.unit.small_stores import generator
 
 SEED = 89
@@ -15,9 +17,9 @@ class Slots:
 
     def __init__(self, count, device=None):
         self.device = device or CpuDevice(1)
-        self.memory = self.device.allocate_slots(4)
-        self.device.reserve_slots(self.memory, 0, count, count)
-        self.device.add_slots(self.memory, 0, count)
+        self.memory = self.device.memory.allocate_slots(Layout(4, 0, "sgd"))
+        self.device.memory.reserve_slots(self.memory, 0, count, count)
+        self.device.memory.add_slots(self.memory, 0, count)
         self.index = SlotIndex(self.device)
 
     @property
@@ -28,16 +30,16 @@ class Slots:
         self.index.grow(capacity, self.memory, len(self.keys))
 
     def put(self, keys, slots):
-        self.device.place_keys(self.memory, slots, keys)
+        self.device.slots.place_keys(self.memory, slots, keys, 0)
         self.index.insert(keys, slots, self.memory, len(self.keys))
 
     def clear(self, slots):
         self.index.erase(self.keys[slots].copy())
-        self.device.clear_slots(self.memory, slots)
+        self.device.slots.clear_slots(self.memory, slots)
 
     def find(self, keys):
         found = np.empty(len(keys), np.int64)
-        absent = self.device.find(self.index.arrays, keys, found)
+        absent = self.device.keys.find(self.index.arrays, keys, found)
         assert absent == np.count_nonzero(found == -1)
         return found
 
@@ -75,20 +77,10 @@ def test_growing_keeps_what_is_in_it():
     assert np.array_equal(slots_of.find(np.arange(5_000) * 7), np.arange(5_000))
 
 
-def test_bytes_for_more_slots_is_what_growing_takes():
-    slots_of = Slots(1_000)
-    announced = slots_of.index.bytes_for(1_000)
-    slots_of.grow(1_000)
-    assert slots_of.index.memory_bytes == announced
-    assert slots_of.index.bytes_for(10) == announced, "an index never shrinks"
+class FullStash(CpuKeys):
+    """The keys of a device whose index refuses insertions, as a full stash does."""
 
-
-class FullStash(CpuDevice):
-    """A device whose index refuses its first insertions, as a full stash does."""
-
-    def __init__(self, refusals):
-        super().__init__(1)
-        self.refusals = refusals
+    refusals = 0
 
     def insert(self, index, keys, slots):
         if self.refusals:
@@ -99,10 +91,11 @@ class FullStash(CpuDevice):
 
 
 def test_a_full_stash_makes_a_larger_index_of_the_slots():
-    slots_of = Slots(50, FullStash(refusals=3))
-    slots_of.device.refusals = 0
+    device = CpuDevice(1)
+    device.keys = FullStash(device.work)
+    slots_of = Slots(50, device)
     slots_of.grow(50)
-    slots_of.device.refusals = 3
+    device.keys.refusals = 3
     slots = np.arange(40)
     slots_of.put(slots + 1_000, slots)
     assert slots_of.index.capacity > 50

@@ -1,7 +1,8 @@
 """LRU and LFU against an exact simulation: what hits, what leaves, and that fame fades.
 
-The simulation is the definition of embstore/cache/policy.py over arrays by key. One call touches
-its unique keys at one time; then the rows of lowest score make room for those that were absent.
+The simulation is the definition of embstore/cache/policies.py and scores.py over arrays by key. One
+call touches its unique keys at one time; then the rows of lowest score make room for those that
+were absent.
 
     lru   score = clock of the last touch
     lfu   score = (count, clock), the count that of touches since the row came; one that comes to a
@@ -16,7 +17,6 @@ from tests.unit.small_stores import (
     make_table,
     opened,
     pool_figures,
-    pool_of,
     resident_keys,
     show,
 )
@@ -132,7 +132,7 @@ def test_hit_rates_are_those_of_the_exact_policy(tmp_path, trace, policy):
 
 
 def test_lru_evicts_no_row_that_is_younger_than_one_that_stays(tmp_path):
-    """Whichever of equally old rows leaves: policy.py calls its queue exact."""
+    """Whichever of equally old rows leaves: scores.py calls its queue exact."""
     with opened(tmp_path, cache_bytes=CACHE_BYTES, policy="lru") as store:
         table = make_table(store, rows=ROWS)
         last, before = np.full(ROWS, ABSENT), set()
@@ -150,18 +150,6 @@ def test_lru_evicts_no_row_that_is_younger_than_one_that_stays(tmp_path):
                     f"call {last[stayed].min()}, the last use of a row that stays"
                 )
             before = now
-
-
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_a_row_of_the_running_call_is_no_victim(tmp_path, policy):
-    with opened(tmp_path, cache_bytes=CACHE_BYTES, policy=policy) as store:
-        table = make_table(store, rows=ROWS)
-        rng, slots = generator(SEED), len(pool_of(table).memory.keys)
-        for _ in range(60):
-            keys = rng.choice(ROWS, int(rng.integers(1, slots // 2)), replace=False)
-            table.lookup(keys)
-            assert set(keys.tolist()) <= resident_keys(table)
-        store.check_integrity()
 
 
 def hits_of(table, store, keys):
@@ -184,33 +172,3 @@ def test_a_set_that_was_hot_leaves(tmp_path, policy):
         assert pool_figures(store)["slots"] < 1_900
         assert hits_of(table, store, new) == len(new)
         assert hits_of(table, store, old) == 0
-
-
-def test_a_hot_set_outlives_a_scan_under_lfu_alone(tmp_path):
-    """What LFU is for: rows used often survive many rows used once."""
-    survivors = {}
-    for policy in ("lru", "lfu"):
-        with opened(tmp_path / policy, cache_bytes=CACHE_BYTES, policy=policy) as store:
-            table = make_table(store, rows=ROWS)
-            hot = np.arange(700)
-            for _ in range(20):
-                table.lookup(hot)
-            for start in range(1_000, 1_000 + 6_000, 500):
-                table.lookup(np.arange(start, start + 500))
-            survivors[policy] = hits_of(table, store, hot)
-    assert survivors == {"lru": 0, "lfu": 700}
-
-
-def test_reading_around_the_cache_changes_no_score(tmp_path):
-    """admit=False: the rows that leave next are the same as without it."""
-    left = []
-    for peek in (False, True):
-        with opened(tmp_path / str(peek), cache_bytes=CACHE_BYTES) as store:
-            table = make_table(store, rows=ROWS)
-            for start in range(0, 6_000, 300):
-                table.lookup(np.arange(start, start + 300))
-                if peek:
-                    table.lookup(np.arange(0, 3_000), admit=False)
-                    table.read_rows(np.arange(0, 3_000))
-            left.append(resident_keys(table))
-    assert left[0] == left[1]

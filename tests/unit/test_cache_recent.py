@@ -5,6 +5,7 @@ import numpy as np
 from embstore import Sgd
 from embstore.cache.recent import RecentBatch
 from embstore.device.cpu import CpuDevice
+from embstore.device.cpu_keys import CpuKeys
 from tests.unit.small_stores import (
     generator,
     make_table,
@@ -17,16 +18,20 @@ from tests.unit.small_stores import (
 SEED = 97
 
 
-class CountingDevice(CpuDevice):
+class CountingKeys(CpuKeys):
     """Counts the calls that were made unique."""
 
-    def __init__(self):
-        super().__init__(1)
-        self.calls = 0
+    calls = 0
 
     def unique(self, segments):
         self.calls += 1
         return super().unique(segments)
+
+
+def counting_device():
+    device = CpuDevice(1)
+    device.keys = CountingKeys(device.work)
+    return device
 
 
 def keys_of(*values):
@@ -41,11 +46,11 @@ def same(batch, segments):
 
 
 def test_the_same_call_is_made_unique_once():
-    device = CountingDevice()
+    device = counting_device()
     recent, keys = RecentBatch(device), keys_of(4, 9, 4)
     first = recent.of([(1, 10, keys)])
     again = recent.of([(1, 10, keys.copy())])
-    assert again is first and again.found.outside == -1 and device.calls == 1
+    assert again is first and again.found.outside == -1 and device.keys.calls == 1
     same(again, [(1, 10, keys)])
 
 
@@ -62,16 +67,16 @@ def test_another_call_is_another_batch():
         [(1, 10, keys_of())],
         [],
     ]
-    recent = RecentBatch(CountingDevice())
+    recent = RecentBatch(counting_device())
     for segments in calls:
         if segments:
             same(recent.of(segments), segments)
-    assert recent._device.calls == len(calls) - 1
+    assert recent._device.keys.calls == len(calls) - 1
 
 
 def test_a_callers_array_that_changes_in_place_is_another_call():
     """A trainer that reuses its key buffer; the store must have kept a copy."""
-    recent, keys = RecentBatch(CountingDevice()), keys_of(1, 2, 3)
+    recent, keys = RecentBatch(counting_device()), keys_of(1, 2, 3)
     recent.of([(0, 10, keys)])
     keys[1] = 7
     batch = recent.of([(0, 10, keys)])
@@ -79,7 +84,7 @@ def test_a_callers_array_that_changes_in_place_is_another_call():
 
 
 def test_a_wrong_call_is_not_kept():
-    recent, wrong_keys = RecentBatch(CountingDevice()), keys_of(1, 12)
+    recent, wrong_keys = RecentBatch(counting_device()), keys_of(1, 12)
     assert recent.of([(0, 10, wrong_keys)]).found.outside == 1
     assert recent.of([(0, 10, wrong_keys)]).found.outside == 1
     batch = recent.of([(0, 20, wrong_keys)])
@@ -118,7 +123,7 @@ def test_rows_that_left_with_their_slab_are_found_again(tmp_path):
     with opened(tmp_path, cache_bytes=200_000) as store:
         table = make_table(store, optimizer=Sgd(1.0))
         table.assign(np.arange(5_000), rows_of(np.arange(5_000)))
-        keys = pool_of(table).slot_keys[-100:].copy()
+        keys = pool_of(table).slots.keys[-100:].copy()
         assert np.array_equal(table.lookup(keys), rows_of(keys))
         make_table(store, "late", dim=24).lookup(np.arange(300))
         assert not set(keys.tolist()) & resident_keys(table)

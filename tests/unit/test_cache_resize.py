@@ -1,4 +1,4 @@
-"""Another budget: the arena with holders that only count, then pools, their arrays and memory."""
+"""Another budget: pools, their arrays and memory."""
 
 import re
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore import Adam, CapacityError, Sgd
-from embstore.cache.arena import Arena
-from embstore.cache.sizes import Layout, Sizes
+from embstore import CapacityError
+from embstore.cache.sizes import Sizes
 from embstore.device.cpu import CpuDevice
-from embstore.device.memory import HUGE_PAGE_BYTES, lengthened, reserve
-from embstore.kernels.cold import count_absent
+from embstore.host.memory import HUGE_PAGE_BYTES, lengthened, reserve
+from embstore.layout import Layout
+from embstore.storage.cold import count_absent
 from tests.faults.refusing import FullDisk
 from tests.unit.small_stores import (
     generator,
@@ -36,119 +36,6 @@ def status_bytes(name):
     return int(found[1]) << 10
 
 
-# The arena
-
-
-class FakeHolder:
-    """A pool of slabs that are a tenth of the budget, and an index of 10 bytes."""
-
-    def __init__(self, budget_bytes):
-        self.slab_count = 0
-        self.released = []
-        self.refuses = False
-        self.fit_budget(budget_bytes)
-
-    def fit_budget(self, budget_bytes):
-        self.slab_bytes = budget_bytes // 10
-
-    @property
-    def memory_bytes(self):
-        return self.slab_count * self.slab_bytes + 10
-
-    @property
-    def least_bytes(self):
-        return min(self.slab_count, 1) * self.slab_bytes + 10
-
-    def least_bytes_of(self, budget_bytes):
-        return budget_bytes // 10 + 10
-
-    @property
-    def grown_bytes(self):
-        return self.memory_bytes + self.slab_bytes
-
-    def release_slabs(self, count):
-        if self.refuses and self.released:
-            raise CapacityError("the disk is full")
-        count = min(count, self.slab_count - 1)
-        self.slab_count -= count
-        self.released.append(count)
-
-
-class ManySlabs(FakeHolder):
-    """Keeps its slabs of 10 bytes, whatever the budget."""
-
-    def fit_budget(self, budget_bytes):
-        self.slab_bytes = 10
-
-
-def held(arena, kind, *slab_counts):
-    holders = []
-    for count in slab_counts:
-        holders.append(kind(arena.budget_bytes))
-        arena.join(holders[-1])
-        holders[-1].slab_count = count
-    return holders
-
-
-def test_a_larger_budget_is_spent_on_demand():
-    arena = Arena(1_000)
-    (pool,) = held(arena, ManySlabs, 99)
-    assert not arena.grant(pool)
-    arena.resize(2_000)
-    assert pool.slab_count == 99 and arena.grant(pool)
-
-
-def test_the_largest_pools_release_until_the_rest_fits():
-    arena = Arena(10_000)
-    small, middle, large = held(arena, ManySlabs, 50, 200, 600)
-    arena.resize(4_000)
-    assert 3_600 < arena.memory_bytes <= 4_000
-    assert small.slab_count == 50 and not small.released
-    assert abs(middle.slab_count - large.slab_count) <= 60
-
-
-def test_few_releases_are_enough_however_small_the_slabs():
-    arena = Arena(10_000_000)
-    pools = held(arena, ManySlabs, 300_000, 250_000, 400_000)
-    arena.resize(100_000)
-    assert arena.memory_bytes <= 100_000
-    assert sum(len(pool.released) for pool in pools) < 60
-
-
-def test_no_pool_releases_its_first_slab():
-    arena = Arena(1_000)
-    pools = held(arena, ManySlabs, 1, 40, 1)
-    arena.resize(90)
-    assert [pool.slab_count for pool in pools] == [1, 4, 1]
-
-
-def test_too_small_a_budget_changes_nothing_and_the_figure_named_is_the_least():
-    arena = Arena(1_000)
-    pools = held(arena, FakeHolder, 1, 3)
-    with pytest.raises(CapacityError) as refused:
-        arena.resize(5)
-    figures = [int(number) for number in re.findall(r"\d+", str(refused.value))]
-    assert figures == [24, 2, 5], "2 x (24 // 10 + 10)"
-    assert (arena.budget_bytes, [p.slab_bytes for p in pools]) == (1_000, [100, 100])
-    with pytest.raises(CapacityError):
-        arena.resize(23)
-    arena.resize(24)
-
-
-def test_a_shrink_that_is_cut_off_leaves_budget_and_sizes():
-    arena = Arena(1_000)
-    pools = held(arena, ManySlabs, 40, 50)
-    for pool in pools:
-        pool.refuses = True
-    sizes = []
-    pools[0].fit_budget = sizes.append
-    with pytest.raises(CapacityError, match="the disk is full"):
-        arena.resize(100)
-    assert arena.budget_bytes == 1_000
-    assert sizes == [100, 1_000]
-    assert arena.memory_bytes < 920, "slabs that went before are gone"
-
-
 # Sizes
 
 
@@ -168,7 +55,9 @@ def test_slots_max_is_never_what_ends_growth(budget):
     device = CpuDevice(1)
     for dim in (1, 4, 64, 4096):
         sizes = Sizes.of(Layout(dim, 0, "sgd"), budget, device)
-        bytes_of_all = sizes.slots_max * sizes.slot_bytes + device.index_bytes(sizes.slots_max)
+        bytes_of_all = sizes.slots_max * sizes.slot_bytes + device.memory.index_bytes(
+            sizes.slots_max
+        )
         assert bytes_of_all > 0.999 * budget
 
 
@@ -200,8 +89,7 @@ def test_slabs_become_those_of_the_new_budget(tmp_path):
         for budget in (LARGE, SMALL, 1 << 30, 100_000):
             store.resize_cache(budget)
             expected = Sizes.of(pool.layout, budget, pool.device)
-            assert (pool.slab_slots, pool.slab_bytes) == (expected.slab_slots, expected.slab_bytes)
-            assert pool._sizes == expected
+            assert pool.slots.sizes == expected
             store.check_integrity()
         check_rows(table, 3_000)
 
@@ -209,13 +97,13 @@ def test_slabs_become_those_of_the_new_budget(tmp_path):
 def test_a_slab_that_is_there_in_part_is_made_whole_first(tmp_path):
     with opened(tmp_path, cache_bytes=SMALL) as store:
         table = filled(store, 3_000)
-        pool, small = pool_of(table), pool_of(table).slot_count
+        pool, small = pool_of(table), pool_of(table).slots.count
         store.resize_cache(LARGE)
-        assert pool.slot_count == small and small % pool.slab_slots
+        assert pool.slots.count == small and small % pool.slots.sizes.slab_slots
         table.lookup([50_000])
-        assert pool.slot_count % pool.slab_slots == 0
-        assert small < pool.slot_count <= small + pool.slab_slots
-        assert pool.resident_count == small + 1
+        assert pool.slots.count % pool.slots.sizes.slab_slots == 0
+        assert small < pool.slots.count <= small + pool.slots.sizes.slab_slots
+        assert pool.slots.resident_count == small + 1
         store.check_integrity()
 
 
@@ -223,10 +111,10 @@ def test_only_rows_of_the_last_slots_leave(tmp_path):
     with opened(tmp_path, cache_bytes=LARGE) as store:
         table = filled(store, 5_000, dim=16)
         pool = pool_of(table)
-        slot_keys = pool.slot_keys.copy()
+        slot_keys = pool.slots.keys.copy()
         store.resize_cache(200_000)
-        assert 0 < pool.slot_count < 5_000
-        assert np.array_equal(pool.slot_keys, slot_keys[: pool.slot_count])
+        assert 0 < pool.slots.count < 5_000
+        assert np.array_equal(pool.slots.keys, slot_keys[: pool.slots.count])
         check_rows(table, 5_000)
 
 
@@ -246,9 +134,9 @@ def test_growth_moves_no_row_to_another_slot_and_evicts_none(tmp_path):
     with opened(tmp_path, cache_bytes=200_000, policy="lfu") as store:
         table = filled(store, 5_000, dim=16)
         pool = pool_of(table)
-        before = [a[: pool.slot_count].copy() for a in vars(pool.memory).values()]
+        before = [a[: pool.slots.count].copy() for a in vars(pool.slots.memory).values()]
         store.resize_cache(LARGE)
-        after = [a[: pool.slot_count] for a in vars(pool.memory).values()]
+        after = [a[: pool.slots.count] for a in vars(pool.slots.memory).values()]
         assert all(np.array_equal(a, b) for a, b in zip(after, before, strict=True))
         store.check_integrity()
 
@@ -282,23 +170,9 @@ def test_a_pool_of_one_slab_has_an_index_of_one_slab(tmp_path):
             store.resize_cache(smallest if rng.random() < 0.3 else int(2 ** rng.uniform(16, 22)))
             store.check_integrity()
             for pool in map(pool_of, tables):
-                assert pool.slab_count > 1 or pool.index.capacity == pool.slot_count
+                assert pool.slots.slab_count > 1 or pool.slots.index.capacity == pool.slots.count
             found = store.stats()["cache"]
             assert found["memory_bytes"] <= found["budget_bytes"]
-
-
-def test_layouts_of_every_width_find_their_least(tmp_path):
-    with opened(tmp_path, cache_bytes=64 << 20) as store:
-        for dim, optimizer in ((1, Sgd(0.1)), (64, Sgd(0.1)), (4096, Adam(0.1))):
-            filled(store, 100, f"t{dim}", dim=dim, optimizer=optimizer)
-        digests = [store.table(name).digest() for name in store.tables()]
-        enough = least(store)
-        with pytest.raises(CapacityError):
-            store.resize_cache(enough - 1)
-        store.resize_cache(enough)
-        store.check_integrity()
-        assert store.stats()["cache"]["memory_bytes"] <= enough
-        assert [store.table(name).digest() for name in store.tables()] == digests
 
 
 # Refusals of the system
@@ -311,18 +185,18 @@ def test_a_full_disk_stops_a_shrink_with_every_row_intact(tmp_path, nth):
     with opened(tmp_path, cache_bytes=LARGE, files=disk, limits=limits) as store:
         tables = [filled(store, 3_000, f"t{dim}", dim=dim) for dim in (8, 16)]
         digests = [table.digest() for table in tables]
-        slabs = [pool_of(table).slab_slots for table in tables]
+        slabs = [pool_of(table).slots.sizes.slab_slots for table in tables]
         disk.fill(nth)
         with pytest.raises(CapacityError):
             store.resize_cache(SMALL)
         assert disk.refusals
         store.check_integrity()
         assert store.stats()["cache"]["budget_bytes"] == LARGE
-        assert [pool_of(table).slab_slots for table in tables] == slabs
+        assert [pool_of(table).slots.sizes.slab_slots for table in tables] == slabs
         disk.relent()
         assert [table.digest() for table in tables] == digests
         tables[0].lookup(np.arange(3_000))
-        assert pool_of(tables[0]).resident_count == 3_000
+        assert pool_of(tables[0]).slots.resident_count == 3_000
         store.resize_cache(SMALL)
         store.check_integrity()
         assert store.stats()["cache"]["memory_bytes"] <= SMALL
@@ -333,20 +207,20 @@ def test_a_full_disk_stops_a_shrink_with_every_row_intact(tmp_path, nth):
 def test_no_address_space_for_the_second_pool_leaves_the_first_as_it_was(tmp_path):
     with opened(tmp_path, cache_bytes=LARGE) as store:
         tables = [filled(store, 1_000, f"t{dim}", dim=dim) for dim in (8, 16)]
-        device, before = store._engine.device, store.stats()["cache"]
-        allocate = device.allocate_rows
+        device, before = store.executor.device, store.stats()["cache"]
+        reserve_slots = device.memory.reserve_slots
 
-        def refuse_wide_rows(slot_count_max, stride):
-            if stride == 16:
+        def refuse_wide_rows(memory, *counts):
+            if memory.rows.shape[1] == 16:
                 raise CapacityError("no address space")
-            return allocate(slot_count_max, stride)
+            reserve_slots(memory, *counts)
 
-        device.allocate_rows = refuse_wide_rows
+        device.memory.reserve_slots = refuse_wide_rows
         with pytest.raises(CapacityError, match="no address space"):
             store.resize_cache(1 << 30)
         assert store.stats()["cache"] == before
         store.check_integrity()
-        device.allocate_rows = allocate
+        device.memory.reserve_slots = reserve_slots
         store.resize_cache(1 << 30)
         for table in tables:
             check_rows(table, 1_000)
@@ -375,12 +249,12 @@ def test_slabs_that_go_one_by_one_leave_no_page_between_them(tmp_path):
     with opened(tmp_path, cache_bytes=500_000) as store:
         table = filled(store, 20_000)
         pool = pool_of(table)
-        used = pool.slot_count
-        while pool.slab_count > 1:
-            pool.release_slab()
-        for array in vars(pool.memory).values():
+        used = pool.slots.count
+        while pool.slots.slab_count > 1:
+            pool.evictor.release_slabs(1)
+        for array in vars(pool.slots.memory).values():
             start, slot_bytes = array.ctypes.data, array.strides[0]
-            first, end = start + pool.slot_count * slot_bytes, start + used * slot_bytes
+            first, end = start + pool.slots.count * slot_bytes, start + used * slot_bytes
             end = min(end, (start + array.nbytes) // 4096 * 4096)  # the last page is not whole
             pages = np.arange(-(-first // 4096) * 4096, end, 4096).astype(np.uint64)
             flag = np.zeros(1, np.uint8)
@@ -388,27 +262,14 @@ def test_slabs_that_go_one_by_one_leave_no_page_between_them(tmp_path):
         check_rows(table, 20_000)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_a_cache_that_breathes_does_not_gain_weight(tmp_path, policy):
-    with opened(tmp_path, cache_bytes=1 << 20, policy=policy) as store:
-        table, keys = make_table(store, dim=16), np.arange(60_000)
-        weights = []
-        for _ in range(5):
-            store.resize_cache(16 << 20)
-            table.lookup(keys)
-            store.resize_cache(1 << 20)
-            weights.append(status_bytes("RssAnon"))
-        assert weights[-1] - weights[0] < 4 << 20
-
-
 def test_rows_are_lengthened_without_a_second_copy_of_them():
     device, slot_count, piece = CpuDevice(1), 1 << 20, 32 * HUGE_PAGE_BYTES
-    memory = device.allocate_slots(64)
-    device.reserve_slots(memory, 0, slot_count, slot_count)
+    memory = device.memory.allocate_slots(Layout(64, 0, "sgd"))
+    device.memory.reserve_slots(memory, 0, slot_count, slot_count)
     memory.rows[:, 0] = np.arange(slot_count)  # a page holds 16 of them: 256 MiB
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = status_bytes("VmRSS")
-    device.reserve_slots(memory, slot_count, 1 << 28, slot_count)
+    device.memory.reserve_slots(memory, slot_count, 1 << 28, slot_count)
     assert status_bytes("VmHWM") - before < piece + (16 << 20)
     rows = memory.rows
     assert rows.shape == (1 << 28, 64)

@@ -8,7 +8,7 @@ import pytest
 import embstore
 from embstore import Adam, Uniform
 from embstore.device.gpu import GpuDevice
-from embstore.frequency.hotset import HotSet
+from embstore.profiles.hotset import HotSet
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 SEED = 67

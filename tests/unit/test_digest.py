@@ -1,13 +1,11 @@
 """The digest kept by block: the same as computed whole, wherever rows are, for what changed."""
 
 import numpy as np
-import pytest
 
-from embstore import Adagrad, Adam, Constant, Normal, RowWiseAdagrad, Sgd, Uniform
+from embstore import Constant
 from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, KEY_MASK
-from embstore.digest import KeySet, TableDigest
-from tests.reference import ReferenceStore
+from embstore.tables.digest import KeySet, TableDigest
 from tests.unit.small_stores import (
     generator,
     make_table,
@@ -34,13 +32,17 @@ class CountingPool:
     def __getattr__(self, name):
         return getattr(self._pool, name)
 
+    @property
+    def reader(self):
+        return self
+
     def peek_written(self, keys):
         self.blocks += np.unique((keys & KEY_MASK) // BLOCK_KEYS).tolist()
-        return self._pool.peek_written(keys)
+        return self._pool.reader.peek_written(keys)
 
 
 def state_of(table):
-    return table._engine.table(table._id, table.name)
+    return table._executor.tables.find(table.name, table.table_id)
 
 
 def computed(table, digest=None):
@@ -63,54 +65,6 @@ def blocks_of(keys):
 # The same as whole
 
 
-def test_incremental_digests_are_those_computed_whole(tmp_path):
-    rng = generator(SEED)
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, rows=ROWS, optimizer=Adagrad(0.1), initializer=Uniform(-1, 1))
-        seen = {table.digest()}
-        for step in range(25):
-            keys = rng.integers(0, ROWS, int(rng.integers(1, 400)))
-            table.update(keys, rng.standard_normal((len(keys), 4)).astype(np.float32))
-            if step % 4 == 0:
-                table.flush()
-            if step % 10 == 5:
-                store.checkpoint(f"{step}")
-                settle(store)
-            found = table.digest()
-            assert found == whole(table)
-            seen.add(found)
-        assert len(seen) == 26
-        store.check_integrity()
-
-
-LAYOUTS = {
-    "sgd": (Sgd(0.5), Constant(1.0)),
-    "row-wise": (RowWiseAdagrad(0.5, initial_accumulator=0.1), Uniform(-1, 1)),
-    "adam": (Adam(0.5), Normal(0.0, 1.0)),
-}
-
-
-@pytest.mark.parametrize("optimizer, initializer", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("dim", [1, 7])
-def test_the_digest_is_the_references(tmp_path, dim, optimizer, initializer):
-    """tests/reference.py hashes row by row, from its own arrays."""
-    rng, reference = generator(SEED), ReferenceStore()
-    options = {"dim": dim, "rows": 700, "optimizer": optimizer, "initializer": initializer}
-    twin = reference.create_table("t", **options)
-    with opened(tmp_path, cache_bytes=20_000 + 2_000 * dim) as store:
-        table = make_table(store, **options)
-        assert table.digest() == twin.digest()
-        for _ in range(4):
-            keys = rng.integers(0, 700, 60)
-            gradients = rng.standard_normal((60, dim)).astype(np.float32)
-            for each in (table, twin):
-                each.update(keys, gradients)
-            assert table.digest() == twin.digest() == whole(table)
-        for each in (table, twin):
-            each.assign(keys[:9], gradients[:9])
-        assert table.digest() == twin.digest() == whole(table)
-
-
 def test_rows_count_in_all_three_places(tmp_path):
     """In the cache and dirty, in the log alone, in the base alone, and in the cache but clean."""
     with opened(tmp_path, **OPTIONS) as store:
@@ -124,11 +78,11 @@ def test_rows_count_in_all_three_places(tmp_path):
         table.lookup(np.arange(0, 100))
         keys, pool = np.arange(6_100), pool_of(table)
         slots = np.empty(len(keys), np.int64)
-        pool.device.find(pool.index.arrays, keys, slots)
+        pool.device.keys.find(pool.slots.index.arrays, keys, slots)
         cached = slots >= 0
-        dirty = cached & (pool.memory.dirty[slots] != 0)
+        dirty = cached & (pool.slots.memory.dirty[slots] != 0)
         found = np.empty(len(keys), np.uint8)
-        storage_of(store).read(keys, np.empty((len(keys), 4), np.float32), found)
+        storage_of(store).rows.read(keys, np.empty((len(keys), 4), np.float32), found)
         places = {
             "dirty": dirty,
             "clean": cached & ~dirty,
@@ -145,48 +99,6 @@ def test_rows_count_in_all_three_places(tmp_path):
         assert table.digest() == in_parts
 
 
-def test_moving_rows_changes_nothing(tmp_path):
-    """Eviction, flush, commit, fold and compaction move rows between places only."""
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, rows=ROWS)
-        table.assign(np.arange(500), rows_of(np.arange(500)))
-        before = table.digest()
-        moves = {
-            "evict": lambda: table.lookup(np.arange(1_000, 4_000)),
-            "flush": table.flush,
-            "commit": lambda: store.checkpoint("a"),
-            "fold": lambda: settle(store),
-            "read": lambda: table.lookup(np.arange(500)),
-            "grow": lambda: table.grow(ROWS + 1),
-        }
-        for name, move in moves.items():
-            move()
-            assert table.digest() == before, name
-            assert whole(table) == before, name
-
-
-def test_a_reopened_store_gives_the_same_digest(tmp_path):
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, rows=ROWS)
-        table.assign(np.arange(0, ROWS, 7), rows_of(np.arange(0, ROWS, 7)))
-        before = table.digest()
-    for options in (OPTIONS, OPTIONS | {"read_only": True}):
-        with opened(tmp_path, **options) as store:
-            assert store.table("t").digest() == before
-
-
-def test_a_restore_gives_the_checkpoints_digest(tmp_path):
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, rows=ROWS)
-        table.assign(np.arange(300), rows_of(np.arange(300)))
-        before = table.digest()
-        store.checkpoint("a")
-        table.assign(np.arange(200, 900), rows_of(np.arange(200, 900), version=1))
-        assert table.digest() != before
-        store.restore("a")
-        assert table.digest() == before == whole(table)
-
-
 def test_the_bits_of_a_row_count_and_not_their_value(tmp_path):
     """0.0 and -0.0 are equal numbers and different rows; an untouched row is no row."""
     with opened(tmp_path, **OPTIONS) as store:
@@ -198,37 +110,6 @@ def test_the_bits_of_a_row_count_and_not_their_value(tmp_path):
         assert len({never, written, table.digest()}) == 3
         table.assign([5], np.zeros((1, 4), np.float32))
         assert table.digest() == written == whole(table)
-
-
-def test_t_counts_though_no_row_was_written(tmp_path):
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store)
-        before = table.digest()
-        table.update([], np.empty((0, 4), np.float32))
-        assert table.t == 1
-        assert table.digest() != before
-
-
-@pytest.mark.parametrize("rows", [1, 255, 256, 257, 1_000])
-def test_the_last_block_may_be_short(tmp_path, rows):
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, rows=rows)
-        table.assign(np.arange(rows), rows_of(np.arange(rows)))
-        before = table.digest()
-        assert before == whole(table)
-        table.grow(rows + 300)
-        assert whole(table) == before
-
-
-def test_keys_up_to_the_last_one_have_a_block(tmp_path):
-    keys = np.array([0, 255, 256, 1 << 32, (1 << 40) - 257, (1 << 40) - 256, (1 << 40) - 1])
-    with opened(tmp_path, cache_bytes=1 << 20) as store:
-        table = make_table(store, rows=1 << 40)
-        table.digest()
-        table.assign(keys, rows_of(keys))
-        found, hashed = computed(table)
-        assert table.digest() == found
-        assert hashed == blocks_of(keys)
 
 
 # The cost

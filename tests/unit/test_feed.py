@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from embstore.arithmetic import bag_gradients, pool_rows, sum_by_key, unique
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -15,165 +14,17 @@ from embstore.errors import (
     StoreClosedError,
     TableHeldError,
 )
-from embstore.feed.run import Run
-from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
-
-SEED = 59
-ROWS, DIM = 200, 6
-WAIT_S = 20
-
-
-class MemoryPort:
-    """One session over tables in memory; an update subtracts its gradients.
-
-    `progress` is notified after every call, for tests that wait for one.
-    """
-
-    def __init__(self, tables=("a",)):
-        rng = np.random.default_rng(SEED)
-        self.tables = {t: rng.standard_normal((ROWS, DIM)).astype(np.float32) for t in tables}
-        self.progress = threading.Condition()
-        self.calls = []
-        self.announced = {}
-        self.last_step = 0
-        self.facts = None
-        self.member = None
-        self.timeouts_s = {"renew": [], "close": []}
-        self.updates = []
-        self.refuses = {}
-        self.announce_allowed = threading.Event()
-        self.announce_allowed.set()
-        self.announcing = threading.Event()
-
-    def _called(self, *call):
-        with self.progress:
-            self.calls.append(call)
-            self.progress.notify_all()
-        if self.refuses.get(call[0]):
-            raise self.refuses[call[0]].pop(0)
-
-    def count(self, verb):
-        with self.progress:
-            return sum(call[0] == verb for call in self.calls)
-
-    def wait_until(self, condition):
-        with self.progress:
-            assert self.progress.wait_for(condition, WAIT_S)
-
-    def _check(self, member):
-        if member is None or member != self.member:
-            raise SessionExpiredError("no such member")
-
-    def open(self, name, tables, *, lookahead_steps_max, world_size, planner, shared,
-             lease_ms, rank_timeout_ms):  # fmt: skip
-        self._called("open", name)
-        self.facts = SessionFacts(
-            name, self.last_step, tables, lookahead_steps_max, world_size, planner, shared,
-            lease_ms, rank_timeout_ms,
-        )  # fmt: skip
-        return self.facts
-
-    def join(self, name, rank, *, member):
-        self.member = member
-        self._called("join", rank)
-        return Membership(member, name, rank, self.last_step)
-
-    def announce(self, member, steps):
-        self.announcing.set()
-        assert self.announce_allowed.wait(WAIT_S)
-        self._check(member)
-        newest = max(self.announced, default=self.last_step)
-        assert [*steps] == [*range(newest + 1, newest + 1 + len(steps))]
-        assert max(steps) <= self.last_step + self.facts.lookahead_steps_max
-        for keys in steps.values():
-            for table, values in keys.items():
-                assert values.dtype == np.int64 and len(np.unique(values)) == len(values)
-                if (values >= ROWS).any():
-                    raise InvalidArgumentError(f"table {table!r}: key out of range")
-        self.announced |= steps
-        self._called("announce", *steps)
-        return Announced(max(steps), max(steps), False)
-
-    def lookup_step(self, member, step):
-        self._check(member)
-        self._called("lookup", step)
-        return {t: self.tables[t][keys] for t, keys in self.announced[step].items()}
-
-    def lookup_step_pooled(self, member, step, bags):
-        self._check(member)
-        self._called("pooled", step)
-        return {
-            t: pool_rows(
-                self.tables[t][self.announced[step][t][b.inverse]], b.offsets, b.mode, b.weights
-            )
-            for t, b in bags.items()
-        }
-
-    def _finish(self, member, step):
-        self._check(member)
-        assert step == self.last_step + 1 and step in self.announced
-        self.last_step = step
-        return AcknowledgedUpdate(step, {}, False)
-
-    def update_step(self, member, step, gradients, *, learning_rate, gradient_scale, on_nonfinite):
-        self._called("update", step)
-        for table, values in gradients.items():
-            assert values.shape == (len(self.announced[step][table]), DIM)
-            self.tables[table][self.announced[step][table]] -= values
-        self.updates.append({t: values.copy() for t, values in gradients.items()})
-        return self._finish(member, step)
-
-    def release_step(self, member, step):
-        self._called("release", step)
-        return self._finish(member, step)
-
-    def skip_step(self, member, step):
-        self._called("skip", step)
-        return self._finish(member, step)
-
-    def renew(self, member, *, timeout_s):
-        self.timeouts_s["renew"].append(timeout_s)
-        self._called("renew")
-        return self.facts
-
-    def close(self, member, *, forget, timeout_s):
-        self._check(member)
-        self.member = None
-        self.timeouts_s["close"].append(timeout_s)
-        self.announced = {s: k for s, k in self.announced.items() if s <= self.last_step}
-        self._called("close", forget)
-
-
-class PrefetchingPort(MemoryPort):
-    """A port whose rows may be sent for before the loop asks."""
-
-    def prefetch_step(self, member, step):
-        self._called("prefetch", step)
-        return Prefetched(self, step)
-
-
-class Prefetched:
-    """Rows that are read when they are waited for: after the step before is finished."""
-
-    def __init__(self, port, step):
-        self._port, self._step = port, step
-
-    def result(self, timeout_s):
-        assert self._port.last_step == self._step - 1
-        return {t: self._port.tables[t][k] for t, k in self._port.announced[self._step].items()}
-
-
-def batches_of(count, size=50):
-    rng = np.random.default_rng(SEED)
-    return [rng.zipf(1.3, size).clip(max=ROWS) - 1 for _ in range(count)]
-
-
-def of_a(batch):
-    return {"a": batch}
-
-
-def gradients_of(batch):
-    return np.random.default_rng(len(batch)).standard_normal((len(batch), DIM)).astype(np.float32)
+from embstore_training.run import Run
+from tests.unit.memory_port import (
+    DIM,
+    ROWS,
+    WAIT_S,
+    MemoryPort,
+    PrefetchingPort,
+    batches_of,
+    gradients_of,
+    of_a,
+)
 
 
 def embstore_threads():
@@ -188,53 +39,6 @@ def no_thread_is_left():
     for thread in embstore_threads():
         thread.join(WAIT_S)
     assert not embstore_threads()
-
-
-def test_each_step_reads_what_the_one_before_wrote_and_sums_by_rule_2():
-    port, batches = MemoryPort(), batches_of(40)
-    expected = port.tables["a"].copy()
-    with Run(port, ["a"], lookahead=4) as run:
-        for step, batch in zip(run.steps(batches, of_a), batches, strict=True):
-            assert step.batch is batch
-            assert step.number == run.last_step + 1
-            np.testing.assert_array_equal(step.lookup()["a"], expected[batch])
-            keys, inverse = unique(batch)
-            sums = sum_by_key(inverse, len(keys), gradients_of(batch))
-            assert step.update({"a": gradients_of(batch)}).command == step.number
-            assert port.updates[-1]["a"].tobytes() == sums.tobytes()
-            expected[keys] -= sums
-    assert port.last_step == run.last_step == 40
-    assert port.calls[-1] == ("close", True)
-    np.testing.assert_array_equal(port.tables["a"], expected)
-
-
-def test_unique_rows_come_with_the_way_back():
-    port, batch = MemoryPort(), np.array([7, 3, 7])
-    with Run(port, ["a"]) as run:
-        for step in run.steps([batch], of_a):
-            rows, inverse = step.lookup_unique()["a"]
-            assert inverse.tolist() == [0, 1, 0]
-            np.testing.assert_array_equal(rows, port.tables["a"][[7, 3]])
-
-
-@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("mean", False), ("sum", True)])
-def test_pooled_steps_follow_rule_8(mode, weighted):
-    port, batches = MemoryPort(), batches_of(5)
-    offsets = np.array([0, 0, 3, 20, 50])
-    rng = np.random.default_rng(SEED)
-    weights = rng.standard_normal(50).astype(np.float32) if weighted else None
-    expected = port.tables["a"].copy()
-    with Run(port, ["a"]) as run:
-        for step in run.steps(batches, of_a):
-            given = {"a": weights} if weighted else None
-            pooled = step.lookup_pooled({"a": offsets}, mode, given)["a"]
-            rows = expected[step.batch]
-            assert pooled.tobytes() == pool_rows(rows, offsets, mode, weights).tobytes()
-            step.update_pooled({"a": pooled})
-            keys, inverse = unique(step.batch)
-            received = bag_gradients(pooled, offsets, mode, weights)
-            expected[keys] -= sum_by_key(inverse, len(keys), received)
-    assert port.tables["a"].tobytes() == expected.tobytes()
 
 
 def test_wrong_bags_are_refused_and_the_step_goes_on():
@@ -367,24 +171,6 @@ def test_an_announcement_that_is_refused_is_raised_at_its_step():
     assert seen == [1, 2, 3]
 
 
-def test_a_loop_left_early_stops_reading_and_is_resumed_by_name():
-    port, batches = MemoryPort(), batches_of(20)
-    with Run(port, ["a"], name="job") as run:
-        for step in run.steps(batches, of_a):
-            if step.number == 5:
-                break
-            step.update({"a": gradients_of(step.batch)})
-        assert not [t for t in embstore_threads() if t.name != "embstore-lease"]
-        with pytest.raises(InvalidArgumentError, match="open another run"):
-            next(run.steps(batches, of_a))
-    assert port.last_step == run.last_step == 4
-    assert port.calls[-1] == ("close", False)
-    with Run(port, ["a"], name="job") as run:
-        assert run.last_step == run.facts.last_step == 4
-        numbers = [step.number for step in run.steps(batches[run.last_step :], of_a)]
-    assert numbers == [*range(5, 21)]
-
-
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError])
 def test_the_session_is_closed_whatever_happens_in_the_loop(failure):
     port = MemoryPort()
@@ -431,21 +217,12 @@ def test_ranks_find_each_other_by_a_name():
         Run(MemoryPort(), "a")
 
 
-def test_epochs_go_on_in_one_run():
-    port = MemoryPort()
-    with Run(port, ["a"]) as run:
-        for _ in range(3):
-            for _ in run.steps(batches_of(4), of_a):
-                pass
-    assert port.last_step == 12
-
-
 def test_the_lease_is_renewed_through_failures_until_the_run_ends(caplog):
     port = MemoryPort()
     port.refuses["renew"] = [DeadlineError("no answer"), RuntimeError("of whatever kind")]
     with Run(port, ["a"], lease_ms=30):
         port.wait_until(lambda: port.count("renew") >= 4)
-    assert [record.name for record in caplog.records] == ["embstore.feed.lease"] * 2
+    assert [record.name for record in caplog.records] == ["embstore_training.lease"] * 2
     assert set(port.timeouts_s["renew"]) == {0.01}, "a third of the lease"
     assert port.timeouts_s["close"] == [None]
 

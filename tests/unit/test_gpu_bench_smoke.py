@@ -1,22 +1,14 @@
 """The GPU benchmark still runs, every part of it, tiny, on the emulated device."""
 
-import json
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
 
-from tests.bench import report as bench_report
-from tests.bench.gpu import guard, kernels, peer_torch, report, step, tiers
 from tests.bench.gpu.law import Footprint, Zipf
-from tests.bench.gpu.machine import Machine
 from tests.bench.gpu.scale import Scale, emulated, full
-from tests.bench.worker import SkippedError
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the emulated device needs g++"
-)
+from tests.unit.bench_runs import quick_results, reached
 
 
 @pytest.fixture
@@ -24,35 +16,19 @@ def scale() -> Scale:
     return emulated()
 
 
-@needs_compiler
-def test_every_part_runs_on_the_emulated_device(scale: Scale, tmp_path: pathlib.Path) -> None:
-    machine = Machine(scale)
-    ceiling = kernels.ceiling(machine, scale)
-    (dim,) = scale.dims
-    with pytest.raises(SkippedError):
-        peer_torch.measure(scale)
-    results = {
-        "ceiling": ceiling,
-        "kernels": {str(dim): kernels.verbs(machine, scale, dim, ceiling["bytes_per_s"])},
-        "step": step.measure(machine, scale, tmp_path / "step"),
-        "tiers": tiers.measure(machine, scale, tmp_path / "tiers"),
-        "digests": guard.measure(machine, scale, tmp_path),
-        "skipped": {},
-        "failed": {},
-    }
-    verbs = results["kernels"][str(dim)]["verbs"]
-    assert all(verb["ms"] > 0 and verb["bytes"] > 0 for verb in verbs.values())
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device needs g++")
+def test_every_part_runs_on_the_emulated_device(tmp_path: pathlib.Path) -> None:
+    results = quick_results("tests.bench.gpu", tmp_path, size="emulated")
+    assert results["skipped"] == {"torch": "the emulated device is not torch's"}
+    (found,) = results["kernels"].values()
+    assert all(verb["ms"] > 0 and verb["bytes"] > 0 for verb in found["verbs"].values())
     assert results["step"]["missing_keys"] == 0
     assert results["tiers"]["cached"]["missing_keys"] > 0
     assert results["tiers"]["host"]["origins"]["initializer"] == 0
     assert all(one["same"] for one in results["digests"].values())
-    results["goals"] = report.judge(results)
-    reached = {goal["name"]: goal["reached"] for goal in results["goals"]}
-    assert reached["optimizers with one digest on CPU and device"]
-    assert reached["probe of a call's unique keys"] is None  # of dim 128
-    assert "MISSED" in report.table(results)
-    bench_report.write_json(results, tmp_path / "results.json")
-    assert json.loads((tmp_path / "results.json").read_text())["goals"]
+    goals = reached(results["goals"])
+    assert goals["optimizers with one digest on CPU and device"]
+    assert goals["probe of a call's unique keys"] is None  # of dim 128
 
 
 def test_a_yardstick_call_has_about_350000_unique_keys() -> None:

@@ -1,16 +1,13 @@
 """The benchmark of frequencies: its trace, what it counts, its blocks and verdicts."""
 
-import json
 import pathlib
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embstore.frequency.profile import Profile, TableProfile
+from embstore.profiles.profile import Profile, TableProfile
 from tests.bench.hot.blocks import PARTS, Block, summary
 from tests.bench.hot.contestants import BOUND, kinds
 from tests.bench.hot.report import judge, to_offline, worst_auc_difference
@@ -18,8 +15,8 @@ from tests.bench.hot.scale import full, quick
 from tests.bench.hot.stores import Written, pool
 from tests.bench.hot.trace import FEATURES, LABELS, Trace, offline_rate, recall
 from tests.bench.report import NotMeasuredError
+from tests.unit.bench_runs import quick_results, reached
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCALE = replace(quick(), rows=(500, 3, 2_000), batch_samples=64, round_steps=4)
 
 
@@ -112,18 +109,17 @@ def test_a_summary_is_of_medians() -> None:
 
 def test_the_bound_comes_first_and_is_no_candidate_for_the_best() -> None:
     assert next(iter(kinds(full()))) == BOUND
-    goals = {goal["name"]: goal for goal in judge(results(**{BOUND: 1.0}))}
-    assert goals["samples/s of the best : all cached"]["reached"] is None
-    goals = {goal["name"]: goal for goal in judge(results(**{BOUND: 1.0, "lru": 0.5}))}
-    assert goals["samples/s of the best : all cached"]["reached"] is True
+    for rates, outcome in (({BOUND: 1.0}, None), ({BOUND: 1.0, "lru": 0.5}, True)):
+        goals = reached(judge(results(**rates)))
+        assert goals["samples/s of the best : all cached"] is outcome
 
 
-@pytest.mark.parametrize(("rate", "reached"), [(0.8801, True), (0.8799, False)])
-def test_rank_may_be_two_points_below_the_offline_rate(rate: float, reached: bool) -> None:
+@pytest.mark.parametrize(("rate", "outcome"), [(0.8801, True), (0.8799, False)])
+def test_rank_may_be_two_points_below_the_offline_rate(rate: float, outcome: bool) -> None:
     found = results(**{BOUND: 1.0, "rank": rate})
     assert to_offline(found, "rank") == pytest.approx(100 * rate - 90)
-    goals = {goal["name"]: goal["reached"] for goal in judge(found)}
-    assert goals["rank: hits by access above the offline rate"] is reached
+    goals = reached(judge(found))
+    assert goals["rank: hits by access above the offline rate"] is outcome
 
 
 def test_the_auc_of_hot_batches_is_compared_with_that_of_the_order() -> None:
@@ -146,15 +142,7 @@ def test_a_copy_has_every_row_on_the_storage(tmp_path: pathlib.Path) -> None:
 
 
 def test_quick_benchmark_measures_every_contestant(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "results.json"
-    command = [sys.executable, "-m", "tests.bench.hot", "--quick"]
-    command += ["--json", str(path), "--dir", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(path.read_text())
-    assert found["failed"] == {}
+    found = quick_results("tests.bench.hot", tmp_path)
     contestants = found["training"]["contestants"]
     assert list(contestants) == list(kinds(quick()))
     assert {one["samples"] for one in contestants.values()} == {quick().samples}

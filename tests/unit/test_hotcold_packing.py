@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError
-from embstore.frequency.hotset import HotSet
-from embstore_client.hotcold import Classifier, LossRate, Packed, Packer
-from embstore_client.hotcold.classifier import HashedKeys, KeyBitmap, hot_keys
-from embstore_client.hotcold.scheduler import FixedRate, batch_kinds
+from embstore.profiles.hotset import HotSet
+from embstore_training.hotcold import Classifier, LossRate, Packed, Packer
+from embstore_training.hotcold.classifier import HashedKeys, KeyBitmap, hot_keys
+from embstore_training.hotcold.scheduler import FixedRate, batch_kinds
 
 
 def hot_set(**tables):
@@ -52,19 +52,6 @@ def even_packer(batch_size=2, **options):
 
 
 # Classifier
-
-
-def test_a_sample_is_hot_when_all_its_ids_are() -> None:
-    classifier = Classifier(
-        hot_set(ads={1, 5}, users={0, 9}), {"ad": "ads", "seen": "ads", "user": "users"}
-    )
-    chunk = {
-        "ad": np.array([1, 1, 5, 5, 2]),
-        "seen": np.array([[1, 5], [5, 5], [1, 4], [1, 1], [1, 1]]),
-        "user": np.array([0, 8, 9, 9, 9]),
-        "label": np.array(["a", "b", "c", "d", "e"]),  # Not looked at.
-    }
-    np.testing.assert_array_equal(classifier.hot(chunk), [True, False, False, True, False])
 
 
 keys_of_a_table = st.sets(st.integers(0, 300), max_size=300)
@@ -109,7 +96,7 @@ def test_many_samples_are_told_as_few_are(count: int, share: float) -> None:
 @pytest.mark.parametrize("form", [KeyBitmap, HashedKeys])
 @pytest.mark.parametrize("around", [2**24, 2**31])
 def test_large_ids_are_exact(form, around: int) -> None:
-    """FAE keeps hot slots as float32, in which 2**24 + 1 is 2**24 (seeds.md, section 7)."""
+    """FAE keeps hot slots as float32, in which 2**24 + 1 is 2**24."""
     keys = np.array([around - 1, around + 1, around + 6], np.int64)
     ids = np.arange(around - 8, around + 40)
     np.testing.assert_array_equal(form(keys).contain(ids), np.isin(ids, keys))
@@ -144,16 +131,6 @@ def test_many_keys_by_their_hash_take_forty_bytes_each_at_most() -> None:
 def test_the_bitmap_takes_one_bit_a_row_up_to_the_largest_hot_key() -> None:
     assert hot_keys(np.arange(80_000)).memory_bytes == 10_001
     assert hot_keys(np.empty(0, np.int64)).memory_bytes == 1
-
-
-def test_ids_beyond_the_largest_hot_key_are_cold() -> None:
-    classifier = Classifier(hot_set(ads={0, 7}, none=()), {"ad": "ads", "other": "none"})
-    ids = {"ad": np.array([7]), "other": np.array([0])}
-    assert not classifier.hot(ids).any()
-    ad = Classifier(hot_set(ads={0, 7}), {"ad": "ads"})
-    np.testing.assert_array_equal(
-        ad.hot({"ad": np.array([7, 8, 15, 16, 2**63 - 1])}), [True, *[False] * 4]
-    )
 
 
 @pytest.mark.parametrize("wrong", [-1, 100, 2**40])
@@ -250,7 +227,7 @@ def test_no_sample_is_lost_or_repeated_and_each_kind_keeps_its_order(
         nonlocal given_samples
         for chunk in chunks:
             # What was given and not received is held: the bound without a chunk, as it is gone.
-            assert packer.held_samples == given_samples - received <= bound
+            assert packer.kept_samples == given_samples - received <= bound
             given_samples += len(chunk["number"])
             yield chunk
 
@@ -258,10 +235,10 @@ def test_no_sample_is_lost_or_repeated_and_each_kind_keeps_its_order(
     longest = max(len(chunk["number"]) for chunk in chunks)
     for one in packer.pack(feed()):
         received += len(one.batch["number"])
-        assert packer.held_samples == given_samples - received <= bound + longest
+        assert packer.kept_samples == given_samples - received <= bound + longest
         packed.append(one)
     assert packer.stats.held_samples_max <= bound + longest
-    assert packer.held_samples == 0
+    assert packer.kept_samples == 0
 
     keys = set(hot.tables["ads"].tolist())
     is_hot = np.array(
@@ -302,16 +279,6 @@ def test_what_comes_out_does_not_depend_on_the_chunks(
     assert alike(pack(chunks), pack(cut(columns, lengths)))
 
 
-def test_one_large_chunk_is_held_window_by_window() -> None:
-    packer = even_packer(batch_size=10, window_batches=4)
-    stream = packer.pack([numbered(np.arange(10_000) % 100)])
-    emitted = 0
-    for packed in stream:
-        emitted += len(packed.batch["number"])
-        assert packer.held_samples == 10_000 - emitted
-    assert emitted == packer.stats.held_samples_max == 10_000
-
-
 def test_batches_are_the_receivers_own() -> None:
     """Who reads into the same arrays again changes no batch that was emitted or is held."""
     buffer = numbered(np.zeros(3))
@@ -323,26 +290,6 @@ def test_batches_are_the_receivers_own() -> None:
 
     numbers = [p.batch["number"] for p in even_packer(batch_size=4, window_batches=1).pack(feed())]
     np.testing.assert_array_equal(np.concatenate(numbers), np.arange(12))
-
-
-def test_columns_of_a_matrix_are_packed() -> None:
-    matrix = np.arange(200).reshape(100, 2)
-    chunk = {"ad": matrix[:, 0] % 100, "number": matrix[:, 1]}
-    packed = list(even_packer(batch_size=7).pack([chunk]))
-    np.testing.assert_array_equal(
-        np.concatenate([p.batch["number"] for p in packed]), np.arange(1, 200, 2)
-    )
-
-
-def test_short_last_batches_come_in_the_last_window() -> None:
-    packed = list(even_packer(batch_size=4, rate=100).pack([numbered([0] * 9 + [1] * 6)]))
-    assert [(p.is_hot, len(p.batch["ad"])) for p in packed] == [
-        (False, 4),
-        (False, 2),
-        (True, 4),
-        (True, 4),
-        (True, 1),
-    ]
 
 
 def test_a_packer_goes_on_with_the_kind_it_ended_with() -> None:
@@ -359,7 +306,7 @@ def test_a_stream_left_early_holds_nothing_in_the_next_one() -> None:
     next(stream)
     stream.close()
     assert [len(p.batch["ad"]) for p in packer.pack([numbered([4, 4, 4])])] == [2, 1]
-    assert packer.held_samples == 0
+    assert packer.kept_samples == 0
 
 
 def test_an_empty_stream_gives_nothing() -> None:
@@ -495,17 +442,6 @@ def test_a_loss_that_is_no_number_is_worse_and_nothing_is_compared_with_it() -> 
     for loss, expected in ((float("nan"), 25), (0.5, 25), (float("inf"), 12), (0.4, 24)):
         rate.report(loss)
         assert rate.rate == expected
-
-
-def test_the_packer_follows_the_loss() -> None:
-    rate = LossRate(start=100)
-    packer = even_packer(batch_size=1, window_batches=8, rate=rate)
-    stream = packer.pack([numbered(np.tile([0, 1], 12))])
-    first = [next(stream).is_hot for _ in range(8)]
-    assert first == [False] * 4 + [True] * 4
-    for loss in (0.1, 0.2, 0.3):
-        rate.report(loss)
-    assert [next(stream).is_hot for _ in range(8)] == [True, False] * 4
 
 
 @pytest.mark.parametrize(("start", "raise_after"), [(0, 4), (101, 4), (50, 0), (50.0, 4)])

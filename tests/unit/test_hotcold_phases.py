@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore_client.hotcold.packer import Packed
-from embstore_client.hotcold.phases import AGREED_BATCHES_MAX, Phases, PushRoom
-from tests.conformance.hotcold import Meeting
+from embstore_training.hotcold.packer import Packed
+from embstore_training.hotcold.phases import AGREED_BATCHES_MAX, Phases, PushRoom
+from tests.conformance.hotness.hotcold import Meeting
 
 EMPTY = {"id": np.empty(0, np.int64)}
 kinds_of_a_rank = st.lists(st.booleans(), max_size=40) | st.lists(
@@ -41,6 +41,7 @@ def taken(phases: Phases) -> list[tuple[bool, list[list[int]]]]:
 
 
 @given(kinds=kinds_of_a_rank)
+@settings(deadline=None)
 def test_phases_of_one_rank_are_its_stretches_of_one_kind(kinds: list[bool]) -> None:
     numbers = iter(range(len(kinds)))
     wanted = [(kind, [[next(numbers)] for _ in group]) for kind, group in groupby(kinds)]

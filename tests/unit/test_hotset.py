@@ -1,7 +1,5 @@
 """Hot sets against brute force: the threshold, small tables, coverage, files, wrong use."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from embstore.arrays import ROWS_MAX
 from embstore.errors import InvalidArgumentError
-from embstore.frequency.hotset import (
+from embstore.profiles.hotset import (
     ROW_BYTES_MAX,
     SMALL_TABLE_SHARE,
     HotSet,
@@ -17,7 +15,7 @@ from embstore.frequency.hotset import (
     contained,
     hot_coverage,
 )
-from embstore.frequency.profile import Profile, Samples, TableProfile
+from embstore.profiles.profile import Profile, Samples, TableProfile
 
 COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 12), max_size=40)
 
@@ -92,30 +90,8 @@ def test_a_table_of_unknown_rows_is_not_small():
     assert hot.tables["a"].tolist() == [0]
 
 
-def test_many_small_tables_leave_half_of_the_budget():
-    small = {f"s{i}": table(f"s{i}", {}, 4) for i in range(400)}
-    counted = Profile({**small, "large": table("large", dict.fromkeys(range(512), 3), 10**6)})
-    hot = choose_hot_set(counted, 1024, dict.fromkeys(counted.tables, 1))
-    assert len(hot.tables["large"]) == 512
-    assert hot.bytes == 1024
-
-
-def test_rows_of_one_count_go_together():
-    counted = profile(a={1: 5, 2: 3, 3: 3, 4: 3})
-    hot = choose_hot_set(counted, 3, {"a": 1})
-    assert (hot.tables["a"].tolist(), hot.threshold, hot.bytes) == ([1], 4, 1)
-    assert choose_hot_set(profile(a={1: 3, 2: 3}), 1, {"a": 1}).row_count == 0
-
-
-def test_the_threshold_is_one_for_all_tables():
-    counted = profile(a={1: 9, 2: 4}, b={1: 8, 2: 5})
-    hot = choose_hot_set(counted, 48, {"a": 16, "b": 16}, version=7)
-    assert {name: keys.tolist() for name, keys in hot.tables.items()} == {"a": [1], "b": [1, 2]}
-    assert (hot.version, hot.threshold, hot.bytes) == (7, 5, 48)
-
-
 def test_keys_beyond_float32_stay_apart():
-    """seeds.md, section 4: FAE's slot numbers are float32, exact up to 2**24 only."""
+    """Source: FAE, whose slot numbers are float32, exact up to 2**24 only."""
     keys = [2**24, 2**24 + 1, 2**31 + 1, 2**39 + 3]
     counted = profile(a={key: 1 + key % 2 for key in keys})
     hot = choose_hot_set(counted, 3, {"a": 1})
@@ -173,59 +149,6 @@ def test_contained_is_membership(keys, wanted):
     ascending = np.array(sorted(keys), np.int64)
     found = contained(ascending, np.array(wanted, np.int64))
     assert found.tolist() == [key in keys for key in wanted]
-
-
-# Files
-
-
-def some_set():
-    keys = {"a": np.array([0, 5, 2**39]), "b": np.empty(0, np.int64)}
-    return HotSet({name: k.astype(np.int64) for name, k in keys.items()}, 3, 17, 4096)
-
-
-def assert_equal(one, other):
-    assert list(one.tables) == list(other.tables)
-    for name, keys in one.tables.items():
-        assert np.array_equal(keys, other.tables[name])
-        assert other.tables[name].dtype == np.int64
-    assert [one.version, one.threshold, one.bytes] == [other.version, other.threshold, other.bytes]
-
-
-def test_what_is_saved_is_loaded(tmp_path):
-    made = some_set()
-    made.save(tmp_path / "x.hotset")
-    assert_equal(made, HotSet.load(tmp_path / "x.hotset"))
-    assert (tmp_path / "x.hotset").read_bytes() == made.to_bytes()
-    assert [path.name for path in tmp_path.iterdir()] == ["x.hotset"]
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_damaged_bytes_are_refused_or_mean_the_same(data):
-    content = bytearray(some_set().to_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    content[place] ^= data.draw(st.integers(1, 255))
-    try:
-        found = HotSet.from_bytes(bytes(content), what="x.hotset")
-    except InvalidArgumentError as exc:
-        assert str(exc).startswith("x.hotset: expected an embstore hot set")
-    else:
-        assert_equal(some_set(), found)
-
-
-def test_a_file_cut_anywhere_is_refused():
-    content = some_set().to_bytes()
-    for length in range(len(content)):
-        with pytest.raises(InvalidArgumentError, match="expected an embstore hot set"):
-            HotSet.from_bytes(content[:length])
-
-
-def test_another_file_is_refused_by_its_name(tmp_path):
-    profile(a={1: 2}).save(tmp_path / "p")
-    with pytest.raises(InvalidArgumentError, match=re.escape(f"{tmp_path / 'p'}: expected")):
-        HotSet.load(tmp_path / "p")
-    with pytest.raises(InvalidArgumentError, match="No such file"):
-        HotSet.load(tmp_path / "none")
 
 
 # Wrong use

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.frequency.counter import KeyCounter
+from embstore.hotness.counter import KeyCounter
 
 SEED = 67
 
@@ -28,7 +28,7 @@ def add_all(counter, batches):
 
 
 def held(counter):
-    keys, counts = counter.items()
+    keys, counts = counter.copied().items()
     assert (keys[1:] > keys[:-1]).all()
     return dict(zip(keys.tolist(), counts.tolist(), strict=True))
 
@@ -123,7 +123,7 @@ def test_a_table_grows_while_keys_come_and_no_count_is_lost():
         sizes.add(counter.memory_bytes)
         assert counter.memory_bytes <= counter.memory_bytes_max
     expected_keys, expected = np.unique(keys, return_counts=True)
-    found_keys, found = counter.items()
+    found_keys, found = counter.copied().items()
     assert found_keys.tolist() == expected_keys.tolist()
     assert found.tolist() == (2 * expected).tolist()
     assert len(sizes) > 2
@@ -159,13 +159,6 @@ def test_a_column_of_a_matrix_is_counted_as_it_lies():
     columns.flags.writeable = False
     counter.add(columns[:, 0], columns[:, 1])
     assert held(counter) == {1: 17, 2: 7}
-
-
-def test_nothing_added_is_nothing_counted():
-    counter = KeyCounter()
-    counter.add(np.empty(0, np.int64))
-    counter.add(np.empty(0, np.int64), np.empty(0, np.int64))
-    assert (held(counter), counter.accesses) == ({}, 0)
 
 
 @pytest.mark.parametrize("counts", [[0, 1], [-1, 1], [1]])

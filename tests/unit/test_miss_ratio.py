@@ -12,10 +12,10 @@ import pytest
 
 import embstore
 from embstore.config import Constant, Sgd
-from embstore.frequency.counter import KeyCounter
-from embstore.frequency.profile import Profile
-from embstore.frequency.recorder import Recorder
-from embstore.frequency.sizing import hit_rates
+from embstore.hotness.counter import KeyCounter
+from embstore.hotness.recorder import Recorder
+from embstore.profiles.profile import Profile
+from embstore_tools.sizing.prediction import hit_rates
 
 CALLS = 160
 CALL_KEYS = 1_200

@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import subprocess
 import sys
 import zipfile
@@ -13,52 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError, StorageError
-from embstore.frequency.profile import (
+from embstore.profiles.profile import (
     Profile,
     Samples,
     TableProfile,
-    Trace,
-    exact_sum,
     spatial_hash,
     spatial_limit,
 )
-from embstore_server.demo.columns import scaled_rows
+from embstore_tools.demo.columns import scaled_rows
+from tests.unit.profile_samples import (
+    archive_of,
+    int64s,
+    members_of,
+    table_of,
+    trace_of,
+    whole_profile,
+)
 
 SEED = 61
 INT64_MAX = 2**63 - 1
-
-
-def int64s(*values):
-    return np.array(values, np.int64)
-
-
-def table_of(counts, name="v", rows=0, **facts):
-    """Return the profile of a table from a dictionary of counts."""
-    keys = sorted(counts)
-    numbers = int64s(*(counts[key] for key in keys))
-    facts = {"accesses": exact_sum(numbers), **facts}
-    return TableProfile(name, rows, int64s(*keys), numbers, **facts)
-
-
-def trace_of(**changes):
-    facts = {
-        "rate": 0.5,
-        "tables": ("v", "w"),
-        "calls": 3,
-        "call": np.array([0, 0, 2], np.int32),
-        "table": np.array([0, 1, 0], np.int16),
-        "keys": int64s(7, 7, 2**40),
-        "counts": int64s(1, 2, 3),
-        "unique_total": 5,
-        "access_total": 9,
-    }
-    return Trace(**{**facts, **changes})
-
-
-def whole_profile():
-    samples = Samples(("v", "v", "w"), int64s(1, 0, 2, 1, 1, 1).reshape(2, 3), int64s(*range(1, 7)))
-    tables = {"v": table_of({0: 3, 7: 300, 2**33: 2**40}, rows=2**34), "w": table_of({}, "w")}
-    return Profile(tables, 0.25, 7, samples, trace_of(), "store")
 
 
 def same(one, other):
@@ -227,20 +199,6 @@ def test_limits_of_rates():
 # Files.
 
 
-def test_a_profile_read_back_is_the_one_written(tmp_path):
-    profile = whole_profile()
-    profile.save(tmp_path / "a.profile")
-    read = Profile.load(tmp_path / "a.profile")
-    assert same(read, profile)
-    assert (read.rate, read.seed, read.store_id) == (0.25, 7, "store")
-    assert read.tables["v"].keys.tolist() == [0, 7, 2**33]
-    assert read.tables["v"].counts.tolist() == [3, 300, 2**40]
-    assert read.samples.lengths.tolist() == [[1, 0, 2], [1, 1, 1]]
-    assert read.samples.ids.tolist() == [1, 2, 3, 4, 5, 6]
-    assert (read.trace.calls, read.trace.call.dtype, read.trace.table.dtype) == (3, "i4", "i2")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.profile"]
-
-
 counted = st.dictionaries(
     st.integers(0, INT64_MAX), st.integers(1, 2**50) | st.integers(1, 9), max_size=9
 )
@@ -269,13 +227,6 @@ def test_any_profile_read_back_is_the_one_written(counts, rate, seed, store_id):
     assert same(read, profile)
 
 
-def test_saving_replaces_the_file_that_was_there(tmp_path):
-    path = tmp_path / "a.profile"
-    whole_profile().save(path)
-    Profile({}).save(str(path))
-    assert Profile.load(path).tables == {}
-
-
 def test_a_failed_save_leaves_the_old_file(tmp_path):
     with pytest.raises(StorageError, match=r"a\.profile"):
         whole_profile().save(tmp_path / "missing" / "a.profile")
@@ -289,70 +240,6 @@ def refused(content, reason="", what="some.file"):
     pattern = f"{what}: expected an embstore profile, found .*{reason}"
     with pytest.raises(InvalidArgumentError, match=f"(?s){pattern}"):
         Profile.from_bytes(content, what=what)
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(InvalidArgumentError, match=f"{path}: expected an embstore profile"):
-            Profile.load(path)
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    path = tmp_path / "a.profile"
-    for content in (b"", b"PK", b"\x00" * 1000, b"1\t2\t3\n" * 50, pickle.dumps({"rate": 1})):
-        path.write_bytes(content)
-        with pytest.raises(InvalidArgumentError, match=f"{path}: expected an embstore profile"):
-            Profile.load(path)
-
-
-def test_a_file_cut_anywhere_is_refused():
-    content = whole_profile().to_bytes()
-    for length in range(0, len(content)):
-        refused(content[:length])
-
-
-def test_a_flipped_bit_is_refused_or_makes_no_difference():
-    """Some bytes of an archive say nothing, dates for example; those of arrays have a checksum."""
-    profile = whole_profile()
-    content = profile.to_bytes()
-    random = np.random.default_rng(SEED)
-    refusals = 0
-    for position in range(len(content)):
-        damaged = bytearray(content)
-        damaged[position] ^= 1 << int(random.integers(8))
-        try:
-            read = Profile.from_bytes(bytes(damaged), "some.file")
-        except InvalidArgumentError as exc:
-            assert str(exc).startswith("some.file: expected an embstore profile, found ")
-            refusals += 1
-        else:
-            assert same(read, profile)
-    assert refusals > len(content) / 2
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_bytes_changed_at_random_are_refused_or_make_no_difference(data):
-    profile = whole_profile()
-    content = bytearray(profile.to_bytes())
-    low = data.draw(st.integers(0, len(content)))
-    patch = data.draw(st.binary(max_size=40))
-    content[low : low + data.draw(st.sampled_from([len(patch), 0, 7]))] = patch
-    try:
-        assert same(Profile.from_bytes(bytes(content), "f"), profile)
-    except InvalidArgumentError as exc:
-        assert str(exc).startswith("f: expected an embstore profile, found ")
-
-
-def members_of(content):
-    with np.load(io.BytesIO(content)) as file:
-        return dict(file)
-
-
-def archive_of(members):
-    file = io.BytesIO()
-    np.savez(file, **members)
-    return file.getvalue()
 
 
 def with_header(**changes):
@@ -458,7 +345,7 @@ def test_a_file_takes_no_more_than_its_numbers_need():
 
 def test_profiles_load_without_a_compiler():
     code = (
-        "import sys; import embstore.frequency.profile; print('numba' in sys.modules, "
+        "import sys; import embstore.profiles.profile; print('numba' in sys.modules, "
         "'cupy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

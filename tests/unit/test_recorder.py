@@ -1,7 +1,6 @@
 """Recorded calls: a sample of keys with all of their events, in bounded memory, totals of all."""
 
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError
-from embstore.frequency import recorder as recorder_module
-from embstore.frequency.profile import Profile, spatial_hash, spatial_limit
-from embstore.frequency.recorder import Recorder
+from embstore.hotness import recorder as recorder_module
+from embstore.hotness.recorder import Recorder
+from embstore.profiles.profile import Profile, spatial_hash, spatial_limit
 
 SEED = 71
 
@@ -104,35 +103,6 @@ def random_calls(count, keys, rows, tables=("v", "w")):
     ]
 
 
-def test_half_the_rate_keeps_a_subset():
-    calls = random_calls(20, 500, 10_000)
-    kept = []
-    for events_max in (100_000, 5_000, 2_000, 500):
-        recorder = Recorder(events_max)
-        for call in calls:
-            recorder.record(call)
-        trace = recorder.trace()
-        kept.append((trace.rate, events_of(trace)))
-        assert (trace.unique_total, trace.access_total) == (unique_of(calls), 20 * 1000)
-    for (rate, events), (lower_rate, fewer) in pairwise(kept):
-        assert lower_rate < rate
-        assert fewer.items() < events.items()
-
-
-def unique_of(calls):
-    return sum(len(np.unique(keys)) for call in calls for _, keys, _ in call)
-
-
-def test_a_key_is_in_or_out_for_good():
-    recorder = Recorder(rate=0.2)
-    for call in random_calls(30, 300, 2_000):
-        recorder.record(call)
-    trace = recorder.trace()
-    for number, name in enumerate(trace.tables):
-        keys = trace.keys[trace.table == number]
-        assert (spatial_hash(name, keys) <= np.uint64(spatial_limit(0.2))).all()
-
-
 def test_tables_have_samples_of_their_own():
     keys = np.arange(10_000)
     recorder = Recorder(rate=0.1)
@@ -162,15 +132,6 @@ def test_one_call_larger_than_all_room_is_sampled_down():
     trace = recorder.trace()
     assert 20 < len(trace.keys) <= 100
     assert (trace.unique_total, trace.access_total) == (100_000, 100_000)
-
-
-def test_calls_without_events_count():
-    recorder = Recorder()
-    recorder.record([])
-    recorder.record([("v", int64s([]), None)])
-    recorder.record([("v", int64s([3]), None)])
-    trace = recorder.trace()
-    assert (trace.calls, trace.call.tolist(), trace.keys.tolist()) == (3, [2], [3])
 
 
 def test_a_trace_stays_as_it_was_when_recording_goes_on():

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.cache import policy as cache_policy
+from embstore.cache.policies import POLICIES, Lru
 from embstore.errors import InvalidArgumentError
-from embstore.frequency import simulate
-from embstore.frequency.counter import KeyCounter
-from embstore.frequency.profile import Profile, TableProfile, Trace
-from embstore.frequency.recorder import Recorder
-from embstore.frequency.sizing import POLICIES, hit_rates, lookahead_traffic
-from embstore.popularity import lfu_counts
+from embstore.hotness.counter import KeyCounter
+from embstore.hotness.recorder import Recorder
+from embstore.profiles.profile import Profile, TableProfile, Trace
+from embstore_tools.sizing import simulate
+from embstore_tools.sizing.prediction import hit_rates, lookahead_traffic
+from tests.unit.small_stores import make_table, opened, resident_keys
 
 CALLS = st.lists(st.lists(st.integers(0, 15), min_size=1, max_size=8), min_size=1, max_size=20)
 
@@ -133,23 +133,6 @@ def test_a_warm_up_brings_the_most_accessed_last():
     assert rates.by_unique == pytest.approx(4 / 6)
 
 
-def test_what_the_cache_decides_by_is_what_is_simulated():
-    assert simulate.AGEING_TOUCHES == cache_policy.AGEING_TOUCHES
-    assert POLICIES == cache_policy.POLICIES
-
-
-def test_a_warm_up_under_lfu_counts_as_the_store_does():
-    class Slots:
-        slot_count = 500
-
-    counts = np.array([1, 3, 70, 5_000_000, 900])
-    recorded = simulate.Recording(
-        *(np.empty(0, np.int64) for _ in range(4)), counts.astype(float), 9e6, counts[:0]
-    )
-    expected = lfu_counts(counts, 9_000_000, Slots())
-    assert simulate._warm_counts(recorded, 500).tolist() == expected.tolist()
-
-
 # Samples of the keys
 
 
@@ -184,7 +167,7 @@ def test_weights_stand_for_all_keys(rate):
     rng = np.random.default_rng(69)
     counted = of_one([zipf(rng, 5_000, 1.0, 500) for _ in range(50)], rate)
     table = counted.tables["a"]
-    sampled = simulate._Sampled.of(table, rate)
+    sampled = simulate._sampled(0, table, rate)
     assert sampled.key_weights.sum() == pytest.approx(len(table.keys))
     assert sampled.access_weights @ sampled.counts == pytest.approx(table.counts.sum())
     assert (sampled.key_weights >= 1).all()
@@ -310,3 +293,36 @@ def test_a_trace_without_events_leaves_the_counts():
     none = np.empty(0, np.int64)
     empty = Trace(1e-9, ("a",), 1, none.astype(np.int32), none.astype(np.int16), none, none, 2, 3)
     assert hit_rates(Profile(counted.tables, trace=empty), [5], "lru").method == "counted"
+
+
+# Policies
+
+
+class Recency(Lru):
+    """LRU under another name."""
+
+    name = "recency"
+
+
+def test_a_policy_in_the_list_is_evicted_by_and_predicted(monkeypatch, tmp_path):
+    monkeypatch.setitem(POLICIES, Recency.name, Recency())
+    calls = [np.arange(start, start + 300) for start in range(0, 6_000, 200)]
+    resident = {}
+    for policy in ("lru", "recency"):
+        with opened(tmp_path / policy, cache_bytes=60_000, policy=policy) as store:
+            table = make_table(store)
+            for keys in calls:
+                table.lookup(keys)
+            resident[policy] = resident_keys(table)
+    assert resident["recency"] == resident["lru"]
+    counted = of_one(calls)
+    rates = [hit_rates(counted, [200, 500], policy).by_unique for policy in ("lru", "recency")]
+    assert np.array_equal(*rates)
+    with pytest.raises(InvalidArgumentError, match="lru, lfu, rank, recency, found 'fifo'"):
+        hit_rates(counted, [10], "fifo")
+
+
+def test_first_counts_under_lfu_are_shares_of_the_touches_between_halvings():
+    counts = np.array([1, 3, 70, 5_000_000, 900])
+    found = POLICIES["lfu"].first_counts(counts, 1_000_000, 500)
+    assert found.tolist() == [1, 1, 1, 2047, 9]

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from embstore import Adagrad
 from tests.unit.small_stores import (
     make_table,
     opened,
@@ -56,56 +55,6 @@ def test_files_stay_while_a_checkpoint_names_them_and_then_go(tmp_path):
     with opened(tmp_path, **OPTIONS) as store:
         assert store.tables() == ["stays"]
         assert not base_of(tmp_path, 1).exists()
-
-
-def test_a_dropped_table_comes_back_with_its_checkpoint(tmp_path):
-    """Its rows were in the cache, in the log and in the base when it was dropped."""
-    with opened(tmp_path, **OPTIONS) as store:
-        table = filled(store, "t")
-        store.checkpoint("first")
-        settle(store)
-        assert storage_of(store).stats()["folds"] == 1
-        table.assign(KEYS[200:400], rows_of(KEYS[200:400], version=1))
-        table.flush()
-        table.assign(KEYS[390:420], rows_of(KEYS[390:420], version=2))
-        store.checkpoint("kept")
-        before = table.digest()
-        store.drop_table("t")
-        other = make_table(store, "t", dim=8, optimizer=Adagrad(0.1))
-        other.assign(KEYS, rows_of(KEYS, 8, version=5))
-        settle(store)
-        store.restore("kept")
-        settle(store)
-        assert store.table("t").dim == 4
-        assert store.table("t").digest() == before
-        store.check_integrity()
-
-
-def test_a_table_id_is_never_given_again(tmp_path):
-    ids = set()
-    with opened(tmp_path, **OPTIONS) as store:
-        make_table(store, "first")
-        store.checkpoint("empty")
-        for round_number in range(4):
-            ids.add(make_table(store, f"t{round_number}")._id)
-            store.restore("empty")
-    for _ in range(3):
-        with opened(tmp_path, **OPTIONS) as store:
-            ids.add(make_table(store, "t")._id)
-            store.drop_table("t")
-    assert len(ids) == 7
-
-
-def test_a_new_table_of_an_old_name_has_none_of_its_rows(tmp_path):
-    with opened(tmp_path, **OPTIONS) as store:
-        for _ in range(3):
-            table = filled(store, "t")
-            table.flush()
-            store.drop_table("t")
-            assert (make_table(store, "t").lookup(KEYS) == 0.5).all()
-            store.drop_table("t")
-        settle(store)
-        store.check_integrity()
 
 
 def test_the_log_lets_dropped_rows_go(tmp_path):

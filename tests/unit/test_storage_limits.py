@@ -90,7 +90,7 @@ def prepared(path, **options):
     for start in range(0, 6_000, 100):
         keys = np.arange(start, start + 100)
         narrow.assign(keys, rows_of(keys))
-    last = pool_of(narrow).slot_keys[-500:] & KEY_MASK
+    last = pool_of(narrow).slots.keys[-500:] & KEY_MASK
     command = {
         "narrow": (last, rng.standard_normal((500, 4)).astype(np.float32)),
         "wide": (np.arange(300), rng.standard_normal((300, 24)).astype(np.float32)),
@@ -123,10 +123,10 @@ def test_a_command_over_two_layouts_is_refused_whole_or_done_whole(tmp_path):
     store, command = prepared(tmp_path / "unlimited")
     with store:
         before, rows = digests(store), storage_of(store).log.index.size
-        slots = pool_of(store.table("narrow")).slot_count
+        slots = pool_of(store.table("narrow")).slots.count
         store.update(command)
         after = digests(store)
-        assert pool_of(store.table("narrow")).slot_count < slots, "slabs must change hands"
+        assert pool_of(store.table("narrow")).slots.count < slots, "slabs must change hands"
     outcomes = {}
     for room in range(0, 3_000, 150):
         outcomes[room] = outcome(tmp_path / str(room), rows + room, before, after)

@@ -6,7 +6,6 @@ import pytest
 from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.log import Log
-from embstore.storage.write_behind import write_now
 from tests.unit.small_stores import UnsyncedFiles
 from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
 
@@ -20,7 +19,7 @@ def new_log(path, segment_bytes=1 << 16, rows_max=10_000):
 def append(log, keys, version=0):
     keys = np.asarray(keys, np.int64)
     log.reserve(len(keys), 32)
-    log.append(keys, records_for(keys, version), write_now)
+    log.place(keys, 32)(records_for(keys, version))
 
 
 def seal(log):
@@ -89,40 +88,6 @@ def merged(log, old, keep=None):
     return result
 
 
-def test_what_is_appended_is_found(tmp_path):
-    log = new_log(tmp_path)
-    append(log, [3, 1 << 50, 8], version=4)
-    check(log, {3: 4, 1 << 50: 4, 8: 4, 5: None})
-    assert log.appending
-
-
-def test_the_later_record_of_a_key_wins(tmp_path):
-    log = new_log(tmp_path)
-    append(log, [1, 2, 3], version=1)
-    append(log, [2], version=2)
-    seal(log)
-    append(log, [3], version=3)
-    check(log, {1: 1, 2: 2, 3: 3})
-
-
-def test_nothing_is_found_in_an_empty_log(tmp_path):
-    log = new_log(tmp_path)
-    assert located(log, [0, 1]).tolist() == [0, 0]
-    assert located(log, []).tolist() == []
-    log.check_integrity()
-
-
-def test_a_reopened_log_finds_the_same(tmp_path):
-    log = new_log(tmp_path)
-    for version in range(5):
-        append(log, range(version * 10, version * 10 + 25), version)
-        seal(log)
-    log.close()
-    again = reopened(tmp_path, log)
-    check(again, {key: min(key // 10, 4) for key in range(65)})
-    assert live(again) == live(log) == [10, 10, 10, 10, 25]
-
-
 def test_a_full_segment_is_sealed_and_the_next_begun(tmp_path):
     log = new_log(tmp_path, segment_bytes=16_384)
     for start in range(0, 2_000, 100):
@@ -172,30 +137,6 @@ def test_replace_puts_the_merged_segment_where_the_newest_was(tmp_path):
     assert live(log) == [10, 9, 2]
     log.close()
     check(reopened(tmp_path, log), expected)
-
-
-def test_what_was_written_during_a_merge_stays(tmp_path):
-    log = new_log(tmp_path)
-    append(log, range(10))
-    old = seal(log)
-    keys, positions = newest(old)
-    writer = log.new_writer(1 << 16)
-    writer.reserve(10, 32)
-    writer.append(keys, records_for(keys))
-    append(log, [7], version=1)  # meanwhile, on the engine thread
-    log.replace([old], writer.seal(), keys, positions)
-    check(log, {6: 0, 7: 1, 8: 0})
-    assert live(log) == [9]
-
-
-def test_replace_by_nothing_forgets_the_records(tmp_path):
-    log = new_log(tmp_path)
-    append(log, range(10))
-    old = seal(log)
-    append(log, [3], version=1)
-    log.replace([old], None, *newest(old))
-    check(log, {0: None, 3: 1, 9: None})
-    assert log.index.size == 1
 
 
 def test_a_frozen_segment_stays_frozen_when_merged(tmp_path):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from embstore.storage.merge import newest
+from embstore.storage.merges import newest
 from tests.unit.small_stores import UnsyncedFiles, generator
 from tests.unit.storage_samples import (
     append,
@@ -58,7 +58,7 @@ def test_newest_is_the_last_record_of_each_key(tmp_path):
 
 def test_newest_of_segments_without_records_is_nothing(tmp_path):
     storage, _ = opened(tmp_path, **NEVER)
-    storage.reserve(5, 4)
+    storage.appender.reserve(5, 32)
     seal(storage)
     assert [len(part) for part in newest(storage.log.segments)] == [0, 0]
     storage.close()
@@ -96,18 +96,6 @@ def test_nothing_newer_than_the_oldest_kept_checkpoint_is_folded(tmp_path):
     assert versions(storage, range(100)) == [2] * 100
     storage.restore("a", 3)
     assert versions(storage, range(100)) == [1] * 100
-    storage.close()
-
-
-def test_several_tables_are_folded_each_to_its_base(tmp_path):
-    storage, entries = opened(tmp_path, tables=3, fold_bytes=1)
-    for table_id in range(3):
-        append(storage, range(table_id, 600, 3), version=table_id, table_id=table_id)
-    storage.commit(entries, 1)
-    settle(storage)
-    for table_id in range(3):
-        found = versions(storage, range(600), table_id)
-        assert found == [table_id if key % 3 == table_id else -1 for key in range(600)]
     storage.close()
 
 
@@ -159,23 +147,10 @@ def test_a_compaction_keeps_the_live_records_of_uncommitted_segments(tmp_path):
     storage.close()
 
 
-def test_a_segment_without_a_live_record_disappears(tmp_path):
-    storage, entries = opened(tmp_path, **NEVER)
-    append(storage, range(200), version=1)
-    seal(storage)
-    append(storage, range(200), version=2)
-    storage.commit(entries, 1)
-    settle(storage)
-    assert versions(storage, range(200)) == [2] * 200
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(200)) == [2] * 200
-    storage.close()
-
-
 def test_a_segment_in_which_nothing_was_written_opens_again(tmp_path):
     """Room was reserved for victims, and all of them were clean."""
     storage, entries = opened(tmp_path)
-    storage.reserve(100, 4)
+    storage.appender.reserve(100, 32)
     storage.commit(entries, 1)
     storage = reopen(storage, tmp_path)
     append(storage, range(10), version=1)
@@ -279,7 +254,7 @@ def test_a_commit_while_a_compaction_runs_keeps_both(tmp_path, point):
     append(storage, range(100), version=1)
     seal(storage)
     append(storage, range(80), version=2)
-    storage.tend()
+    storage.merges.poll()
     files.wait()
     append(storage, range(90, 120), version=3)
     storage.commit(entries, 1, label="a")
@@ -341,7 +316,7 @@ def test_a_table_may_go_for_good_while_a_fold_writes_its_rows(tmp_path, point):
     files = PausedFiles(tmp_path, point)
     storage = open_storage(tmp_path, files=files, keep=1, fold_bytes=1)
     storage.drop_table(1)
-    storage.tend()
+    storage.merges.poll()
     files.wait()
     go_on_once_it_waits(files, storage, lambda: storage.commit(entries[:1], 2, label="with one"))
     settle(storage)
@@ -359,10 +334,10 @@ def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
     append(storage, range(100), version=1)
     seal(storage)
     append(storage, range(80), version=2)
-    storage.tend()
+    storage.merges.poll()
     files.wait()
     go_on_once_it_waits(files, storage, storage.merges.stop)
-    storage.check_integrity()
+    storage.log.check_integrity()
     assert storage.merges.compactions == 0 and storage.merges.failures == 0
     storage.commit(entries, 1)
     settle(storage)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from embstore.kernels.row_index import PLACE_BITS
-from embstore.storage.row_index import RowIndex
+from embstore.storage.row_index import PLACE_BITS, RowIndex
 from tests.unit.small_stores import generator
 
 SEED = 61

@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
-from embstore.kernels.row_index import PLACE_BITS
-from embstore.storage.format import PAGE_BYTES
+from embstore.errors import CapacityError
+from embstore.storage.catalogue import SegmentEntry
+from embstore.storage.row_index import PLACE_BITS
 from embstore.storage.segment import SegmentWriter, capacity_for, read_segment, record_sizes
 from tests.unit.small_stores import UnsyncedFiles
 from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
@@ -32,9 +32,9 @@ def write_segment(path, pieces=PIECES, capacity=1 << 16):
     return sealed, places
 
 
-def read(path, sealed, store_id=STORE_ID, number=NUMBER, **other):
-    what = {"length": sealed.bytes, "index_checksum": sealed.checksum} | other
-    return read_segment(UnsyncedFiles(path), store_id, number, PLACE, commit=COMMIT, **what)
+def read(path, sealed):
+    entry = SegmentEntry(NUMBER, COMMIT, sealed.bytes, sealed.checksum)
+    return read_segment(UnsyncedFiles(path), STORE_ID, PLACE, entry)
 
 
 def file_of(path):
@@ -136,56 +136,3 @@ def test_a_segment_that_cannot_be_begun_leaves_no_file_open(tmp_path):
     for descriptor in files.descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-
-
-def test_every_flipped_byte_but_a_records_is_refused(tmp_path):
-    """Header page (its zeros by sample), key index, runs, trailer. Rows are checked when read."""
-    sealed, _ = write_segment(tmp_path)
-    file, content = file_of(tmp_path), bytearray(file_of(tmp_path).read_bytes())
-    records = sum(len(keys) * (16 + 4 * stride) for keys, stride in PIECES)
-    header = [*range(64), *range(64, PAGE_BYTES, 97), PAGE_BYTES - 1]
-    guarded = [*header, *range(PAGE_BYTES + records, len(content) - 8)]
-    for at in guarded:
-        content[at] ^= 1 << at % 8
-        file.write_bytes(content)
-        with pytest.raises(EmbstoreError):
-            read(tmp_path, sealed)
-        content[at] ^= 1 << at % 8
-    file.write_bytes(content)
-    assert read(tmp_path, sealed).records == 8
-
-
-@pytest.mark.parametrize("change", [-1, -64, -5_000, 1, 4096])
-def test_a_file_of_another_length_is_refused(tmp_path, change):
-    sealed, _ = write_segment(tmp_path)
-    content = file_of(tmp_path).read_bytes()
-    file_of(tmp_path).write_bytes((content + bytes(4096))[: max(len(content) + change, 0)])
-    with pytest.raises(CorruptTableError, match=f"expected {sealed.bytes} bytes"):
-        read(tmp_path, sealed)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    sealed, _ = write_segment(tmp_path)
-    file_of(tmp_path).unlink()
-    with pytest.raises(CorruptTableError, match="found none"):
-        read(tmp_path, sealed)
-
-
-def test_a_segment_of_another_store_is_refused(tmp_path):
-    sealed, _ = write_segment(tmp_path)
-    with pytest.raises(CorruptTableError, match="belongs to store"):
-        read(tmp_path, sealed, store_id=bytes(16))
-
-
-def test_a_segment_under_another_number_is_refused(tmp_path):
-    sealed, _ = write_segment(tmp_path)
-    file_of(tmp_path).rename(tmp_path / "log" / f"{8:012d}.log")
-    with pytest.raises(CorruptTableError):
-        read(tmp_path, sealed, number=8)
-
-
-def test_another_segment_of_the_same_length_is_refused(tmp_path):
-    """As after a restore from a backup of some other day."""
-    sealed, _ = write_segment(tmp_path)
-    with pytest.raises(CorruptTableError):
-        read(tmp_path, sealed, index_checksum=sealed.checksum ^ 1)

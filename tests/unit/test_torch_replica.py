@@ -16,10 +16,10 @@ import embstore  # noqa: E402
 from embstore import arithmetic  # noqa: E402
 from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd, Uniform  # noqa: E402
 from embstore.errors import DeviceError, InvalidArgumentError  # noqa: E402
-from embstore.frequency.hotset import HotSet  # noqa: E402
-from embstore_client.hotcold.replica import Replica  # noqa: E402
-from embstore_client.hotcold.run import HotColdRun  # noqa: E402
-from embstore_client.hotcold.torch_replica import (  # noqa: E402
+from embstore.profiles.hotset import HotSet  # noqa: E402
+from embstore_training.hotcold.replica import Replica  # noqa: E402
+from embstore_training.hotcold.run import HotColdRun  # noqa: E402
+from embstore_training.hotcold.torch_replica import (  # noqa: E402
     TorchReplica,
     apply_update,
     sum_over_dim,
@@ -109,18 +109,19 @@ DIMS_BY_TABLE = {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5}
 HOT = HotSet(dict.fromkeys(OPTIMIZERS, np.arange(0, ROWS, 2)))
 
 
+def opened(path: Any) -> Any:
+    """Open a store with a table of each optimizer."""
+    store = embstore.open(path, cache_bytes=1 << 20, device="cpu")
+    for name, optimizer in OPTIMIZERS.items():
+        dim, initializer = DIMS_BY_TABLE[name], Uniform(-0.1, 0.1)
+        store.create_table(name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=initializer)
+    return store
+
+
 @pytest.fixture
 def store(tmp_path: Any) -> Iterator[Any]:
-    with embstore.open(tmp_path, cache_bytes=1 << 20, device="cpu") as opened:
-        for name, optimizer in OPTIMIZERS.items():
-            opened.create_table(
-                name,
-                dim=DIMS_BY_TABLE[name],
-                rows=ROWS,
-                optimizer=optimizer,
-                initializer=Uniform(-0.1, 0.1),
-            )
-        yield opened
+    with opened(tmp_path) as store:
+        yield store
 
 
 def test_replica_trains_as_the_one_of_numpy(store: Any) -> None:
@@ -145,7 +146,7 @@ def test_replica_trains_as_the_one_of_numpy(store: Any) -> None:
     digests = []
     for replica in (ours, numpys):
         with store.session(tables=[*OPTIMIZERS]) as run:
-            replica.push(run._joined())
+            replica.push(run.member)
         digests.append([store.table(name).digest() for name in OPTIMIZERS])
         for name in OPTIMIZERS:  # both add 20 to t
             assert store.table(name).t in (20, 40)
@@ -181,12 +182,7 @@ def train(store: Any, replica: Any) -> list[str]:
 def test_run_with_tensors_trains_as_one_with_arrays(store: Any, tmp_path: Any) -> None:
     digests = [train(store, partial(TorchReplica, device="cpu"))]
     store.close()
-    with embstore.open(tmp_path / "other", cache_bytes=1 << 20, device="cpu") as other:
-        for name, optimizer in OPTIMIZERS.items():
-            dim, initializer = DIMS_BY_TABLE[name], Uniform(-0.1, 0.1)
-            other.create_table(
-                name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=initializer
-            )
+    with opened(tmp_path / "other") as other:
         digests.append(train(other, Replica))
     assert digests[0] == digests[1]
 

@@ -1,37 +1,64 @@
-"""The tree of commands, and what stands above them: the help's end, the version."""
+"""The tree of commands: where the function of each is. It is imported when it is asked for."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import embstore
-from embstore_server.cli import exits, output, tables
-from embstore_server.cli.bench import bench
-from embstore_server.cli.checkpoint import checkpoint
-from embstore_server.cli.demo import demo
-from embstore_server.cli.digest import digest
-from embstore_server.cli.frequency import (
-    export_profile,
-    import_profile,
-    pin_hotset,
-    unpin_hotset,
-    warm,
-)
-from embstore_server.cli.hotset import hotset
-from embstore_server.cli.profile import profile
-from embstore_server.cli.serving import serve
-from embstore_server.cli.sessions import sessions
-from embstore_server.cli.size import size
-from embstore_server.cli.stats import stats
+from embstore_server.cli import exits, output
+
+_COMMANDS = {
+    "embstore_server.cli.serving": ["serve"],
+    "embstore_tools.commands.demo": ["demo"],
+    "embstore_server.cli.stats": ["stats", "sessions"],
+    "embstore_server.cli.store": ["checkpoint", "digest", "call"],
+    "embstore_tools.commands.bench": ["bench"],
+    "embstore_tools.commands.profile": ["profile"],
+    "embstore_tools.commands.size": ["size"],
+    "embstore_tools.commands.hotset": ["hotset"],
+    "embstore_server.cli.frequency": (
+        ["export-profile", "import-profile", "warm", "pin-hotset", "unpin-hotset"]
+    ),
+}
+_TABLE_COMMANDS = {"embstore_server.cli.tables": ["create", "list", "show", "drop"]}
+
+
+def _lazy(commands_of: Mapping[str, list[str]]) -> type[TyperGroup]:
+    """Return a kind of group that imports a command when it is asked for."""
+    places = {name: module for module, names in commands_of.items() for name in names}
+
+    class Lazy(TyperGroup):
+        def __init__(self, *, commands: Any = None, **options: Any) -> None:
+            known: dict[str, Any] = dict.fromkeys(places) | dict(commands or {})
+            super().__init__(commands=known, **options)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if cmd_name in places and self.commands[cmd_name] is None:
+                module = import_module(places[cmd_name])
+                alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+                alone.command(cmd_name)(getattr(module, cmd_name.replace("-", "_")))
+                self.commands[cmd_name] = get_command(alone)
+            return super().get_command(ctx, cmd_name)
+
+    return Lazy
+
 
 app = typer.Typer(
+    cls=_lazy(_COMMANDS),
     help="An exact embedding store for training recommender models.",
     epilog=exits.LEGEND,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # a trace is for whoever mends us: as Python prints it
+    pretty_exceptions_enable=False,  # a trace is for developers: as Python prints it
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_TABLE_HELP = "Create, list, show and drop tables."
+_tables = typer.Typer(cls=_lazy(_TABLE_COMMANDS), help=_TABLE_HELP, no_args_is_help=True)
+app.add_typer(_tables, name="table")
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,15 +71,7 @@ def _show_version(wanted: bool) -> None:
 def above(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which one."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Take the flags that stand before the command."""
-
-
-for command in (
-    *(serve, demo, stats, sessions, checkpoint, digest, bench, profile, size, hotset),
-    *(export_profile, import_profile, warm, pin_hotset, unpin_hotset),
-):
-    app.command()(command)
-app.add_typer(tables.app, name="table")

@@ -1,109 +1,74 @@
-"""The way to a server, and what commands ask of it: a part of the object model of `embstore.Store`.
+"""Commands for a running server: the flags that each of them has, the connection, what it shows."""
 
-Commands call `connected` through this module, so that a test can put an embedded store in its
-place; it has the same methods.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from embstore_server.cli import output
+from embstore_server.cli.flags import flag, option, replace_parameters
 
 if TYPE_CHECKING:
-    from embstore.arrays import Keys, Rows
-    from embstore.config import Initializer, Optimizer, TableConfig
-    from embstore.frequency.hotset import HotSet
-    from embstore.frequency.profile import Profile
-    from embstore.results import Checkpoint, HotSetFacts
+    from embstore.handles.store import Store
 
+Connect = Callable[[], AbstractContextManager["Store"]]
+"""Connects to the server; leaving the with block closes the connection."""
+Shown = tuple[Any, str | Callable[[], None]]
+"""What a command has to show: a JSON document, and what people get, as text or drawn."""
+
+ADDRESS = "127.0.0.1:50051"
+TIMEOUT_S = 60.0
+LONG_TIMEOUT_S = 3600.0
+"""For commands that read or write whole tables."""
 CONNECT_TIMEOUT_S = 5.0
-"""A server that is there answers at once; a person who mistyped the address waits for this."""
+"""A running server answers at once; a person who mistyped the address waits for this."""
 
 
-class ServedTable(Protocol):
-    """A table's handle; see `embstore.Table`."""
+def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], Any]:
+    """Return a decorator that gives a command the flags of a connection, and --json.
 
-    @property
-    def config(self) -> "TableConfig":
-        """The whole configuration, with today's rows and learning rate."""
+    The command's first parameter, `connect`, is not a flag: calling it connects to the server that
+    the flags name, so a command checks its own arguments before. What it returns is shown.
+    `timeout_s` is the default of --timeout.
+    """
+    text = "PEM file of the certificate authorities to trust. Default: no TLS."
+    seconds = flag("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
+    flags = [
+        option(
+            "address",
+            str,
+            flag("gRPC address of the server.", "HOST:PORT", envvar="EMBSTORE_ADDRESS"),
+            ADDRESS,
+        ),
+        option("timeout", float, seconds, timeout_s),
+        option(
+            "tls_ca",
+            Path | None,
+            flag(text, "FILE", envvar="EMBSTORE_TLS_CA", exists=True, dir_okay=False),
+        ),
+        option("as_json", bool, output.JSON_FLAG, False),
+    ]
 
-    def lookup(self, keys: "Keys") -> "Rows":
-        """Return the rows of keys."""
+    def decorate(command: Callable[..., Shown]) -> Any:
+        @wraps(command)
+        def connecting(
+            *, address: str, timeout: float, tls_ca: Path | None, as_json: bool, **given: Any
+        ) -> None:
+            connect = partial(connected, address, timeout, tls_ca)
+            output.show(*command(connect=connect, **given), as_json=as_json)
 
-    def update(self, keys: "Keys", gradients: "Rows") -> Any:
-        """Apply gradients."""
+        _, *own = signature(command).parameters.values()
+        return replace_parameters(connecting, [*own, *flags])
 
-    def digest(self) -> str:
-        """Return the digest of the content."""
-
-    def stats(self) -> dict[str, Any]:
-        """Return the figures."""
-
-
-class ServedStore(Protocol):
-    """A server's store; see `embstore.Store`."""
-
-    @property
-    def device_facts(self) -> dict[str, Any]:
-        """What the device is, its memory and versions."""
-
-    def create_table(
-        self,
-        name: str,
-        *,
-        dim: int,
-        rows: int,
-        optimizer: "Optimizer",
-        initializer: "Initializer",
-        seed: int | None = None,
-    ) -> ServedTable:
-        """Make a table."""
-
-    def table(self, name: str) -> ServedTable:
-        """Return a table by name."""
-
-    def tables(self) -> list[str]:
-        """Return the names of all tables, sorted."""
-
-    def drop_table(self, name: str) -> int:
-        """Forget a table; return the command number."""
-
-    def checkpoint(self, label: str, metadata: Mapping[str, Any] | None = None) -> "Checkpoint":
-        """Make everything durable."""
-
-    def checkpoints(self) -> list["Checkpoint"]:
-        """Return the kept checkpoints, oldest first."""
-
-    def export_profile(self, *, source: str = "counted") -> "Profile":
-        """Return what was counted, or imported."""
-
-    def import_profile(
-        self, profile: "Profile", *, rename: Mapping[str, str] | None = None
-    ) -> None:
-        """Rank rows by a profile."""
-
-    def warm_cache(
-        self, share: float = 0.7, *, progress: Callable[[int, int], None] | None = None
-    ) -> int:
-        """Bring the most frequent rows in; return how many."""
-
-    def pin_hot_set(self, hot_set: "HotSet | None") -> "HotSetFacts":
-        """Keep the rows of a hot set in the cache; None: of none."""
-
-    def stats(self) -> dict[str, Any]:
-        """Return what the store is and did."""
+    return decorate
 
 
 def connected(
     address: str, timeout_s: float, tls_ca: Path | None
-) -> AbstractContextManager[ServedStore]:
-    """Connect to a server; leaving the with block closes the connection.
-
-    Raises
-    ------
-    DeadlineError : no server answered.
-    InvalidArgumentError : this is no address.
-    """
+) -> AbstractContextManager["Store"]:
+    """Connect to a server; raises DeadlineError, and InvalidArgumentError for a bad address."""
     from embstore_client import connect
 
     return connect(

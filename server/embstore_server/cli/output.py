@@ -1,13 +1,13 @@
-"""What commands show: tables for people, one JSON document for scripts, and progress meanwhile.
+"""The output of commands: tables for people, one JSON document for scripts, and progress.
 
 Progress is drawn on standard error and only on a terminal: a log file gets none. Where standard
-output is no terminal, tables are as wide as they must be, so that no cell is cut.
+output is no terminal, tables are as wide as they need, so that no cell is cut.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:  # rich is loaded by what draws with it
     from rich.progress import Progress
 
 _WIDTH_UNBOUNDED = 10_000
-_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+JSON_FLAG = typer.Option("--json", help="One JSON document on standard output, nothing else.")
+AsJson = Annotated[bool, JSON_FLAG]
+"""The flag of every command that has something to show."""
 
 Advance = Callable[[int], None]
-"""Tells that so many more are done."""
-Told = Callable[[int, int], None]
-"""Tells that so many are done, of so many."""
+"""Takes the number of items done since the last call."""
+Progressed = Callable[[int, int], None]
+"""Takes the number of items done so far, and the number of all, 0: unknown."""
 
 
 def show_json(document: Any) -> None:
@@ -32,6 +35,16 @@ def show_json(document: Any) -> None:
 def show_text(text: str) -> None:
     """Write lines to standard output as they are."""
     typer.echo(text)
+
+
+def show(document: Any, text: str | Callable[[], None], *, as_json: bool) -> None:
+    """Write a JSON document, or what it means for people: a text, or what draws it."""
+    if as_json:
+        show_json(document)
+    elif callable(text):
+        text()
+    elif text:
+        typer.echo(text)
 
 
 def show_error(message: str) -> None:
@@ -69,25 +82,17 @@ def show_parts(parts: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> None:
     _console().print(table)
 
 
-def bytes_text(count: int) -> str:
-    """Return a number of bytes for people: 1.5 GiB."""
-    for size, unit in _UNITS:
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"
-
-
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show what is going on inside the with block; `total` None: nobody knows how long it takes."""
+    """Show progress inside the with block; `total` None: unknown."""
     with _drawing(is_counted=total is not None) as drawn:
         task = drawn.add_task(what, total=total)
         yield lambda count: drawn.advance(task, count)
 
 
 @contextmanager
-def progress_of(what: str) -> Iterator[Told]:
-    """Show how many are done of how many, which may be 0 while nobody knows."""
+def progress_of(what: str) -> Iterator[Progressed]:
+    """Show progress of which the server reports both numbers."""
     with _drawing(is_counted=True) as drawn:
         task = drawn.add_task(what, total=None)
         yield lambda done, of: drawn.update(task, completed=done, total=of or None)
@@ -95,27 +100,15 @@ def progress_of(what: str) -> Iterator[Told]:
 
 @contextmanager
 def _drawing(*, is_counted: bool) -> Iterator["Progress"]:
+    from rich import progress as p
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
 
     console = Console(stderr=True)
-    counted = [BarColumn(), MofNCompleteColumn()] if is_counted else []
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        *counted,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as drawn:
+    counted = [p.BarColumn(), p.MofNCompleteColumn()] if is_counted else []
+    text = p.TextColumn("{task.description}", markup=False)
+    columns = [p.SpinnerColumn(), text, *counted, p.TimeElapsedColumn()]
+    is_off = not console.is_terminal
+    with p.Progress(*columns, console=console, transient=True, disable=is_off) as drawn:
         yield drawn
 
 

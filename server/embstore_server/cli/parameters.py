@@ -1,9 +1,15 @@
-"""Values of flags that are more than one word: amounts of bytes, initializers, optimizers."""
+"""Values of flags that need more than a type: bytes, files, initializers, optimizers."""
 
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from embstore.errors import InvalidArgumentError
+from embstore_server.cli.flags import option
 from embstore_server.parsing import BYTES
 
 if TYPE_CHECKING:
@@ -11,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def byte_count(flag: str, text: str | None) -> int | None:
-    """Return the number of bytes of 1073741824 or "1GiB"; None stays None.
-
-    Raises
-    ------
-    InvalidArgumentError
-    """
+    """Return the number of bytes of 1073741824 or "1GiB"; None stays None."""
     if text is None:
         return None
     try:
@@ -26,37 +27,64 @@ def byte_count(flag: str, text: str | None) -> int | None:
     return count
 
 
-def initializer(text: str) -> "Initializer":
-    """Return what "uniform:-0.01,0.01", "normal:0,0.02" or "constant:0" says.
+def check_output(flag: str, path: Path) -> None:
+    """Refuse a file that could not be written, before the work that it is for.
 
-    Raises
-    ------
-    InvalidArgumentError
+    An existing file that is not regular, a device or a pipe, is refused too: it would be replaced.
+    Raises InvalidArgumentError.
     """
+    from embstore.profiles.archive import is_replaceable
+
+    if not is_replaceable(path):
+        raise InvalidArgumentError(
+            f"{flag}: expected a regular file, or a new one in an existing folder, found {path}"
+        )
+
+
+def initializer_forms() -> str:
+    """Return how initializers are written: uniform:LOW,HIGH, ..."""
+    from embstore.config import INITIALIZERS
+
+    forms = [
+        f"{kind}:{','.join(field.name.upper() for field in fields(known))}"
+        for kind, known in INITIALIZERS.items()
+    ]
+    return f"{', '.join(forms[:-1])} or {forms[-1]}"
+
+
+def initializer(text: str) -> "Initializer":
+    """Return the initializer that is written "uniform:-0.01,0.01"."""
     from embstore.config import INITIALIZERS
 
     kind, _, written = text.partition(":")
+    known = INITIALIZERS.get(kind)
     try:
         values = [float(value) for value in written.split(",")]
-        known = INITIALIZERS[kind]
-    except (ValueError, KeyError):
-        values, known = [], None
+    except ValueError:
+        values = []
     if known is None or len(values) != len(fields(known)):
-        raise InvalidArgumentError(
-            '--initializer: expected "uniform:LOW,HIGH", "normal:MEAN,STD" or "constant:VALUE", '
-            f"found {text!r}"
-        )
+        raise InvalidArgumentError(f"--initializer: expected {initializer_forms()}, found {text!r}")
     made: Initializer = known(*values)
     return made
 
 
-def optimizer(kind: str, **parameters: float | None) -> "Optimizer":
-    """Return the optimizer of a kind with its parameters; those that are None were not given.
+def optimizer_options() -> Iterator[Parameter]:
+    """Yield an option for each parameter of an optimizer, except the learning rate."""
+    from embstore.config import OPTIMIZERS
 
-    Raises
-    ------
-    InvalidArgumentError : there is no such kind, or it has no such parameter.
-    """
+    defaults: dict[str, dict[str, Any]] = {}
+    for kind, known in OPTIMIZERS.items():
+        for field in fields(known):
+            defaults.setdefault(field.name, {})[kind] = field.default
+    del defaults["learning_rate"]
+    for name, by_kind in defaults.items():
+        values = ", ".join(f"{default:g}" for default in dict.fromkeys(by_kind.values()))
+        text = f"Of {', '.join(by_kind)}. Default: {values}."
+        yield option(name, float | None, typer.Option(help=text, show_default=False))
+
+
+def optimizer(kind: str, **parameters: float | None) -> "Optimizer":
+    """Return the optimizer of a kind; parameters that are None have their defaults."""
     from embstore.config import OPTIMIZERS
 
     if kind not in OPTIMIZERS:
@@ -64,9 +92,9 @@ def optimizer(kind: str, **parameters: float | None) -> "Optimizer":
             f"--optimizer: expected one of {', '.join(OPTIMIZERS)}, found {kind!r}"
         )
     given = {name: value for name, value in parameters.items() if value is not None}
-    strange = sorted(given.keys() - {field.name for field in fields(OPTIMIZERS[kind])})
-    if strange:
-        flags = ", ".join("--" + name.replace("_", "-") for name in strange)
-        raise InvalidArgumentError(f"the optimizer {kind} has no {flags}")
+    unknown = sorted(given.keys() - {field.name for field in fields(OPTIMIZERS[kind])})
+    if unknown:
+        flags = ", ".join("--" + name.replace("_", "-") for name in unknown)
+        raise InvalidArgumentError(f"the optimizer {kind} has no {flags}; leave it out")
     made: Optimizer = OPTIMIZERS[kind](**given)
     return made

@@ -1,119 +1,113 @@
-"""`embstore stats`: what the store is and did."""
+"""`embstore stats`, `embstore sessions`: every stat that is declared is shown."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from embstore_server.cli import connection, output
-from embstore_server.cli.options import ADDRESS, TIMEOUT_S, Address, AsJson, Timeout, TlsCa
-from embstore_server.cli.output import bytes_text
+from embstore.stats import Stat, declared
+from embstore_server.cli import output
+from embstore_server.cli.connection import Connect, Shown, on_server
+from embstore_server.parsing import bytes_text
 
 
-def stats(
-    *,
-    address: Address = ADDRESS,
-    timeout: Timeout = TIMEOUT_S,
-    tls_ca: TlsCa = None,
-    as_json: AsJson = False,
-) -> None:
+@on_server()
+def stats(connect: Connect) -> Shown:
     """Show what the store is and did since it was opened."""
-    with connection.connected(address, timeout, tls_ca) as store:
+    from embstore.engine.stats import StoreStats
+
+    with connect() as store:
         found = store.stats()
-        found["device_facts"] = store.device_facts
-    if as_json:
-        output.show_json(found)
-    else:
-        output.show_parts(_parts(found))
+    return found, partial(show_part, "store", StoreStats, found)
 
 
-def _parts(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield what a person asks first, in words; all of it is in --json."""
-    yield (
-        "store",
+@on_server()
+def sessions(connect: Connect) -> Shown:
+    """Show the live look-ahead sessions: how far they are, hits, stalls, leases."""
+    from embstore.lookahead.stats import SessionStats
+
+    with connect() as store:
+        found = store.stats()["sessions"]["open"]
+    drawn = partial(show_side_by_side, SessionStats, found)
+    return found, drawn if found else "no session is live"
+
+
+def show_part(title: str, of: type, document: Mapping[str, Any]) -> None:
+    """Show a document: the values of all parts, then tables of the parts there are many of."""
+    output.show_parts(_parts(title, of, document))
+    for name, stat, value in _several(of, document):
+        assert stat.part is not None
+        if value:
+            output.show_text(f"\n{name}")
+            if isinstance(value, dict):
+                show_by_name(stat.label, stat.part, value)
+            else:
+                show_side_by_side(stat.part, value)
+
+
+def show_by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Show documents as the rows of a table, under their names."""
+    stats = declared(of)
+    output.show_rows(
+        (label, *map(_name, stats)),
+        [(name, *(_shown(s, one[s.name]) for s in stats)) for name, one in documents.items()],
+    )
+
+
+def show_side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Show documents as the columns of a table, below their labels."""
+    stats = declared(of)
+    labels = [stat.name for stat in stats if stat.kind == "label"]
+    output.show_rows(
+        ("", *(" ".join(str(one[name]) for name in labels) for one in documents)),
         [
-            (name.replace("_", " "), found[name])
-            for name in ("store_id", "epoch", "command", "device", "policy", "read_only")
+            (_name(s), *(_shown(s, one[s.name]) for one in documents))
+            for s in stats
+            if s.name not in labels
         ],
     )
-    yield "device", _device_lines(found["device_facts"])
-    yield "tables", [(name, _table_line(table)) for name, table in sorted(found["tables"].items())]
-    yield "cache", _cache_lines(found["cache"])
-    yield "frequency", _frequency_lines(found["frequency"])
-    yield "storage", _storage_lines(found["storage"])
-    yield (
-        "stages",
-        [
-            (name, f"{stage['seconds']:.3f} s in {stage['laps']:,} laps")
-            for name, stage in found["stages"].items()
-        ],
-    )
 
 
-def _device_lines(facts: dict[str, Any]) -> list[tuple[str, Any]]:
-    memory = f"{bytes_text(facts['memory_free_bytes'])} free of {bytes_text(facts['memory_bytes'])}"
-    lines: list[tuple[str, Any]] = [("model", facts["model"]), ("memory", memory)]
-    if "scratch_bytes" in facts:
-        lines.append(("scratch", bytes_text(facts["scratch_bytes"])))
-    if "driver_version" in facts:
-        versions = f"driver {facts['driver_version']}, runtime {facts['runtime_version']}"
-        lines.append(("versions", versions))
-    if "compile_seconds" in facts:
-        lines.append(("kernels compiled in", f"{facts['compile_seconds']:.1f} s"))
-    return lines
+def _parts(
+    title: str, of: type, document: Mapping[str, Any]
+) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Yield the title and the lines of each part there is one of."""
+    single = [stat for stat in declared(of) if stat.part is None and stat.name in document]
+    yield title, [(_name(stat), _shown(stat, document[stat.name])) for stat in single]
+    for stat in declared(of):
+        if stat.part is not None and stat.type is stat.part:
+            yield from _parts(_name(stat), stat.part, document[stat.name])
 
 
-def _table_line(table: dict[str, Any]) -> str:
-    return (
-        f"{table['rows']:,} rows of {table['dim']}, {table['optimizer']}, t {table['t']:,}, "
-        f"{table['resident_rows']:,} resident, {table['dirty_rows']:,} dirty"
-    )
+def _several(of: type, document: Mapping[str, Any]) -> Iterator[tuple[str, Stat, Any]]:
+    """Yield the name, declaration and value of each part there are many of."""
+    for stat in declared(of):
+        if stat.part is None:
+            continue
+        if stat.type is stat.part:
+            for name, inner, value in _several(stat.part, document[stat.name]):
+                yield f"{_name(stat)}: {name}", inner, value
+        else:
+            yield _name(stat), stat, document[stat.name]
 
 
-def _cache_lines(cache: dict[str, Any]) -> list[tuple[str, Any]]:
-    def total(name: str) -> int:
-        return sum(int(pool[name]) for pool in cache["pools"])
-
-    used = f"{bytes_text(cache['memory_bytes'])} of {bytes_text(cache['budget_bytes'])}"
-    return [
-        ("memory", used),
-        ("resident rows", total("resident_rows")),
-        ("dirty rows", total("dirty_rows")),
-        ("hits by unique key", _share(total("unique_hits"), total("unique_keys"))),
-        ("hits by access", _share(total("access_hits"), total("accesses"))),
-        ("evictions", total("evictions_clean") + total("evictions_dirty")),
-        ("calls in parts", total("calls_in_parts")),
-    ]
+def _name(stat: Stat) -> str:
+    return re.sub("_s$", "_time", stat.name).replace("_", " ")
 
 
-def _frequency_lines(frequency: dict[str, Any]) -> list[tuple[str, Any]]:
-    tables, warming, hot_set = (frequency[name] for name in ("tables", "warming", "hot_set"))
-    counted = f"{frequency['counted_accesses']:,} accesses in {frequency['counted_calls']:,} calls"
-    profiled = sum(table["profile_rows"] for table in tables.values())
-    warmed = f"{warming['rows']:,} of {warming['of']:,} rows" if warming["of"] else None
-    pinned = None
-    if hot_set["version"]:
-        pinned = (
-            f"version {hot_set['version']}, {hot_set['pinned_rows']:,} of {hot_set['rows']:,} rows"
-        )
-    return [
-        ("counted", f"{counted}, of {frequency['count_rate']:.4g} of all"),
-        ("counted keys", sum(table["distinct"] for table in tables.values())),
-        ("memory", bytes_text(frequency["memory_bytes"])),
-        ("profiled rows", profiled),
-        ("warming" if warming["running"] else "warmed", warmed),
-        ("hot set", pinned),
-    ]
-
-
-def _storage_lines(storage: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [
-        ("checkpoints", ", ".join(storage["checkpoints"]) or None),
-        ("log", f"{bytes_text(storage['log_bytes'])}, {storage['log_rows']:,} rows"),
-        ("read", bytes_text(storage["bytes_read"])),
-        ("written", bytes_text(storage["bytes_written"])),
-        ("merges", storage["folds"] + storage["compactions"]),
-        ("merge error", storage["merge_error"]),
-    ]
-
-
-def _share(part: int, whole: int) -> str | None:
-    return f"{part / whole:.1%} of {whole:,}" if whole else None
+def _shown(stat: Stat, value: Any) -> Any:
+    """Return a value as a person reads it: with its unit."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(stat, one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(value) or None
+    if value is None or isinstance(value, bool | str):
+        return value
+    if stat.kind == "ratio":
+        return f"{value:.1%}"
+    match stat.unit:
+        case "bytes":
+            return bytes_text(value)
+        case "seconds":
+            return f"{value:,.3f} s"
+    return value

@@ -2,169 +2,111 @@
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from embstore.config import OPTIMIZERS
+from embstore.engine.stats import TableStats
 from embstore.errors import InvalidArgumentError
-from embstore_server.cli import connection, output, parameters
-from embstore_server.cli.connection import ServedTable
+from embstore_server.cli import output, parameters
+from embstore_server.cli.connection import Connect, Shown, on_server
 from embstore_server.cli.exits import FAILED
-from embstore_server.cli.options import ADDRESS, TIMEOUT_S, Address, AsJson, Timeout, TlsCa
+from embstore_server.cli.flags import flag, with_options
+from embstore_server.cli.stats import show_by_name
 
-app = typer.Typer(help="Create, list, show and drop tables.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from embstore.handles.table import Table
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@app.command()
+@on_server()
+@with_options(parameters.optimizer_options())
 def create(
+    connect: Connect,
     name: Name,
     *,
-    dim: Annotated[int, typer.Option(help="Elements of a row.", show_default=False)],
-    rows: Annotated[int, typer.Option(help="Keys are below this.", show_default=False)],
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND", help="sgd, adagrad, rowwise_adagrad or adam.", show_default=False
-        ),
-    ],
-    learning_rate: Annotated[
-        float, typer.Option(help="Of updates that give none.", show_default=False)
-    ],
-    initializer: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND:NUMBERS",
-            help="uniform:LOW,HIGH, normal:MEAN,STD or constant:VALUE.",
-            show_default=False,
-        ),
-    ],
-    epsilon: Annotated[float | None, typer.Option(help="Adagrads, Adam.")] = None,
-    initial_accumulator: Annotated[float | None, typer.Option(help="Adagrads.")] = None,
-    beta1: Annotated[float | None, typer.Option(help="Adam.")] = None,
-    beta2: Annotated[float | None, typer.Option(help="Adam.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the initial rows. Default: from the name.")
-    ] = None,
-    address: Address = ADDRESS,
-    timeout: Timeout = TIMEOUT_S,
-    tls_ca: TlsCa = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make a table. One that was made just so before is left as it is."""
+    dim: Annotated[int, flag("Elements of a row.")],
+    rows: Annotated[int, flag("Number of rows: 0 <= key < rows.")],
+    optimizer: Annotated[str, flag(f"{', '.join(OPTIMIZERS)}.", "KIND")],
+    learning_rate: Annotated[float, flag("For updates that give none.")],
+    initializer: Annotated[str, flag(f"{parameters.initializer_forms()}.", "KIND:NUMBERS")],
+    seed: Annotated[int | None, flag("Seed of the initial rows. Default: from the name.")] = None,
+    **optimizer_parameters: float | None,
+) -> Shown:
+    """Create a table. An existing table of the same configuration is left as it is."""
     made: dict[str, Any] = {
         "optimizer": parameters.optimizer(
-            optimizer,
-            learning_rate=learning_rate,
-            epsilon=epsilon,
-            initial_accumulator=initial_accumulator,
-            beta1=beta1,
-            beta2=beta2,
+            optimizer, learning_rate=learning_rate, **optimizer_parameters
         ),
         "initializer": parameters.initializer(initializer),
     }
-    with connection.connected(address, timeout, tls_ca) as store:
-        table = store.create_table(name, dim=dim, rows=rows, seed=seed, **made)
-        described = _described(table)
-    _show(described, as_json)
+    with connect() as store:
+        return _shown(store.create_table(name, dim=dim, rows=rows, seed=seed, **made))
 
 
-@app.command("list")
-def list_tables(
-    *,
-    address: Address = ADDRESS,
-    timeout: Timeout = TIMEOUT_S,
-    tls_ca: TlsCa = None,
-    as_json: AsJson = False,
-) -> None:
+@on_server()
+def list(connect: Connect) -> Shown:
     """List all tables."""
-    with connection.connected(address, timeout, tls_ca) as store:
-        tables: dict[str, dict[str, Any]] = store.stats()["tables"]
-    if as_json:
-        output.show_json([{"name": name, **figures} for name, figures in sorted(tables.items())])
-        return
-    columns = ("rows", "dim", "optimizer", "learning_rate", "t", "resident_rows", "dirty_rows")
-    output.show_rows(
-        ("name", *(column.replace("_", " ") for column in columns)),
-        [(name, *(t[column] for column in columns)) for name, t in sorted(tables.items())],
-    )
+    with connect() as store:
+        tables = dict(sorted(store.stats()["tables"].items()))
+    listed = [{"name": name, **stats} for name, stats in tables.items()]
+    return listed, partial(show_by_name, "name", TableStats, tables)
 
 
-@app.command()
-def show(
-    name: Name,
-    *,
-    address: Address = ADDRESS,
-    timeout: Timeout = TIMEOUT_S,
-    tls_ca: TlsCa = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a table is and how it stands."""
-    with connection.connected(address, timeout, tls_ca) as store:
-        described = _described(store.table(name))
-    _show(described, as_json)
+@on_server()
+def show(connect: Connect, name: Name) -> Shown:
+    """Show a table's configuration and stats."""
+    with connect() as store:
+        return _shown(store.table(name))
 
 
-@app.command()
+@on_server()
 def drop(
+    connect: Connect,
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    address: Address = ADDRESS,
-    timeout: Timeout = TIMEOUT_S,
-    tls_ca: TlsCa = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forget a table and its rows. Kept checkpoints still have it."""
-    with connection.connected(address, timeout, tls_ca) as store:
+    yes: Annotated[bool, flag("Do not ask.", None, "--yes", "-y")] = False,
+) -> Shown:
+    """Delete a table and its rows. Kept checkpoints still have it."""
+    with connect() as store:
         if not yes:
             _ask(name, store.table(name).stats())
         command = store.drop_table(name)
-    if as_json:
-        output.show_json({"name": name, "command": command})
-    else:
-        output.show_text(f"dropped {name} by command {command:,}")
+    return {"name": name, "command": command}, f"dropped {name} by command {command:,}"
 
 
-def _ask(name: str, figures: dict[str, Any]) -> None:
+def _ask(name: str, stats: dict[str, Any]) -> None:
     if not sys.stdin.isatty():
-        raise InvalidArgumentError(f"table {name!r}: expected --yes, as there is no one to ask")
-    question = f"Drop {name} with {figures['rows']:,} rows after {figures['t']:,} updates?"
+        raise InvalidArgumentError(f"table {name!r}: expected --yes, as nobody can be asked")
+    question = f"Drop {name} with {stats['rows']:,} rows after {stats['t']:,} updates?"
     if not typer.confirm(question, err=True):
-        output.show_error(f"table {name!r} is left as it is")
+        output.show_error(f"table {name!r} was not dropped")
         raise typer.Exit(FAILED)
 
 
-def _described(table: ServedTable) -> dict[str, Any]:
-    """Return configuration and figures of a table as JSON holds them."""
-    config, figures = table.config, table.stats()
+def _shown(table: "Table") -> Shown:
+    config, stats = table.config, table.stats()
     optimizer = {"kind": config.optimizer.kind, **asdict(config.optimizer)}
-    return {
+    described = {
         "name": config.name,
         "dim": config.dim,
         "rows": config.rows,
-        "t": figures["t"],
+        "t": stats["t"],
         "learning_rate": optimizer.pop("learning_rate"),
         "optimizer": optimizer,
         "initializer": {"kind": config.initializer.kind, **asdict(config.initializer)},
         "seed": config.seed,
-        "row_bytes": figures["row_bytes"],
-        "resident_rows": figures["resident_rows"],
-        "dirty_rows": figures["dirty_rows"],
+        **{name: stats[name] for name in ("row_bytes", "resident_rows", "dirty_rows")},
     }
+    shown = described | {"seed": str(config.seed)}  # an identifier: no thousands separators
+    lines = [(key.replace("_", " "), _text(value)) for key, value in shown.items()]
+    return described, partial(output.show_parts, [(config.name, lines[1:])])
 
 
-def _show(described: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.show_json(described)
-        return
-    shown = described | {"seed": str(described["seed"])}  # a name rather than a number
-    lines = [(key.replace("_", " "), _spelt(value)) for key, value in shown.items()]
-    output.show_parts([(described["name"], lines[1:])])
-
-
-def _spelt(value: Any) -> Any:
+def _text(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kind, *rest = value.items()

@@ -1,8 +1,9 @@
 """The benchmark of a GPU: its kernels beside its memory, the store's step beside torch's.
 
 ``python -m tests.bench.gpu`` measures everything in one process and one run, prints one table and
-the goals, and writes a JSON into ``../results/``. Needed are CuPy, NumPy, Numba and a CUDA device;
-torch is measured where it can be imported. Nothing of the device is set: clocks are as they are.
+the goals, and writes a JSON into ``docs/figures/``. Needed are CuPy, NumPy, Numba and a CUDA
+device; torch is measured where it can be imported. Nothing of the device is set: clocks are as they
+are.
 
 The ceiling is a device-to-device copy of the same run, reads and writes counted. A figure's share
 is its bytes over its time over the ceiling; bytes are counted as the headers of the kernels do, so

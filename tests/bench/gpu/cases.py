@@ -1,4 +1,4 @@
-"""The calls that are measured on one layout, and the bytes that each moves.
+"""The calls that are measured on one pool, and the bytes that each moves.
 
 The pool is as in a long run: `slots` slots, all resident, in a random order, so that the rows of a
 call are anywhere in gigabytes; batches, outputs and sums are taken in turn.
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from embstore.arithmetic import update_scalars
-from embstore.arrays import row_stride
 from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
 from embstore.device.base import Batch, Gradients, TableParameters
 from embstore.device.gpu import GpuDevice
 from embstore.device.slabs import Slabs
-from embstore.kernels.slots import COUNT_NONE, FORESEEN
+from embstore.device.staging import BUFFERS
+from embstore.layout import Layout
+from embstore.score import COUNT_NONE, FORESEEN
 from tests.bench.gpu.law import Keys, Zipf
 from tests.bench.gpu.scale import Scale
 
@@ -32,19 +33,6 @@ ENTRY_BYTES = 8 + 4
 
 
 @dataclass(frozen=True)
-class Case:
-    """A call that is measured: `work(i)` gives the i-th one to the device."""
-
-    name: str
-    work: Callable[[int], Any]
-    bytes_of: Callable[[dict[str, list[float]]], int]
-    """The bytes of a call whose launches are given."""
-    whole: bool = True
-    rows: int | None = None
-    """Keys or rows that it is about, where their rate is asked for."""
-
-
-@dataclass(frozen=True)
 class Call:
     """A batch on the device, and what belongs to it."""
 
@@ -53,66 +41,87 @@ class Call:
     slots: Any
     distinct: Batch
     """The same unique keys, each once."""
+    out: Any
+    d_gradients: Any
+    sums: Any
 
 
-class Layout:
+@dataclass(frozen=True)
+class Case:
+    """A call that is measured: `work` gives the call whose turn it is to the device."""
+
+    name: str
+    work: Callable[[Call], Any]
+    bytes: int | Callable[[dict[str, list[float]]], int]
+    """Of a call, or what tells them by its launches."""
+    rows: int | None = None
+    """Keys or rows that it is about, where their rate is asked for."""
+    whole: bool = True
+
+    def bytes_of(self, launches: dict[str, list[float]]) -> int:
+        """Return the bytes of a call whose launches are given."""
+        return self.bytes if isinstance(self.bytes, int) else self.bytes(launches)
+
+
+class FullPool:
     """A full pool of rows with row-wise Adagrad, and calls on it."""
 
     def __init__(self, device: GpuDevice, scale: Scale, dim: int) -> None:
         self.device, self.scale, self.dim = device, scale, dim
-        self.stride = row_stride(dim + 1)
+        self.layout = Layout(dim, 1, "rowwise_adagrad")
         self._rng = np.random.default_rng(scale.seed)
         batches = Zipf(scale).batches(scale.batches, scale.keys)
         self._fill(np.unique(np.concatenate(batches)))
-        self.calls = [self._call(keys) for keys in batches]
-        self.unique_count = len(self.calls[0].batch.unique_keys)
-        self.outs = [
-            device.allocate(scale.keys, np.float32, width=dim) for _ in range(len(self.calls))
-        ]
         gradients = self._rng.standard_normal((scale.keys, dim), np.float32)
-        self.d_gradients = [device.upload(gradients) for _ in self.calls]
-        self.sums = [
-            device.allocate(len(c.batch.unique_keys), np.float32, width=dim) for c in self.calls
-        ]
+        self.calls = [self._call(keys, gradients) for keys in batches]
+        self.unique_count = len(self.calls[0].batch.unique_keys)
 
     def _fill(self, keys: Keys) -> None:
         """Have every slot hold a key, `keys` among them, each at one of a few scores."""
         device, slots = self.device, self.scale.slots
-        self.memory = new_slots(device, self.scale, self.stride, slots)
+        self.memory = new_slots(device, self.scale, self.layout, slots)
         others = np.arange(self.scale.ranks, self.scale.ranks + slots - len(keys))
         held = self._rng.permutation(np.concatenate([keys, others]))
         for low in range(0, slots, PLACED_KEYS):
             high = min(low + PLACED_KEYS, slots)
-            device.place_keys(self.memory, np.arange(low, high), held[low:high])
+            device.slots.place_keys(self.memory, np.arange(low, high), held[low:high], 0)
         step = -(-slots // self.scale.clocks)
         for clock, low in enumerate(range(0, slots, step)):
             touched = np.arange(low, min(low + step, slots))
-            device.touch(self.memory, touched, clock + 1, COUNT_NONE)
-        self.index = device.allocate_index(slots)
-        assert device.insert_slots(self.index, self.memory, slots), "the stash is full"
+            device.slots.touch(self.memory, touched, clock + 1, COUNT_NONE)
+        self.index = device.memory.allocate_index(slots)
+        assert device.keys.insert_slots(self.index, self.memory, slots), "the stash is full"
         moved = self._rng.choice(slots, self.scale.moved_rows, replace=False)
         self.moved_slots, self.moved_keys = moved.astype(np.int64), held[moved]
 
-    def _call(self, keys: Keys) -> Call:
-        d_keys = self.device.upload(keys)
+    def _call(self, keys: Keys, gradients: Any) -> Call:
+        d_keys = self.device.memory.upload(keys)
         batch, slots = self._probed(d_keys)
-        self.device.initialize(
+        self.device.rows.initialize(
             self.memory.rows,
-            self.device.download(slots),
-            self.device.download(batch.unique_keys),
+            self.device.memory.download(slots),
+            self.device.memory.download(batch.unique_keys),
             parameters(RowWiseAdagrad(0.01), self.dim),
-            self.dim,
-            1,
+            self.layout,
         )
         distinct, _ = self._probed(batch.unique_keys)
-        return Call(d_keys, batch, slots, distinct)
+        memory, unique = self.device.memory, len(batch.unique_keys)
+        return Call(
+            d_keys,
+            batch,
+            slots,
+            distinct,
+            out=memory.allocate(len(keys), np.float32, width=self.dim),
+            d_gradients=memory.upload(gradients),
+            sums=memory.allocate(unique, np.float32, width=self.dim),
+        )
 
     def _probed(self, d_keys: Any) -> tuple[Batch, Any]:
         device = self.device
-        batch = device.unique([(0, TABLE_ROWS, d_keys)])
-        slots = device.allocate(len(d_keys), np.int64)
-        device.probe(self.index, batch, slots)
-        device.settle(batch)
+        batch = device.keys.unique([(0, TABLE_ROWS, d_keys)])
+        slots = device.memory.allocate(len(d_keys), np.int64)
+        device.keys.probe(self.index, batch, slots)
+        device.keys.synchronize(batch)
         assert batch.found.missing == 0, "a key of the call is not resident"
         return batch, slots[: len(batch.unique_keys)]
 
@@ -121,11 +130,11 @@ class Layout:
         return self.calls[number % len(self.calls)]
 
 
-def new_slots(device: GpuDevice, scale: Scale, stride: int, slots: int) -> Slabs:
+def new_slots(device: GpuDevice, scale: Scale, layout: Layout, slots: int) -> Slabs:
     """Return the memory of so many free slots."""
-    memory = device.allocate_slots(stride)
-    device.reserve_slots(memory, 0, slots, min(scale.slab_slots, slots))
-    device.add_slots(memory, 0, slots)
+    memory = device.memory.allocate_slots(layout)
+    device.memory.reserve_slots(memory, 0, slots, min(scale.slab_slots, slots))
+    device.memory.add_slots(memory, 0, slots)
     return memory
 
 
@@ -140,201 +149,163 @@ def parameters(optimizer: Any, dim: int) -> TableParameters:
     )
 
 
-def cases_of(layout: Layout) -> list[Case]:
+def cases_of(pool: FullPool) -> list[Case]:
     """Return every case but the optimizers'."""
-    return [
-        *_key_cases(layout),
-        *_row_cases(layout),
-        *_host_row_cases(layout),
-        *_slots(layout),
-        *_sessions(layout),
-    ]
+    groups = _key_cases, _row_cases, _host_row_cases, _slot_cases, _session_cases
+    return [case for group in groups for case in group(pool)]
 
 
-def _key_cases(layout: Layout) -> list[Case]:
-    device, n, u = layout.device, layout.scale.keys, layout.unique_count
+def _key_cases(pool: FullPool) -> list[Case]:
+    keys, n, u = pool.device.keys, pool.scale.keys, pool.unique_count
     places = 1 << (2 * n - 1).bit_length()
-
-    def probe(number: int) -> None:
-        call = layout.taken(number)
-        device.probe(layout.index, call.batch, call.slots)
-
-    def probe_all(number: int) -> None:
-        device.find(layout.index, layout.taken(number).d_keys, many)
-
-    many = device.allocate(n, np.int64)
+    many = pool.device.memory.allocate(n, np.int64)
+    # The copy of keys, what the header counts beyond the L2 cache, the sum, the fills.
+    unique_bytes = 16 * n + 44 * n + 16 * u + 8 * n + ENTRY_BYTES * places
     return [
+        Case("unique", lambda c: keys.unique([(0, TABLE_ROWS, c.d_keys)]), unique_bytes),
+        Case("probe", lambda c: keys.probe(pool.index, c.batch, c.slots), 180 * u, u),
         Case(
-            "unique",
-            lambda i: device.unique([(0, TABLE_ROWS, layout.taken(i).d_keys)]),
-            # The copy of keys, what the header counts beyond the L2 cache, the sum, the fills.
-            lambda _: 16 * n + 44 * n + 16 * u + 8 * n + ENTRY_BYTES * places,
+            "probe of every key",
+            lambda c: keys.find(pool.index, c.d_keys, many),
+            180 * n,
+            n,
+            whole=False,
         ),
-        Case("probe", probe, lambda _: 180 * u, rows=u),
-        Case("probe of every key", probe_all, lambda _: 180 * n, whole=False, rows=n),
     ]
 
 
-def _row_cases(layout: Layout) -> list[Case]:
-    device, n, u = layout.device, layout.scale.keys, layout.unique_count
-    dim, stride, bag = layout.dim, layout.stride, layout.scale.bag_keys
+def _row_cases(pool: FullPool) -> list[Case]:
+    device, n, u = pool.device, pool.scale.keys, pool.unique_count
+    rows, d_rows, one = device.rows, pool.memory.rows, np.float32(1.0)
+    dim, stride, bag = pool.dim, pool.layout.stride, pool.scale.bag_keys
     bags = n // bag
     offsets = np.arange(bags + 1) * bag
     offsets[-1] = n
-    whole_rows = device.allocate_rows(max(len(c.slots) for c in layout.calls), stride)
+    whole_rows = device.memory.allocate_rows(max(len(c.slots) for c in pool.calls), pool.layout)
 
-    def gather(number: int) -> None:
-        call, out = layout.taken(number), layout.outs[number % len(layout.outs)]
-        device.gather(layout.memory.rows, call.slots, call.batch, dim, [out])
+    def gather_pooled(c: Call) -> None:
+        rows.gather_pooled(d_rows, c.slots, c.batch, offsets, False, None, c.out[:bags])
 
-    def gather_distinct(number: int) -> None:
-        call, out = layout.taken(number), layout.outs[number % len(layout.outs)]
-        rows = layout.memory.rows
-        device.gather(rows, call.slots, call.distinct, dim, [out[: len(call.slots)]])
-
-    def gather_rows(number: int) -> None:
-        device.gather_rows(layout.memory.rows, layout.taken(number).slots, whole_rows, 0)
-
-    def gather_pooled(number: int) -> None:
-        call, out = layout.taken(number), layout.outs[number % len(layout.outs)][:bags]
-        rows = layout.memory.rows
-        device.gather_pooled(rows, call.slots, call.batch, offsets, False, None, out)
-
-    def sum_by_key(number: int) -> None:
-        call, turn = layout.taken(number), number % len(layout.calls)
-        gradients = [Gradients(rows=layout.d_gradients[turn])]
-        device.sum_by_key(call.batch, gradients, np.float32(1.0), layout.sums[turn])
+    def sum_by_key(c: Call) -> None:
+        rows.sum_by_key(c.batch, [Gradients(rows=c.d_gradients)], one, c.sums)
 
     grouping = 12 * n + (12 * n + 8 * u)
     return [
-        Case("gather", gather, lambda _: 4 * n + 8 * u + 4 * dim * (u + n), rows=n),
-        Case("gather of unique rows", gather_distinct, lambda _: 12 * u + 8 * dim * u, rows=u),
-        Case("gather_rows", gather_rows, lambda _: 8 * u + 8 * stride * u, rows=u),
         Case(
-            "gather_pooled",
-            gather_pooled,
-            lambda _: 4 * n + 8 * u + 4 * dim * (u + bags),
-            whole=False,
-            rows=n,
+            "gather",
+            lambda c: rows.gather(d_rows, c.slots, c.batch, dim, [c.out]),
+            4 * n + 8 * u + 4 * dim * (u + n),
+            n,
         ),
         Case(
-            "sum_by_key",
-            sum_by_key,
-            lambda _: grouping + 8 * n + 8 * u + 4 * dim * (n + u),
-            rows=n,
+            "gather of unique rows",
+            lambda c: rows.gather(d_rows, c.slots, c.distinct, dim, [c.out[: len(c.slots)]]),
+            12 * u + 8 * dim * u,
+            u,
         ),
+        Case(
+            "gather_rows",
+            lambda c: rows.gather_rows(d_rows, c.slots, whole_rows, 0),
+            8 * u + 8 * stride * u,
+            u,
+        ),
+        Case("gather_pooled", gather_pooled, 4 * n + 8 * u + 4 * dim * (u + bags), n, whole=False),
+        Case("sum_by_key", sum_by_key, grouping + 8 * n + 8 * u + 4 * dim * (n + u), n),
     ]
 
 
-def _host_row_cases(layout: Layout) -> list[Case]:
-    device, u, stride = layout.device, layout.unique_count, layout.stride
-    call = layout.calls[0]
-    slots, keys = device.download(call.slots), device.download(call.batch.unique_keys)
-    given = parameters(RowWiseAdagrad(0.01), layout.dim)
+def _host_row_cases(pool: FullPool) -> list[Case]:
+    device, u, stride = pool.device, pool.unique_count, pool.layout.stride
+    call, rows = pool.calls[0], pool.memory.rows
+    slots, keys = device.memory.download(call.slots), device.memory.download(call.batch.unique_keys)
+    given = parameters(RowWiseAdagrad(0.01), pool.dim)
+    calls = counter()
 
-    def scatter_rows(number: int) -> None:
-        rows = device.staging(u, stride)
-        if number == 0:
-            rows[:] = 0.5
-        device.scatter_rows(rows, layout.memory.rows, slots)
+    def scatter_rows(_: Call) -> None:
+        staged = device.memory.staging(u, pool.layout)
+        if next(calls) < BUFFERS:
+            staged[:] = 0.5
+        device.rows.scatter_rows(staged, rows, slots)
 
-    def initialize(number: int) -> None:
-        device.initialize(layout.memory.rows, slots, keys, given, layout.dim, 1)
+    def initialize(_: Call) -> None:
+        device.rows.initialize(rows, slots, keys, given, pool.layout)
 
     return [
-        Case("scatter_rows", scatter_rows, lambda _: 8 * u + 8 * stride * u, whole=False, rows=u),
-        Case("initialize", initialize, lambda _: 16 * u + 4 * stride * u, whole=False, rows=u),
+        Case("scatter_rows", scatter_rows, 8 * u + 8 * stride * u, u, whole=False),
+        Case("initialize", initialize, 16 * u + 4 * stride * u, u, whole=False),
     ]
 
 
-def _slots(layout: Layout) -> list[Case]:
-    device, u, m = layout.device, layout.unique_count, layout.scale.moved_rows
-    clocks = counter(layout.scale.clocks + 1)
+def _slot_cases(pool: FullPool) -> list[Case]:
+    keys, slots, memory = pool.device.keys, pool.device.slots, pool.memory
+    u, m, count = pool.unique_count, pool.scale.moved_rows, pool.scale.slots
+    clocks = counter(pool.scale.clocks + 1)
 
-    def touch(number: int) -> None:
-        device.touch(layout.memory, layout.taken(number).slots, next(clocks), COUNT_NONE)
-
-    def erase_and_insert(number: int) -> None:
-        device.erase(layout.index, layout.moved_keys)
-        assert device.insert(layout.index, layout.moved_keys, layout.moved_slots)
-
-    def select_victims(number: int) -> None:
-        device.select_victims(layout.memory, layout.scale.slots, 1 << 39, m)
+    def erase_and_insert(_: Call) -> None:
+        keys.erase(pool.index, pool.moved_keys)
+        assert keys.insert(pool.index, pool.moved_keys, pool.moved_slots)
 
     passes = ("score_range", "count_scores", "count_victims", "collect_victims")
 
     def bytes_of_passes(launches: dict[str, list[float]]) -> int:
-        return 8 * layout.scale.slots * sum(len(launches[name]) for name in passes)
+        return 8 * count * sum(len(launches[name]) for name in passes)
 
     return [
         # A slot's number, and its score's sector of 32 bytes, read and written.
-        Case("touch", touch, lambda _: 72 * u, rows=u),
-        Case("erase + insert", erase_and_insert, lambda _: 472 * m, whole=False, rows=m),
+        Case("touch", lambda c: slots.touch(memory, c.slots, next(clocks), COUNT_NONE), 72 * u, u),
+        Case("erase + insert", erase_and_insert, 472 * m, m, whole=False),
         Case(
             "select_victims",
-            select_victims,
+            lambda _: slots.select_victims(memory, count, 1 << 39, m),
             bytes_of_passes,
+            count,
             whole=False,
-            rows=layout.scale.slots,
         ),
     ]
 
 
-def _sessions(layout: Layout) -> list[Case]:
+def _session_cases(pool: FullPool) -> list[Case]:
     """Return the cases of what a session does to scores; its ranks stay, so they come last."""
-    device, u = layout.device, layout.unique_count
-    slots_of_calls = [device.download(call.slots) for call in layout.calls]
-    ranks = FORESEEN | np.arange(max(len(slots) for slots in slots_of_calls))
+    slots, memory, u = pool.device.slots, pool.memory, pool.unique_count
+    on_host = {id(call): pool.device.memory.download(call.slots) for call in pool.calls}
+    ranks = FORESEEN | np.arange(max(map(len, on_host.values())))
 
-    def pin_and_unpin(number: int) -> None:
-        slots = layout.taken(number).slots
-        device.pin(layout.memory, slots)
-        device.unpin(layout.memory, slots)
+    def pin_and_unpin(c: Call) -> None:
+        slots.pin(memory, c.slots)
+        slots.unpin(memory, c.slots)
 
-    def arrive(number: int) -> None:
-        device.arrive(layout.memory, slots_of_calls[number % len(slots_of_calls)])
-
-    def count_pending(number: int) -> None:
-        device.count_pending(layout.memory, layout.taken(number).slots)
-
-    def foresee(number: int) -> None:
-        slots = layout.taken(number).slots
-        device.foresee(layout.memory, slots, ranks[: len(slots)])
-
-    return [
-        Case("pin + unpin", pin_and_unpin, lambda _: 144 * u, whole=False, rows=u),
-        Case("arrive", arrive, lambda _: 72 * u, whole=False, rows=u),
-        Case("count_pending", count_pending, lambda _: 40 * u, whole=False, rows=u),
-        Case("foresee", foresee, lambda _: 80 * u, whole=False, rows=u),
-    ]
+    works = {
+        "pin + unpin": (pin_and_unpin, 144 * u),
+        "arrive": (lambda c: slots.arrive(memory, on_host[id(c)]), 72 * u),
+        "count_pending": (lambda c: slots.count_pending(memory, c.slots), 40 * u),
+        "foresee": (lambda c: slots.foresee(memory, c.slots, ranks[: len(c.slots)]), 80 * u),
+    }
+    return [Case(name, work, moved, u, whole=False) for name, (work, moved) in works.items()]
 
 
-def apply_case(layout: Layout, optimizer: Any) -> Case:
-    """Return the case of an optimizer, on a pool of its own layout with twice the unique rows."""
-    device, dim, scale = layout.device, layout.dim, layout.scale
+def apply_case(pool: FullPool, optimizer: Any) -> Case:
+    """Return the case of an optimizer, on a pool of its own with twice the unique rows."""
+    device, dim, scale = pool.device, pool.dim, pool.scale
     state_dim = optimizer.state_dim(dim)
-    most = max(len(call.slots) for call in layout.calls)
+    most = max(len(call.slots) for call in pool.calls)
     slots = 1 << (2 * most - 1).bit_length()
-    memory = new_slots(device, scale, row_stride(dim + state_dim), slots)
+    layout = Layout(dim, state_dim, optimizer.kind)
+    memory = new_slots(device, scale, layout, slots)
     rng = np.random.default_rng(scale.seed)
-    places = [rng.permutation(slots)[: len(call.slots)] for call in layout.calls]
+    places = [rng.permutation(slots)[: len(call.slots)] for call in pool.calls]
     given = parameters(optimizer, dim)
     for here in places:
         keys = np.arange(len(here))
-        device.initialize(memory.rows, here, keys, given, dim, state_dim)
-    d_slots = [device.upload(here) for here in places]
-    for sums in layout.sums:
-        device.runtime.fill(sums, 0)
+        device.rows.initialize(memory.rows, here, keys, given, layout)
+    d_slots = [device.memory.upload(here) for here in places]
+    for call in pool.calls:
+        device.runtime.fill(call.sums, 0)
+    slots_of = {id(call): here for call, here in zip(pool.calls, d_slots, strict=True)}
 
-    def apply(number: int) -> None:
-        turn = number % len(layout.calls)
-        keys, sums = layout.calls[turn].batch.unique_keys, layout.sums[turn]
-        device.apply(optimizer.kind, memory, d_slots[turn], keys, sums, given)
+    def apply(c: Call) -> None:
+        keys = c.batch.unique_keys
+        device.rows.apply(optimizer.kind, memory, slots_of[id(c)], keys, c.sums, given)
 
-    u = layout.unique_count
-    return Case(
-        f"apply_{optimizer.kind}",
-        apply,
-        lambda _: 16 * u + 4 * dim * u + 8 * (dim + state_dim) * u,
-        rows=u,
-    )
+    u = pool.unique_count
+    moved = 16 * u + 4 * dim * u + 8 * (dim + state_dim) * u
+    return Case(f"apply_{optimizer.kind}", apply, moved, u)

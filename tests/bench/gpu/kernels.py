@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from embstore.device.gpu import GpuDevice
-from tests.bench.gpu.cases import OPTIMIZERS, Case, Layout, apply_case, cases_of
+from tests.bench.gpu.cases import OPTIMIZERS, Case, FullPool, apply_case, cases_of
 from tests.bench.gpu.clock import sample_ms
 from tests.bench.gpu.machine import Machine, median, timer_of, wait
 from tests.bench.gpu.scale import Scale
@@ -38,17 +37,17 @@ def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) 
     device = machine.device()
     try:
         device.warm_up()
-        layout = Layout(device, scale, dim)
-        found = {case.name: _measured(device, scale, case) for case in cases_of(layout)}
+        pool = FullPool(device, scale, dim)
+        found = {case.name: _measured(pool, case) for case in cases_of(pool)}
         for optimizer in OPTIMIZERS:
-            case = apply_case(layout, optimizer)
-            found[case.name] = _measured(device, scale, case)
+            case = apply_case(pool, optimizer)
+            found[case.name] = _measured(pool, case)
         for figures in found.values():
             figures["share"] = figures["bytes_per_s"] / ceiling_bytes_per_s
         return {
             "dim": dim,
             "keys": scale.keys,
-            "unique_keys": layout.unique_count,
+            "unique_keys": pool.unique_count,
             "slots": scale.slots,
             "moved_rows": scale.moved_rows,
             "scratch_bytes": device.facts()["scratch_bytes"],
@@ -58,15 +57,15 @@ def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) 
         device.close()
 
 
-def _measured(device: GpuDevice, scale: Scale, case: Case) -> dict[str, Any]:
-    timer = timer_of(device)
+def _measured(pool: FullPool, case: Case) -> dict[str, Any]:
+    scale, timer = pool.scale, timer_of(pool.device)
     for number in range(max(scale.warm_ups, 1)):
-        case.work(number)
-    wait(device)
-    numbers = range(scale.repeats)
-    launches = [timer.launches_ms(lambda i=i: case.work(i)) for i in numbers]
+        case.work(pool.taken(number))
+    wait(pool.device)
+    calls = [pool.taken(number) for number in range(scale.repeats)]
+    launches = [timer.launches_ms(lambda call=call: case.work(call)) for call in calls]
     alone = [sum(map(sum, one.values())) for one in launches]
-    whole = [sample_ms(timer.clock, lambda i=i: case.work(i)) for i in numbers]
+    whole = [sample_ms(timer.clock, lambda call=call: case.work(call)) for call in calls]
     ms = median(whole if case.whole else alone)
     moved = case.bytes_of(launches[-1])
     return {

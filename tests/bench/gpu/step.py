@@ -6,6 +6,7 @@ steps with one wait at the end; beside it the time of the device's events over t
 lookups and updates alone, what the engine's stages take the host, and what each kernel takes alone.
 """
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Callable
@@ -33,12 +34,14 @@ class Step:
         self.store = DeviceStore(
             path, device, cache_bytes=scale.cache_bytes, rows=run.rows, dim=self.dim
         )
-        self._d_keys = [device.upload(keys) for keys in run.batches]
+        self._d_keys = [device.memory.upload(keys) for keys in run.batches]
         rng = np.random.default_rng(scale.seed)
         shape = (scale.keys, self.dim)
         gradients = rng.standard_normal(shape, np.float32) * np.float32(0.01)
-        self._d_gradients = [device.upload(gradients) for _ in range(2)]
-        self._d_outs = [device.allocate(scale.keys, np.float32, width=self.dim) for _ in range(2)]
+        self._d_gradients = [device.memory.upload(gradients) for _ in range(2)]
+        self._d_outs = [
+            device.memory.allocate(scale.keys, np.float32, width=self.dim) for _ in range(2)
+        ]
 
     def lookup(self, number: int) -> None:
         """Look up the keys of a step."""
@@ -90,13 +93,13 @@ class Step:
         """Return bytes as they are allocated, first as the steps left them, then when the pool has
         all slots of its budget: an index that grows is made for more slots than there are."""
         pool = self.store.pool
-        scratch_bytes, resident = self._device.facts()["scratch_bytes"], pool.resident_count
+        scratch_bytes, resident = self._device.facts()["scratch_bytes"], pool.slots.resident_count
         growing = self._beside_a_row()
         with self.store.engine.reading():
-            pool.part_keys(1 << 62)
+            pool.residency.part_keys(1 << 62)
         return {
             "resident_rows": resident,
-            "slots": pool.slot_count,
+            "slots": pool.slots.count,
             "row_bytes": 4 * pool.layout.stride,
             "growing_bytes_beside_a_row": growing,
             "bytes_beside_a_row": self._beside_a_row(),
@@ -106,10 +109,10 @@ class Step:
     def _beside_a_row(self) -> float:
         """Return the bytes of a slot beside its row: metadata, index, and the host's free list."""
         pool = self.store.pool
-        slabs = sum(slab.nbytes for slab in pool.memory.slabs)
-        rows = 4 * pool.layout.stride * pool.slot_count
-        index = sum(array.nbytes for array in vars(pool.index.arrays).values())
-        return float((slabs - rows + index + pool._free.nbytes) / pool.slot_count)
+        slabs = sum(slab.nbytes for slab in pool.slots.memory.slabs)
+        rows = 4 * pool.layout.stride * pool.slots.count
+        index = sum(array.nbytes for array in vars(pool.slots.index.arrays).values())
+        return float((slabs - rows + index + pool.slots._free.nbytes) / pool.slots.count)
 
     def close(self) -> None:
         """Close the store."""
@@ -118,8 +121,5 @@ class Step:
 
 def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
     """Return the figures of the step."""
-    step = Step(machine, scale, path)
-    try:
+    with contextlib.closing(Step(machine, scale, path)) as step:
         return step.measure()
-    finally:
-        step.close()

@@ -5,11 +5,13 @@ import pathlib
 from typing import Any
 
 import embstore
-from embstore import reads, writes
+from embstore.commands import UpdateOptions
 from embstore.device.base import Gradients
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
-from embstore.tablestate import Share
+from embstore.tables import reads, writes
+from embstore.tables.state import Share
+from tests.bench.stores import create_table
 
 NAME = "ads"
 
@@ -22,14 +24,8 @@ class DeviceStore:
     ) -> None:
         self.device = device
         self.store = embstore.open(path, device=device, cache_bytes=cache_bytes)
-        self.table = self.store.create_table(
-            NAME,
-            dim=dim,
-            rows=rows,
-            optimizer=embstore.RowWiseAdagrad(learning_rate=0.01),
-            initializer=embstore.Uniform(-0.01, 0.01),
-        )
-        self.engine: Any = self.store._engine
+        self.table = create_table(self.store, NAME, rows, dim)
+        self.engine: Any = self.store.executor.tables
         self._state = self.engine.find(NAME)
         self.pool = self._state.pool
 
@@ -44,9 +40,7 @@ class DeviceStore:
         with self.engine.writing():
             writes.update(
                 [Share(self._state, d_keys, Gradients(rows=d_gradients))],
-                learning_rate=None,
-                gradient_scale=1.0,
-                on_nonfinite="refuse",
+                UpdateOptions(),
                 stages=self.engine.stages,
             )
 

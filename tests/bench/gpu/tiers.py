@@ -8,15 +8,17 @@ The host tier is the way of missing rows alone: `Pool.hold` of rows none of whic
 slots free for all. Beside it pinned memory is copied, in the same process.
 """
 
+import contextlib
 import pathlib
 import time
 from typing import Any
 
 import numpy as np
 
-from embstore.cache.sizes import Layout, Sizes
+from embstore.cache.sizes import Sizes
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DOWN, UP
+from embstore.layout import Layout
 from tests.bench.gpu.law import Footprint, Zipf
 from tests.bench.gpu.machine import Machine, median, timer_of, wait
 from tests.bench.gpu.scale import Scale
@@ -46,8 +48,8 @@ class Tiers:
         )
         rng = np.random.default_rng(scale.seed)
         gradients = rng.standard_normal((scale.keys, dim), np.float32) * np.float32(0.01)
-        self._d_gradients = device.upload(gradients)
-        self._d_out = device.allocate(scale.keys, np.float32, width=dim)
+        self._d_gradients = device.memory.upload(gradients)
+        self._d_out = device.memory.allocate(scale.keys, np.float32, width=dim)
         self._write_all()
 
     def _write_all(self) -> None:
@@ -55,32 +57,32 @@ class Tiers:
         step = min(self._scale.written_keys, self._scale.keys)
         for low in range(0, self._footprint.rows, step):
             keys = np.arange(low, min(low + step, self._footprint.rows))
-            d_keys = self._device.upload(keys)
+            d_keys = self._device.memory.upload(keys)
             self.store.update(d_keys, self._d_gradients[: len(keys)])
         self._settle()
 
     def _settle(self) -> None:
         self.store.store.flush()
-        self.store.engine.storage.settle()
+        self.store.engine.storage.merges.finish()
 
     def host_tier(self) -> dict[str, Any]:
         """Return the way of rows from the page cache to slots."""
         pool, device = self.store.pool, self._device
-        count = min(self._scale.held_rows, pool.slot_count)
+        count = min(self._scale.held_rows, pool.slots.count)
         before = vars(pool.counters).copy()
         spent = []
         for _ in range(1 + self._scale.held_repeats):
             with self.store.engine.reading():
-                pool.flush()
-                pool.purge()
+                pool.writer.flush()
+                pool.residency.purge(0)
                 # Of table 0, whose row keys are its keys.
-                d_keys = device.upload(self._footprint.some(count))
+                d_keys = device.memory.upload(self._footprint.some(count))
                 wait(device)
                 begin = time.perf_counter()
-                pool.hold(d_keys)
+                pool.residency.make_resident(d_keys)
                 wait(device)
                 spent.append(time.perf_counter() - begin)
-        seconds, moved = median(spent[1:]), count * 4 * pool.layout.stride
+        seconds, moved = median(spent[1:]), count * pool.layout.row_bytes
         pinned = pinned_bytes_per_s(device, self._scale)
         origins = {
             name: (getattr(pool.counters, f"misses_{name}") - before[f"misses_{name}"]) / len(spent)
@@ -101,17 +103,18 @@ class Tiers:
         scale, pool = self._scale, self.store.pool
         for _ in range(scale.cached_settle_steps):
             self._step()
-        self.store.engine.storage.settle()
+        self.store.engine.storage.merges.finish()
         counters, stages = vars(pool.counters).copy(), self.store.stages_ms()
         spent = [self._step() for _ in range(scale.cached_steps)]
         grown = {
             name: (value - counters[name]) / scale.cached_steps
             for name, value in vars(pool.counters).items()
+            if value is not None  # a rate, which is made of the others
         }
         return {
             "footprint_rows": self._footprint.rows,
-            "slots": pool.slot_count,
-            "share": pool.slot_count / self._footprint.rows,
+            "slots": pool.slots.count,
+            "share": pool.slots.count / self._footprint.rows,
             "ms": median(spent),
             "quartiles_ms": np.percentile(spent, [25, 75]).tolist(),
             "highest_ms": max(spent),
@@ -123,7 +126,7 @@ class Tiers:
 
     def _step(self) -> float:
         """Do a step with keys that are on the device; return its milliseconds."""
-        d_keys = self._device.upload(self._footprint.batch(self._scale.keys))
+        d_keys = self._device.memory.upload(self._footprint.batch(self._scale.keys))
         wait(self._device)
         begin = time.perf_counter()
         self.store.lookup(d_keys, self._d_out)
@@ -143,7 +146,7 @@ def budget_for(slots: int, dim: int, device: GpuDevice) -> int:
     sizes = Sizes.of(layout, slots * slot_bytes, device)
     count = -(-slots // sizes.slab_slots) * sizes.slab_slots
     # The index is made for the slots that there may be, of which the last slab is not granted.
-    index_bytes = device.index_bytes(count + sizes.slab_slots)
+    index_bytes = device.memory.index_bytes(count + sizes.slab_slots)
     return max(count * slot_bytes + index_bytes + sizes.staging_bytes, sizes.least_bytes)
 
 
@@ -171,8 +174,5 @@ def pinned_bytes_per_s(device: GpuDevice, scale: Scale) -> dict[str, float]:
 
 def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
     """Return the figures of the host tier, and of steps on top of it."""
-    tiers = Tiers(machine, scale, path)
-    try:
+    with contextlib.closing(Tiers(machine, scale, path)) as tiers:
         return {"host": tiers.host_tier(), "cached": tiers.steps()}
-    finally:
-        tiers.close()

@@ -2,10 +2,10 @@
 holds every row.
 
 ``python -m tests.bench.hot`` runs everything in one process and prints one table and the goals; a
-JSON and a picture go into ``../results/``. The **trace** has the shape of Criteo Kaggle: 26 tables
-of the true numbers of rows, Zipf 1.05 in each column, labels of the demo's planted model. Every row
-is on the storage before, in the base, whose files are in the page cache. The cache holds 1.5 % of
-the rows.
+JSON and a picture go into ``docs/figures/``. The **trace** has the shape of Criteo Kaggle: 26
+tables of the true numbers of rows, Zipf 1.05 in each column, labels of the demo's planted model.
+Every row is on the storage before, in the base, whose files are in the page cache. The cache holds
+1.5 % of the rows.
 
 All **contestants** begin with the same rows and take the same batches, in blocks that alternate:
 

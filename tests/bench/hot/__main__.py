@@ -1,27 +1,27 @@
 """Training with each policy on one trace; see the package, and `tests.bench.program`."""
 
 import sys
-from functools import partial
+from collections.abc import Sequence
 
 from tests.bench import hot
 from tests.bench.hot import costs, plots, report, scale, training
 from tests.bench.hot.stores import Written
 from tests.bench.hot.trace import Trace
-from tests.bench.program import Parts, Program, Run
+from tests.bench.program import Program, Run
 
 PARTS = {"training": training.measure, "costs": costs.measure}
 
 
-def prepare(run: Run) -> Parts:
-    """Draw and count the samples, and write every row."""
+def measure(run: Run, wanted: Sequence[str]) -> None:
+    """Draw and count the samples, write every row, and measure the parts."""
     run.progress("samples are drawn and counted")
     trace = Trace(run.scale)
     known = training.count(trace, run.scale)
     run.progress("every row is written")
     written = Written(run.folder, run.scale)
     run.results["written_s"] = written.seconds
-    given = written, trace, known, run.scale, run.progress
-    return {name: partial(measure, *given) for name, measure in PARTS.items()}
+    for name in wanted:
+        run.keep(name, PARTS[name], written, trace, known, run.scale, run.progress)
 
 
 PROGRAM = Program(
@@ -29,7 +29,7 @@ PROGRAM = Program(
     about=hot.__doc__ or "",
     room="about 10 GB",
     parts=list(PARTS),
-    prepare=prepare,
+    measure=measure,
     scale=scale,
     report=report,
     plots=plots,

@@ -15,7 +15,6 @@ A contestant's samples/s are the median over blocks, and its ratio to the bound 
 rounds. In the first round the caches that begin empty fill, and hot rows come to the trainer.
 """
 
-import gc
 import itertools
 import statistics
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 from tests.bench.hot.contestants import BOUND, Contestant
 from tests.bench.hot.trace import LABELS
+from tests.bench.turns import in_turns
 
 PARTS = ("feed", "lookup", "model", "update", "settle")
 
@@ -76,19 +76,10 @@ def take_blocks(
     contestants: dict[str, Contestant], rounds: int, round_steps: int, progress: Any
 ) -> dict[str, list[Block]]:
     """Return the blocks of each contestant, which then has no step left."""
-    names = list(contestants)
-    blocks: dict[str, list[Block]] = {name: [] for name in names}
-    gc.collect()
-    gc.disable()
-    try:
-        for index in range(rounds):
-            progress(f"round {index + 1} of {rounds}")
-            turn = index % len(names)
-            steps = round_steps if index < rounds - 1 else None
-            for name in names[turn:] + names[:turn]:
-                blocks[name].append(take_block(contestants[name], steps))
-    finally:
-        gc.enable()
+    blocks: dict[str, list[Block]] = {name: [] for name in contestants}
+    for index, name in in_turns(list(contestants), rounds, progress):
+        steps = round_steps if index < rounds - 1 else None
+        blocks[name].append(take_block(contestants[name], steps))
     return blocks
 
 

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embstore.arrays import Rows, row_stride
-from embstore.feed.run import Run
-from embstore.frequency.hotset import HotSet
-from embstore.frequency.profile import Profile
-from embstore.storage.format import record_bytes
-from embstore_client.hotcold.run import HotColdRun
+from embstore.arrays import Rows
+from embstore.layout import Layout
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
+from embstore_training.hotcold.run import HotColdRun
+from embstore_training.run import Run
 from tests.bench.hot.scale import Scale
 from tests.bench.hot.stores import Written, pool
 from tests.bench.hot.trace import Columns, Trace
@@ -138,7 +138,7 @@ class Contestant:
         self._stack = contextlib.ExitStack()
         self.steps: Iterator[Step] = self._steps(known)
         self._before = self._counts()
-        self._stages_before: dict[str, float] = self.store.stage_seconds
+        self._stages_before: dict[str, float] = self.store.executor.tables.stages.seconds()
 
     def _warm(self, profile: Profile) -> None:
         self.store.import_profile(profile)
@@ -170,7 +170,7 @@ class Contestant:
         """Return numbers that only grow."""
         storage, found = self.store.stats()["storage"], pool(self.store)
         names = ("accesses", "access_hits", "unique_keys", "unique_hits", "misses_initializer")
-        record = record_bytes(row_stride(self.scale.dim + 1))
+        record = Layout(self.scale.dim, 1, "rowwise_adagrad").record_bytes
         return {name: found[name] for name in names} | {
             "bytes_read": storage["bytes_read"],
             "bytes_written": storage["bytes_written"],
@@ -181,7 +181,7 @@ class Contestant:
     def _figures(self) -> dict[str, Any]:
         after = self._counts()
         grown = {name: after[name] - self._before[name] for name in after}
-        stages, before = self.store.stage_seconds, self._stages_before
+        stages, before = self.store.executor.tables.stages.seconds(), self._stages_before
         return {
             **grown,
             **self._hit_rates(grown),
@@ -230,7 +230,7 @@ class Announcing(Contestant):
             time.sleep(1e-3)
 
     def _session(self) -> dict[str, Any]:
-        (told,) = self.store.sessions.facts()
+        (told,) = self.store.sessions.stats()
         return dict(told)
 
     def _figures(self) -> dict[str, Any]:

@@ -7,17 +7,16 @@ another process may have the core in any of them.
 import contextlib
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
-from embstore.frequency.counter import KeyCounter
-from embstore_client.hotcold import Classifier, Packer
+from embstore.hotness.counter import KeyCounter
+from embstore_training.hotcold import Classifier, Packer
 from tests.bench.hot.contestants import Known
 from tests.bench.hot.scale import Scale
 from tests.bench.hot.stores import Written
 from tests.bench.hot.trace import Trace, recall
-from tests.bench.turns import Kind, take_turns
+from tests.bench.turns import Kind, seconds_of, take_turns
 
 
 def measure(
@@ -37,12 +36,7 @@ def measure(
 
 
 def _best_of(repeats: int, call: Callable[[], Any]) -> float:
-    def seconds() -> float:
-        begin = time.perf_counter()
-        call()
-        return time.perf_counter() - begin
-
-    return min(seconds() for _ in range(repeats))
+    return min(seconds_of(call) for _ in range(repeats))
 
 
 def _counter(trace: Trace, scale: Scale) -> dict[str, Any]:

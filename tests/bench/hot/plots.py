@@ -1,42 +1,25 @@
 """The picture: hit rates beside the offline one, and where a step's time goes."""
 
-import importlib
 import pathlib
 from typing import Any
 
 from tests.bench.hot.blocks import PARTS
 from tests.bench.hot.contestants import BOUND
+from tests.bench.pictures import pyplot, write
 from tests.bench.report import Results
-from tests.bench.worker import SkippedError
 
 _COLORS = ("tab:gray", "tab:blue", "lightgray", "tab:orange", "tab:purple")
 
 
-def _pyplot() -> Any:
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as exc:
-        raise SkippedError("matplotlib is not installed") from exc
-
-
 def draw(results: Results, stem: pathlib.Path) -> list[pathlib.Path]:
-    """Write the picture of the training beside `stem`; return its path, or nothing.
-
-    Raises
-    ------
-    SkippedError : matplotlib is not installed.
-    """
+    """Write the picture of the training beside `stem`; return its path, or nothing."""
     if "training" not in results:
         return []
-    plt = _pyplot()
+    plt = pyplot()
     drawn, (left, right) = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
     _hits(left, results["training"])
     _times(right, results["training"]["contestants"])
-    path = stem.with_name(f"{stem.name}-policies.png")
-    drawn.savefig(path, dpi=120)
-    plt.close(drawn)
-    return [path]
+    return [write(plt, drawn, stem, "policies")]
 
 
 def _hits(ax: Any, training: dict[str, Any]) -> None:

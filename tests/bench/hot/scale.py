@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from embstore_server.demo.columns import CARDINALITIES, scaled_rows
+from embstore_tools.demo.columns import CARDINALITIES, scaled_rows
 
 
 @dataclass(frozen=True)

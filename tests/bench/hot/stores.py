@@ -1,30 +1,26 @@
 """The written store and its copies.
 
 Every row is written once and folded into the base, as it would be after some time of training; each
-contestant has a copy of the directory, whose base is linked: only a merge would change it, and
-merges are switched off while steps are measured, or one would fall on whoever's block it meets.
+contestant has a copy.
 
 Rows have values of the size of the demo's initial ones, the same 2**18 over and over: to write is
 what takes long, and the values need only be small and unlike each other.
 """
 
 import contextlib
-import os
 import pathlib
-import shutil
 import time
 from typing import Any
 
 import numpy as np
 
 import embstore
-from embstore.config import Limits, TableConfig
-from embstore_server.demo.training import table_configs
+from embstore.config import TableConfig
+from embstore_tools.demo.training import table_configs
 from tests.bench.hot.scale import Scale
-from tests.bench.lookahead.stores import cache_bytes_for
+from tests.bench.stores import NO_MERGES, cache_bytes_for, copy_store, wait_for_folds
 
 _PIECE_ROWS = 1 << 18
-_NO_MERGES = Limits(segment_bytes=1 << 30, fold_bytes=1 << 40, fold_segments=1 << 20)
 _FOLDED_LOG_BYTES = 64 << 20
 """Less than that is not folded."""
 _FOLD_S = 180.0
@@ -52,7 +48,8 @@ class Written:
             for config in self.configs:
                 self._write(store, config)
                 store.checkpoint(config.name)
-            self._wait_for_folds(store)
+            folded = wait_for_folds(store, _FOLDED_LOG_BYTES, _FOLD_S)
+            assert folded, f"not folded within {_FOLD_S:g} s: {store.stats()['storage']}"
         self.seconds = time.perf_counter() - begin
 
     def _write(self, store: Any, config: TableConfig) -> None:
@@ -70,27 +67,16 @@ class Written:
             keys = np.arange(low, min(low + _PIECE_ROWS, config.rows))
             table.assign(keys, pattern[: len(keys)])
 
-    def _wait_for_folds(self, store: Any) -> None:
-        """Wait for folds, which are installed and started between calls; any call will do."""
-        deadline = time.monotonic() + _FOLD_S
-        while (found := store.stats()["storage"])["log_bytes"] > _FOLDED_LOG_BYTES:
-            assert time.monotonic() < deadline, f"not folded within {_FOLD_S:g} s: {found}"
-            time.sleep(0.02)
-
     def open(self, name: str, slots: int, policy: str = "lru", count_rate: float = 0.0) -> Any:
         """Return a fresh copy of the store, open, with about so many slots."""
-        path = self._folder / name
-        if path.exists():
-            shutil.rmtree(path)
-        shutil.copytree(self._first, path, copy_function=_link_or_copy)
         store = embstore.open(
-            path,
+            copy_store(self._first, self._folder / name),
             device="cpu",
             cache_bytes=cache_bytes_for(slots, self._scale.dim),
             policy=policy,
             count_rate=count_rate,
             threads=self._scale.threads,
-            limits=_NO_MERGES,
+            limits=NO_MERGES,
         )
         store.warm_up()
         return store
@@ -109,10 +95,3 @@ def pool(store: Any) -> dict[str, Any]:
     """Return the figures of the one pool: all tables have the same layout."""
     (found,) = store.stats()["cache"]["pools"]
     return dict(found)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    if source.endswith((".log", ".rows")):
-        os.link(source, target)
-    else:
-        shutil.copyfile(source, target)

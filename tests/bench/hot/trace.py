@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.frequency.counter import KeyCounter
-from embstore.frequency.profile import Profile
-from embstore_server.demo.columns import table_name
-from embstore_server.demo.criteo import INTEGERS
-from embstore_server.demo.dlrm import dense_features
-from embstore_server.demo.synthetic import Source
+from embstore.hotness.counter import KeyCounter
+from embstore.profiles.profile import Profile
+from embstore_tools.demo.columns import table_name
+from embstore_tools.demo.criteo import INTEGERS
+from embstore_tools.demo.dlrm import dense_features
+from embstore_tools.demo.synthetic import Source
 from tests.bench.hot.scale import Scale
 
 FEATURES, LABELS = "features", "labels"

@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 
 from embstore.arrays import Rows
-from embstore_server.demo.adam import Adam
-from embstore_server.demo.auc import area_under_curve
-from embstore_server.demo.criteo import INTEGERS
-from embstore_server.demo.dlrm import Dlrm
+from embstore_tools.demo.criteo import INTEGERS
+from embstore_tools.demo.dlrm import Adam, Dlrm, area_under_curve
 from tests.bench.hot.scale import Scale
 from tests.bench.hot.trace import FEATURES, LABELS, Columns, Trace
 

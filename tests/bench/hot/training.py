@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from embstore.frequency.hotset import choose_hot_set, hot_coverage
+from embstore.profiles.hotset import choose_hot_set, hot_coverage
 from tests.bench.hot.blocks import summaries, take_blocks
 from tests.bench.hot.contestants import Known, kinds, make
 from tests.bench.hot.scale import Scale

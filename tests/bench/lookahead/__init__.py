@@ -1,7 +1,7 @@
 """The benchmark of look-ahead: a trainer's step with announced keys, beside caches that only react.
 
 ``python -m tests.bench.lookahead`` runs everything in one process, on one trace, and prints one
-table and the goals; a JSON and the plots go into ``../results/``. A **step** is a lookup, a
+table and the goals; a JSON and the plots go into ``docs/figures/``. A **step** is a lookup, a
 computation and an update. The computation is a wait that leaves the cores free, as a GPU's does.
 
 Five **contestants** take the same steps, in blocks that alternate:

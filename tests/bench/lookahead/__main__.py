@@ -1,21 +1,22 @@
 """Look-ahead beside other caches; see the package, and `tests.bench.program`."""
 
 import sys
-from functools import partial
+from collections.abc import Sequence
 
 from tests.bench import lookahead
 from tests.bench.lookahead import grid, planner, plots, report, scale, sweep
 from tests.bench.lookahead.stores import Written
-from tests.bench.program import Parts, Program, Run
+from tests.bench.program import Program, Run
 
 PARTS = {"cells": grid.measure, "sweep": sweep.measure, "planner": planner.measure}
 
 
-def prepare(run: Run) -> Parts:
-    """Write every row."""
+def measure(run: Run, wanted: Sequence[str]) -> None:
+    """Write every row, and measure the parts."""
     run.progress("every row is written")
-    given = Written(run.folder, run.scale), run.scale, run.progress
-    return {name: partial(measure, *given) for name, measure in PARTS.items()}
+    written = Written(run.folder, run.scale)
+    for name in wanted:
+        run.keep(name, PARTS[name], written, run.scale, run.progress)
 
 
 PROGRAM = Program(
@@ -23,7 +24,7 @@ PROGRAM = Program(
     about=lookahead.__doc__ or "",
     room="about 5 GB",
     parts=list(PARTS),
-    prepare=prepare,
+    measure=measure,
     scale=scale,
     report=report,
     plots=plots,

@@ -9,14 +9,14 @@ A step's time is lookup, computation and update by the clock; the computation en
 unless what goes on beside it takes longer.
 """
 
-import gc
 import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.bench.lookahead.contestants import Contestant, LookAhead
+from tests.bench.lookahead.contestants import LookAhead, Plain
 from tests.bench.lookahead.waits import wait_until
+from tests.bench.turns import in_turns
 
 Parts = tuple[float, float, float, float]
 """Seconds of a step: lookup, what was done beside the computation, update, and all of it."""
@@ -44,7 +44,7 @@ class Steps:
         }
 
 
-def take_step(contestant: Contestant, step: int, computation_s: float) -> Parts:
+def take_step(contestant: Plain, step: int, computation_s: float) -> Parts:
     """Take one step and return the seconds of its parts."""
     begin = time.perf_counter()
     contestant.lookup(step)
@@ -59,7 +59,7 @@ def take_step(contestant: Contestant, step: int, computation_s: float) -> Parts:
     return looked_up - begin, beside - looked_up, end - computed, end - begin
 
 
-def _block(contestant: Contestant, steps: range, warm: int, computation_s: float) -> Steps:
+def _block(contestant: Plain, steps: range, warm: int, computation_s: float) -> Steps:
     contestant.before_block()
     warm_s = computation_s if isinstance(contestant, LookAhead) else 0.0
     for step in steps[:warm]:
@@ -71,7 +71,7 @@ def _block(contestant: Contestant, steps: range, warm: int, computation_s: float
 
 
 def take_blocks(
-    contestants: dict[str, Contestant],
+    contestants: dict[str, Plain],
     first: int,
     *,
     rounds: int,
@@ -84,25 +84,17 @@ def take_blocks(
     for contestant in contestants.values():
         contestant.opened.files.latency_s = latency_s
     found = {name: Steps() for name in contestants}
-    names = list(contestants)
-    gc.collect()
-    gc.disable()
-    try:
-        for index in range(rounds):
-            begin = first + index * (warm + measured)
-            steps = range(begin, begin + warm + measured)
-            turn = index % len(names)
-            for name in names[turn:] + names[:turn]:
-                block = _block(contestants[name], steps, warm, computation_s)
-                found[name].parts += block.parts
-                for count, grown in block.counts.items():
-                    found[name].counts[count] = found[name].counts.get(count, 0.0) + grown
-    finally:
-        gc.enable()
+    for index, name in in_turns(list(contestants), rounds):
+        begin = first + index * (warm + measured)
+        steps = range(begin, begin + warm + measured)
+        block = _block(contestants[name], steps, warm, computation_s)
+        found[name].parts += block.parts
+        for count, grown in block.counts.items():
+            found[name].counts[count] = found[name].counts.get(count, 0.0) + grown
     return found, first + rounds * (warm + measured)
 
 
-def settle(contestants: dict[str, Contestant], count: int) -> int:
+def settle(contestants: dict[str, Plain], count: int) -> int:
     """Let all take the first steps, without computation or latency; return the next batch."""
     for contestant in contestants.values():
         contestant.opened.files.latency_s = 0.0

@@ -15,7 +15,7 @@ has just come into the window. The window stays full over a block's end, and is 
 block's unmeasured steps.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -39,32 +39,11 @@ _LEASE_MS = 60_000
 """Longer than the other contestants' blocks, which come between two calls of the member."""
 
 
-class Contestant(Protocol):
-    """What all have: a store, and what a step is made of. Steps come in order, each once."""
-
-    opened: Opened
-
-    def before_block(self) -> None:
-        """Do what belongs to no step."""
-
-    def lookup(self, step: int) -> None:
-        """Have the rows of the trace's batch `step`."""
-
-    def beside(self, step: int) -> None:
-        """Do what a trainer's other threads do while it computes."""
-
-    def update(self, step: int) -> None:
-        """Apply gradients to the batch's rows."""
-
-    def counts(self) -> dict[str, float]:
-        """Return numbers that only grow: what a block adds to them is kept beside its times."""
-
-    def close(self) -> None:
-        """Close the store."""
-
-
 class Plain:
-    """Calls of lookup and update, under whatever policy the store has."""
+    """Calls of lookup and update, under whatever policy the store has.
+
+    The others differ in what a step is made of. Steps come in order, each once.
+    """
 
     def __init__(self, opened: Opened, trace: Trace, scale: Scale) -> None:
         self.opened = opened
@@ -74,25 +53,28 @@ class Plain:
         update_all(opened.table, trace.hottest(opened.slots), self._gradients)
 
     def before_block(self) -> None:
-        """Nothing: what is resident is what the steps have left."""
+        """Do what belongs to no step: here nothing."""
 
     def lookup(self, step: int) -> None:
-        """Look the batch up."""
+        """Have the rows of the trace's batch `step`."""
         keys = self._trace.batch(step)
         self.opened.files.begin_call()
         self.opened.table.lookup(keys, out=self._out[: len(keys)])
 
     def beside(self, step: int) -> None:
-        """Nothing: nobody knows of the next step."""
+        """Do what a trainer's other threads do while it computes: nobody knows of the next step."""
 
     def update(self, step: int) -> None:
-        """Update the batch."""
+        """Apply gradients to the batch's rows."""
         keys = self._trace.batch(step)
         self.opened.files.begin_call()
         self.opened.table.update(keys, self._gradients[: len(keys)])
 
     def counts(self) -> dict[str, float]:
-        """Return the pool's counters, and batches of cold rows."""
+        """Return numbers that only grow: what a block adds to them is kept beside its times.
+
+        Here those are the pool's counters, and batches of cold rows.
+        """
         pool = self.opened.pool()
         names = ("unique_keys", "unique_hits", "evictions_dirty", "calls_in_parts")
         return {name: pool[name] for name in names} | {"reads": self.opened.files.reads}
@@ -119,16 +101,12 @@ class Static(Plain):
         self.opened.files.latency_s = latency_s
 
 
-class LookAhead:
+class LookAhead(Plain):
     """A session, through its low-level calls, so that no feed costs anything."""
 
     def __init__(self, opened: Opened, trace: Trace, scale: Scale) -> None:
-        self.opened = opened
-        self._trace = trace
+        super().__init__(opened, trace, scale)
         self._ahead = scale.lookahead_steps
-        self._out = np.empty((scale.batch_keys, scale.dim), np.float32)
-        self._gradients = small_grads(scale.dim)
-        update_all(opened.table, trace.hottest(opened.slots), self._gradients)
         self._sessions: Any = opened.store.sessions
         self._sessions.open(_NAME, [TABLE], lookahead_steps_max=self._ahead, lease_ms=_LEASE_MS)
         self._member: str = self._sessions.join(_NAME, 0).member
@@ -140,9 +118,6 @@ class LookAhead:
         if steps:
             self._sessions.announce(self._member, steps)
             self._announced = last
-
-    def before_block(self) -> None:
-        """Nothing: the window is full."""
 
     def lookup(self, step: int) -> None:
         """Have the step's rows."""
@@ -162,7 +137,7 @@ class LookAhead:
 
     def counts(self) -> dict[str, float]:
         """Return the session's figures, seconds of each stage, and batches of cold rows."""
-        facts = self._sessions.facts()[0]
+        facts = self._sessions.stats()[0]
         stages = {f"{stage}_s": seconds for stage, seconds in facts["stage_seconds"].items()}
         figures = {name: facts[name] for name in _FIGURES}
         return figures | stages | {"reads": self.opened.files.reads}
@@ -170,4 +145,4 @@ class LookAhead:
     def close(self) -> None:
         """Close session and store."""
         self._sessions.close(self._member)
-        self.opened.close()
+        super().close()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.bench.lookahead.blocks import Steps, settle, take_blocks
-from tests.bench.lookahead.contestants import Contestant, LookAhead, Plain, Static
+from tests.bench.lookahead.contestants import LookAhead, Plain, Static
 from tests.bench.lookahead.scale import Scale
 from tests.bench.lookahead.stores import Written
 from tests.bench.lookahead.trace import Trace, locality
@@ -41,15 +41,15 @@ def bound_of(written: Written, trace: Trace, scale: Scale) -> Iterator[Plain]:
 @contextmanager
 def contestants_of(
     written: Written, trace: Trace, scale: Scale, slots: int, names: tuple[str, ...]
-) -> Iterator[dict[str, Contestant]]:
+) -> Iterator[dict[str, Plain]]:
     """Hold the contestants of one cache."""
-    kinds: dict[str, tuple[type[Plain | LookAhead], str]] = {
+    kinds: dict[str, tuple[type[Plain], str]] = {
         "lookahead": (LookAhead, "lru"),
         "lru": (Plain, "lru"),
         "lfu": (Plain, "lfu"),
         "static": (Static, "lfu"),
     }
-    held: dict[str, Contestant] = {}
+    held: dict[str, Plain] = {}
     try:
         for name in names:
             kind, policy = kinds[name]

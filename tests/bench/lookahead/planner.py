@@ -10,6 +10,7 @@ where rows come and dirty ones go. Each stage's time is the median over steps of
 from one step to the next, so that a moment in which the machine does something else counts little.
 """
 
+import contextlib
 import itertools
 import statistics
 from dataclasses import replace
@@ -36,11 +37,8 @@ def measure(written: Written, scale: Scale, progress: Progress) -> dict[str, Any
     for case, share in (("resident", 1.0), ("missing", scale.planner_share)):
         progress(f"planner, {scale.planner_keys:,} keys a step, {share:.0%} cached")
         opened = written.open("planner", int(share * scale.rows))
-        session = LookAhead(opened, trace, large)
-        try:
+        with contextlib.closing(LookAhead(opened, trace, large)) as session:
             found[case] = {"cache_share": share} | _taken(session, scale)
-        finally:
-            session.close()
     return found
 
 

@@ -1,12 +1,11 @@
 """The pictures: a step against the cache for each latency, and the capacity sweep with its knee."""
 
-import importlib
 import pathlib
 from typing import Any
 
 from tests.bench.lookahead.report import NAMES, step_ms
+from tests.bench.pictures import pyplot, write
 from tests.bench.report import Results
-from tests.bench.worker import SkippedError
 
 _STYLES: dict[str, dict[str, Any]] = {
     "lookahead": {"color": "tab:blue", "marker": "o", "linewidth": 2},
@@ -17,39 +16,17 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _pyplot() -> Any:
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as exc:
-        raise SkippedError("matplotlib is not installed") from exc
-
-
 def draw(results: Results, stem: pathlib.Path) -> list[pathlib.Path]:
-    """Write the pictures of what was measured beside `stem`; return their paths.
-
-    Raises
-    ------
-    SkippedError : matplotlib is not installed.
-    """
-    plt = _pyplot()
-    paths = []
+    """Write the pictures of what was measured beside `stem`; return their paths."""
+    plt, paths = pyplot(), []
     cells = results.get("cells", [])
     for computation_ms in sorted({cell["computation_ms"] for cell in cells}):
-        path = stem.with_name(f"{stem.name}-step-{computation_ms:g}ms.png")
         chosen = [cell for cell in cells if cell["computation_ms"] == computation_ms]
-        _write(plt, _steps(plt, chosen, computation_ms), path)
-        paths.append(path)
+        drawn = _steps(plt, chosen, computation_ms)
+        paths.append(write(plt, drawn, stem, f"step-{computation_ms:g}ms"))
     if results.get("sweep"):
-        path = stem.with_name(f"{stem.name}-capacity.png")
-        _write(plt, _capacity(plt, results["sweep"]), path)
-        paths.append(path)
+        paths.append(write(plt, _capacity(plt, results["sweep"]), stem, "capacity"))
     return paths
-
-
-def _write(plt: Any, drawn: Any, path: pathlib.Path) -> None:
-    drawn.savefig(path, dpi=120)
-    plt.close(drawn)
 
 
 def _steps(plt: Any, cells: list[dict[str, Any]], computation_ms: float) -> Any:

@@ -145,7 +145,7 @@ class EmulatedRuntime:
         self._starts = None
         self.live_bytes += byte_count
         owner = _Owner()
-        weakref.finalize(owner, self._give_back, memory).atexit = False
+        weakref.finalize(owner, self._release_ended, memory).atexit = False
         return DeviceArray(memory.address, count, dtype, owner, width=width)
 
     def allocate_host(self, byte_count: int) -> np.ndarray:
@@ -164,7 +164,7 @@ class EmulatedRuntime:
         count, width = (*interface["shape"], 1)[:2]
         return DeviceArray(interface["data"][0], count, dtype, array, width=width)
 
-    def _give_back(self, memory: Memory) -> None:
+    def _release_ended(self, memory: Memory) -> None:
         del self._live[memory.address]
         self._starts = None
         self.live_bytes -= len(memory.content)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embstore_server.demo.auc import area_under_curve
+from embstore_tools.demo.dlrm import area_under_curve
 
 
 def counted(labels: np.ndarray, scores: np.ndarray) -> float:

@@ -1,21 +1,14 @@
 """All policies and ways on one file, side by side."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-import embstore
-from embstore_server import demo
-from embstore_server.demo import comparison, serving
-from embstore_server.demo.comparison import Comparison
-from embstore_server.demo.job import Job
-from embstore_server.demo.phases import Phases
-from embstore_server.demo.serving import Served
-from embstore_server.demo.ways import HotCold
+from embstore_tools import demo
+from embstore_tools.demo.job import Job
+from embstore_tools.demo.result import Comparison
+from embstore_tools.demo.showing import show_comparison
+from embstore_tools.demo.ways import HotCold
 from tests.service.demo.embedded import console, text_of
 
 LITTLE = Job(samples=6000, batch=512, dim=8, scale=0.001, cache_share=0.05)
@@ -23,21 +16,8 @@ HOT = HotCold(budget_bytes=256 << 10, lookahead=4)
 NAMES = ["LRU", "LFU", "warm rank", "look-ahead", "hot/cold"]
 
 
-@pytest.fixture
-def embedded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have stores in this process in place of servers."""
-
-    @contextmanager
-    def opened(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
-        cache_bytes = job.store_cache_bytes
-        with embstore.open(place, cache_bytes=cache_bytes, policy=job.policy) as store:
-            yield Served(store, None)
-
-    monkeypatch.setattr(serving, "served", opened)
-
-
 def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(
-    embedded: None, tmp_path: Path
+    embedded: list[Path], tmp_path: Path
 ) -> None:
     shown = console()
     compared = demo.compare(job=LITTLE, hot_cold=HOT, directory=tmp_path / "kept", console=shown)
@@ -58,7 +38,7 @@ def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(
     assert len(list((tmp_path / "kept").glob("store-*"))) == 5
 
 
-def test_json_has_all_of_it(embedded: None) -> None:
+def test_json_has_all_of_it(embedded: list[Path]) -> None:
     shown = console(terminal=True)
     compared = demo.compare(
         job=replace(LITTLE, samples=2000), hot_cold=HOT, console=shown, json=True
@@ -69,12 +49,12 @@ def test_json_has_all_of_it(embedded: None) -> None:
     assert 0 <= document["results"]["hot/cold"]["hot"]["hot_share"] <= 1
 
 
-def test_one_that_is_not_exact_is_told(embedded: None) -> None:
+def test_one_that_is_not_exact_is_told(embedded: list[Path]) -> None:
     compared = demo.compare(job=replace(LITTLE, samples=2000), hot_cold=HOT, console=console())
     wrong = replace(compared.results["LFU"], first_difference="step 4")
     broken = Comparison({**compared.results, "LFU": wrong}, compared.count_s)
     assert not broken.exact
     shown = console()
-    comparison.show(broken, shown)
+    show_comparison(broken, shown)
     [exact] = [line for line in text_of(shown).splitlines() if "exact" in line]
     assert exact.split() == ["│", "exact", "│", "yes", "│", "no", "│"] + ["yes", "│"] * 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import InvalidArgumentError
-from embstore_server.demo.criteo import parse, read
+from embstore_tools.demo.criteo import parse, read
 
 REAL = (
     b"0\t1\t1\t5\t0\t1382\t4\t15\t2\t181\t1\t2\t\t2\t68fd1e64\t80e26c9b\tfb936136\t7b4723c4\t"

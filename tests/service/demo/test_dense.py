@@ -15,7 +15,7 @@ from embstore.config import (
     TableConfig,
     Uniform,
 )
-from embstore_server.demo.dense import DenseTable, DenseTables
+from embstore_tools.demo.dense import DenseTable, DenseTables
 from tests.reference import ReferenceStore
 
 ROWS, DIM = 700, 5

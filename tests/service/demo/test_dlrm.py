@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from embstore_server.demo.adam import Adam
-from embstore_server.demo.dlrm import Dlrm, dense_features
+from embstore_tools.demo.dlrm import Adam, Dlrm, dense_features
 
 COUNT, COLUMNS, DIM = 6, 3, 4
 STEP = 1e-6

@@ -3,31 +3,26 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embstore
-from embstore.arrays import Keys, Rows
 from embstore.config import Adagrad
 from embstore.errors import InvalidArgumentError
-from embstore_server import demo
-from embstore_server.demo import serving, synthetic
-from embstore_server.demo.job import Job
-from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import SessionResult
-from embstore_server.demo.serving import Served
-from embstore_server.demo.showing import show
-from embstore_server.demo.stores import TrainingRun, TrainingStep
-from embstore_server.demo.trial import CHECKPOINT_LABEL
-from embstore_server.demo.ways import Ahead, Calls, Way
-from tests.service.demo.embedded import console, text_of, trained
+from embstore.handles.sessions import Sessions
+from embstore.handles.store import Store
+from embstore_tools import demo
+from embstore_tools.demo import synthetic
+from embstore_tools.demo.job import Job
+from embstore_tools.demo.result import SessionResult
+from embstore_tools.demo.showing import show
+from embstore_tools.demo.trial import CHECKPOINT_LABEL
+from embstore_tools.demo.ways import Ahead, Calls, Way
+from tests.service.demo.embedded import LOST, console, lose, text_of, trained
 
 SMALL = Job(samples=20_000, batch=256, dim=8, scale=0.002)
 EITHER_WAY = pytest.mark.parametrize("way", [Ahead(4), Calls()], ids=["session", "no session"])
@@ -118,57 +113,17 @@ def test_labels_without_a_signal_cannot_be_learnt(path: Path, tmp_path: Path) ->
     assert result.auc is not None and 0.45 < result.auc < 0.55
 
 
-class ForgetfulStore:
-    """A store that, at its third update, does not hear of the last key of one table."""
-
-    def __init__(self, store: embstore.Store) -> None:
-        self._store = store
-        self._updates = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def update(self, gradients: Mapping[str, tuple[Keys, Rows]]) -> Any:
-        self._updates += 1
-        if self._updates == 3:
-            keys, rows = gradients["criteo/c09"]
-            kept = keys != keys[-1]
-            gradients = {**gradients, "criteo/c09": (keys[kept], rows[kept])}
-        return self._store.update(gradients)
-
-    @contextmanager
-    def session(self, tables: Sequence[str], *, lookahead: int) -> Iterator[Any]:
-        with self._store.session(tables, lookahead=lookahead) as run:
-            yield SimpleNamespace(steps=lambda batches, keys: forgetful_steps(run, batches, keys))
-
-
-class ForgetfulStep:
-    """A step that updates the last key of one table by zero."""
-
-    def __init__(self, step: TrainingStep) -> None:
-        self._step = step
-        self.batch = step.batch
-        self.lookup = step.lookup
-
-    def update(self, gradients: Mapping[str, Rows]) -> Any:
-        keys, rows = self.batch.keys["criteo/c09"], gradients["criteo/c09"]
-        kept = (keys != keys[-1])[:, None]
-        return self._step.update({**gradients, "criteo/c09": np.where(kept, rows, np.float32(0))})
-
-
-def forgetful_steps(run: TrainingRun, batches: Any, keys: Any) -> Iterator[Any]:
-    """Yield the steps of a run, the third of which is forgetful."""
-    for number, step in enumerate(run.steps(batches, keys), 1):
-        yield ForgetfulStep(step) if number == 3 else step
-
-
 @EITHER_WAY
-def test_a_lost_gradient_is_found_and_named_at_once(path: Path, tmp_path: Path, way: Way) -> None:
-    result = trained(replace(SMALL, way=way), path, tmp_path, ForgetfulStore)
+def test_a_lost_gradient_is_found_and_named_at_once(
+    path: Path, tmp_path: Path, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(monkeypatch, Store, "update")
+    lose(monkeypatch, Sessions, "update_step")
+    result = trained(replace(SMALL, way=way), path, tmp_path)
     assert not result.exact
     assert result.first_difference is not None
-    assert result.first_difference.startswith("step 4, table 'criteo/c09', key ")
-    assert result.differing_tables == ("criteo/c09",)
+    assert result.first_difference.startswith(f"step 4, table '{LOST}', key ")
+    assert result.differing_tables == (LOST,)
     assert result.digest != result.digest_of_check
     assert result.steps == 4
     shown = console()
@@ -202,26 +157,13 @@ def test_one_line_is_not_enough(path: Path, tmp_path: Path) -> None:
         trained(SMALL, short, tmp_path / "store")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"samples": 1},
-        {"batch": 0},
-        {"scale": 0.0},
-        {"scale": 2},
-        {"dim": 0},
-        {"cache_bytes": 0},
-        {"cache_share": 0.0},
-        {"policy": "oldest"},
-    ],
-    ids=str,
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        Job(**wrong)
+WRONG = {"samples": 1, "batch": 0, "scale": 2, "dim": 0, "cache_bytes": 0, "cache_share": 0.0}
 
 
-def test_wrong_ways_are_refused() -> None:
+@pytest.mark.parametrize("wrong", [*WRONG.items(), ("scale", 0.0), ("policy", "oldest")], ids=str)
+def test_wrong_settings_are_refused(wrong: tuple[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=wrong[0]):
+        Job(**dict([wrong]))
     with pytest.raises(InvalidArgumentError, match="lookahead"):
         Ahead(0)
 
@@ -263,22 +205,7 @@ def test_a_session_is_shown_and_one_miss_is_not_rounded_away(path: Path, tmp_pat
 LITTLE = Job(samples=4000, batch=512, scale=0.001)
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Let `demo.run` open a store itself; return the directories that it asked for."""
-    places: list[Path] = []
-
-    @contextmanager
-    def opened(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
-        places.append(place)
-        with phases.phase("starting"), embstore.open(place, policy=job.policy) as store:
-            yield Served(store, None)
-
-    monkeypatch.setattr(serving, "served", opened)
-    return places
-
-
-def test_run_writes_a_file_and_shows_a_table(served: list[Path], tmp_path: Path) -> None:
+def test_run_writes_a_file_and_shows_a_table(embedded: list[Path], tmp_path: Path) -> None:
     shown, kept = console(), tmp_path / "kept"
     result = demo.run(job=LITTLE, directory=kept, console=shown)
     assert result.exact
@@ -286,22 +213,22 @@ def test_run_writes_a_file_and_shows_a_table(served: list[Path], tmp_path: Path)
     for line in ("writing samples ...", "training ...", "bit for bit", result.digest):
         assert line in text_of(shown)
     assert (kept / "train.txt").is_file()
-    assert served == [kept / "store"]
+    assert embedded == [kept / "store"]
     with pytest.raises(InvalidArgumentError, match="absent or empty"):
         demo.run(job=LITTLE, directory=kept, console=shown)
 
 
 def test_run_with_json_prints_one_object_only(
-    served: list[Path], path: Path, tmp_path: Path
+    embedded: list[Path], path: Path, tmp_path: Path
 ) -> None:
     shown = console(terminal=True)
     result = demo.run(path, replace(LITTLE, samples=2000), console=shown, json=True)
     assert json.loads(text_of(shown)) == json.loads(json.dumps(result.as_json()))
     assert result.as_json()["exact"] is True
-    assert not served[0].exists()  # nothing is kept
+    assert not embedded[0].exists()  # nothing is kept
 
 
-def test_run_on_a_terminal_draws_bars(served: list[Path], path: Path) -> None:
+def test_run_on_a_terminal_draws_bars(embedded: list[Path], path: Path) -> None:
     shown = console(terminal=True)
     demo.run(path, replace(LITTLE, samples=2000), console=shown)
     assert "training" in text_of(shown)
@@ -309,17 +236,17 @@ def test_run_on_a_terminal_draws_bars(served: list[Path], path: Path) -> None:
 
 
 def test_run_refuses_a_wrong_file_before_anything_starts(
-    served: list[Path], tmp_path: Path
+    embedded: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.txt").write_text("label,i1,i2\n")
     with pytest.raises(InvalidArgumentError, match=r"bad\.txt, line 1"):
         demo.run(tmp_path / "bad.txt", console=console())
-    assert not served
+    assert not embedded
 
 
 def test_importing_the_demo_starts_nothing() -> None:
     code = (
-        "import sys, threading, embstore_server.demo;"
+        "import sys, threading, embstore_tools.demo;"
         "print(threading.active_count(), {'numba', 'grpc', 'embstore_client'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from embstore_server.cli import exits, main
-from embstore_server.demo import Ahead
 
 SMALL = ["demo", "--samples", "8000", "--batch", "500", "--scale", "0.002", "--json"]
 
@@ -40,38 +39,3 @@ def test_every_policy_and_way_through_servers(capsys: pytest.CaptureFixture[str]
     assert hot["hot"]["hot_share"] > 0 and hot["hot"]["calls_in_hot_batches"] == 0
     assert 0 < hot["network_bytes"] < alone["network_bytes"]
     assert alone["cache_bytes"] == int(0.1 * alone["table_bytes"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--no-session", "--hotcold"], "--hotcold"),
-        (["--compare", "--policy", "lfu"], "--policy"),
-        (["--compare", "--no-session"], "--no-session"),
-        (["--budget", "1MiB"], "--budget"),
-        (["--cache-bytes", "1MiB", "--cache-share", "0.1"], "--cache-share"),
-        (["--policy", "oldest"], "policy"),
-        (["--hotcold", "--budget", "0"], "budget"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_flags_that_contradict_are_refused(
-    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", *flags]) == exits.USAGE
-    assert named in capsys.readouterr().err
-
-
-def test_lookahead_without_a_session_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--no-session", "--lookahead", "4"]) == exits.USAGE
-    assert "--lookahead" in capsys.readouterr().err
-
-
-def test_help_tells_how_far_a_session_looks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["demo", "--help"]) == exits.OK
-    shown = capsys.readouterr().out
-    assert "--no-session" in shown
-    assert f"announces ahead. Default: {Ahead.lookahead}." in shown

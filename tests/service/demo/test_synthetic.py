@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.errors import InvalidArgumentError
-from embstore_server.demo.columns import CARDINALITIES, keys_by_table, scaled_rows, table_name
-from embstore_server.demo.criteo import Samples, read
-from embstore_server.demo.synthetic import write
+from embstore_tools.demo.columns import CARDINALITIES, keys_by_table, scaled_rows, table_name
+from embstore_tools.demo.criteo import Samples, read
+from embstore_tools.demo.synthetic import write
 
 SAMPLES = 10_000
 ROWS = scaled_rows(0.001)
@@ -85,9 +84,3 @@ def test_keys_are_within_the_rows() -> None:
     keys = keys_by_table(categories, ROWS)
     assert list(keys) == sorted(keys)
     assert all(0 <= k.max() < r for k, r in zip(keys.values(), ROWS, strict=True))
-
-
-def test_reading_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "test.txt").write_bytes(b"\t" * 38 + b"\n")
-    with pytest.raises(InvalidArgumentError, match=r"test\.txt, line 1: .*label is missing"):
-        next(read(tmp_path / "test.txt", limit=1, block=1))

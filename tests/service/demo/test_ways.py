@@ -9,17 +9,18 @@ import pytest
 
 import embstore
 from embstore.errors import InvalidArgumentError
-from embstore_server.demo import synthetic
-from embstore_server.demo.counting import count_first
-from embstore_server.demo.criteo import Samples, read
-from embstore_server.demo.job import Job
-from embstore_server.demo.phases import Phases
-from embstore_server.demo.result import DemoResult
-from embstore_server.demo.showing import show
-from embstore_server.demo.steps import HeldOut, batches
-from embstore_server.demo.training import Trainer
-from embstore_server.demo.ways import Ahead, Calls, HotCold, Material
-from tests.service.demo.embedded import console, text_of, trained
+from embstore.handles.sessions import Sessions
+from embstore_tools.demo import synthetic
+from embstore_tools.demo.criteo import Samples, read
+from embstore_tools.demo.job import Job
+from embstore_tools.demo.phases import Phases
+from embstore_tools.demo.result import DemoResult
+from embstore_tools.demo.showing import show
+from embstore_tools.demo.steps import HeldOut, batches
+from embstore_tools.demo.training import Trainer
+from embstore_tools.demo.trial import count_first
+from embstore_tools.demo.ways import Ahead, Calls, HotCold, Material
+from tests.service.demo.embedded import LOST, console, lose, text_of, trained
 
 SMALL = Job(samples=40_000, batch=128, dim=8, scale=0.0002)
 BUDGET = HotCold(budget_bytes=512 << 10)
@@ -27,7 +28,6 @@ AUC_TOLERANCE = 0.01
 """Three times what the AUC of this job varies by with the order of its samples: the standard
 deviation over eight shuffles was 0.0032. (That is much, as it has few steps and 4,000 samples to
 judge by; of the default demo it is 0.0009.)"""
-COLUMN = "criteo/c09"
 
 
 def written(path: Path, job: Job) -> Path:
@@ -116,34 +116,13 @@ def test_hot_cold_is_shown(path: Path, tmp_path: Path) -> None:
         assert word in text_of(shown)
 
 
-class ForgetfulSessions:
-    """The sessions of a store that does not hear of the last row of one table of a replica."""
-
-    def __init__(self, sessions: Any) -> None:
-        self._sessions = sessions
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sessions, name)
-
-    def put_rows(self, member: str, puts: dict[str, Any]) -> Any:
-        keys, weights, state, add_t = puts[COLUMN]
-        kept = {**puts, COLUMN: (keys[:-1], weights[:-1], state[:-1], add_t)}
-        return self._sessions.put_rows(member, kept)
-
-
-class ForgetfulStore:
-    def __init__(self, store: embstore.Store) -> None:
-        self._store = store
-        self.sessions = ForgetfulSessions(store.sessions)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-def test_a_row_that_a_replica_loses_is_found(path: Path, tmp_path: Path) -> None:
-    result = trained(replace(SMALL, samples=10_000, way=BUDGET), path, tmp_path, ForgetfulStore)
+def test_a_push_that_a_replica_loses_is_found(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(monkeypatch, Sessions, "put_rows")
+    result = trained(replace(SMALL, samples=10_000, way=BUDGET), path, tmp_path)
     assert not result.exact
-    assert COLUMN in result.differing_tables
+    assert LOST in result.differing_tables
 
 
 def fields(samples: Any) -> list[tuple[Any, ...]]:
@@ -186,12 +165,6 @@ def joined(parts: list[Any]) -> Samples:
 
 
 # Policies
-
-
-def test_lfu_changes_no_bit(path: Path, tmp_path: Path, by_calls: DemoResult) -> None:
-    result = trained(replace(SMALL, way=Calls(), policy="lfu"), path, tmp_path)
-    assert result.exact and result.popularity is None
-    assert (result.digest, result.auc) == (by_calls.digest, by_calls.auc)
 
 
 def test_rank_counts_the_file_begins_warm_and_changes_no_bit(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.forks import Forks
 from tests.service.faults.ledger import Ledger, make_tables
 from tests.service.faults.served import Served
 from tests.service.faults.wire import Sender, Wire
@@ -25,6 +26,13 @@ def switch_interval() -> Iterator[None]:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     yield
     sys.setswitchinterval(before)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -21,18 +21,8 @@ from embstore.config import Adam, Constant, Sgd, Uniform
 
 ROWS, DIM, MARKS = 64, 4, 4096
 TABLES: dict[str, dict[str, Any]] = {
-    "marks": {
-        "dim": 1,
-        "rows": MARKS,
-        "optimizer": Sgd(1.0),
-        "initializer": Constant(0.0),
-    },
-    "rows": {
-        "dim": DIM,
-        "rows": ROWS,
-        "optimizer": Adam(0.01),
-        "initializer": Uniform(-0.1, 0.1),
-    },
+    "marks": {"dim": 1, "rows": MARKS, "optimizer": Sgd(1.0), "initializer": Constant(0.0)},
+    "rows": {"dim": DIM, "rows": ROWS, "optimizer": Adam(0.01), "initializer": Uniform(-0.1, 0.1)},
 }
 
 

@@ -9,13 +9,16 @@ then changed the rows of the first.
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from embstore import store
 from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_rows import GpuRows
+from embstore.device.gpu_work import GpuWork
+from embstore.engine import opening
 from embstore_server.cli import main
 from embstore_server.launch import ServerProcess
 from tests.kernels.emulation.build import COMPILER
@@ -36,13 +39,23 @@ class LosingDevice(GpuDevice):
         self._applies_left = applies
         self.fails_next, self.may_fail = threading.Event(), threading.Event()
         self.may_fail.set()
+        self.rows = _LosingRows(self.work, self._count_apply)
 
-    def apply(self, *arguments: Any) -> None:
+    def _count_apply(self) -> None:
         self._applies_left -= 1
         if self._applies_left == 0:
             self.fails_next.set()
             self.may_fail.wait(PATIENCE_S)
             self.emulated.fail_at(1)
+
+
+class _LosingRows(GpuRows):
+    def __init__(self, work: GpuWork, before_apply: Callable[[], None]) -> None:
+        super().__init__(work)
+        self._before_apply = before_apply
+
+    def apply(self, *arguments: Any) -> None:
+        self._before_apply()
         super().apply(*arguments)
 
 
@@ -63,5 +76,5 @@ class LosingServer(ServerProcess):
 
 if __name__ == "__main__":
     applies = int(sys.argv[1])
-    store.open_device = lambda name, threads: LosingDevice(applies)  # type: ignore[assignment]
+    opening.open_device = lambda name, threads: LosingDevice(applies)  # type: ignore[assignment]
     sys.exit(main(sys.argv[2:]))

@@ -11,9 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import embstore_client.table  # noqa: F401
-from embstore.store import Store
-from embstore_client.store import connect
+from embstore.engine.engine import Engine
+from embstore_client.executor import connect
 from embstore_server import app
 from embstore_server.settings import Settings
 from tests.faults.forks import Child, Forks
@@ -31,10 +30,10 @@ def serve(reports: Connection, path: str, address: str) -> None:
     """Serve a store; report the command number that it was opened at."""
     opening = app._open
 
-    def reporting(settings: Settings) -> Store:
-        store = opening(settings)
-        reports.send(store.command)
-        return store
+    def reporting(settings: Settings) -> Engine:
+        engine = opening(settings)
+        reports.send(engine.tables.frame.command_number)
+        return engine
 
     app._open = reporting
     settings = Settings(

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any
 
 import embstore
-from embstore.store import Store
-from embstore_client import RemoteStore, connect
+from embstore.handles.store import Store
+from embstore_client import connect
 from embstore_server.service import Service
 from embstore_server.worker import Worker
 from tests.serving import Server, on_loop
@@ -78,9 +78,9 @@ class Served(Server):
     @property
     def worker(self) -> Worker:
         """Its engine thread and queue."""
-        return self._worker
+        return self._service.worker
 
-    def connect(self, **options: Any) -> RemoteStore:
+    def connect(self, **options: Any) -> Store:
         """Return a connected client."""
         return connect(self.address, **({"timeout_s": PATIENCE_S} | options))
 
@@ -89,7 +89,7 @@ class Served(Server):
         """Keep the engine busy: what is sent meanwhile waits in the queue."""
         busy, free = threading.Event(), threading.Event()
 
-        def work(store: Store) -> None:
+        def work(_: Any) -> None:
             busy.set()
             free.wait(PATIENCE_S)
 
@@ -103,7 +103,7 @@ class Served(Server):
 
     def answered(self, verb: str, code: str) -> int:
         """Return how many calls have been answered so."""
-        codes: Any = self.service.metrics.totals().get(verb, {}).get("codes", {})
+        codes: Any = self.service.metrics.stats().get(verb, {}).get("codes", {})
         return int(codes.get(code, 0))
 
     def await_queue(self, calls: int) -> None:
@@ -113,7 +113,7 @@ class Served(Server):
     def assert_free(self) -> None:
         """Check that no call holds anything that others need: engine, queue, bytes."""
         until(lambda: self.worker.waiting_calls == 0 and self.worker.running is None)
-        until(lambda: self.service.inflight.held_bytes == 0)
+        until(lambda: self.service.inflight.reserved_bytes == 0)
 
     def assert_idle(self) -> None:
         """Check that no call holds anything any more, tasks included."""

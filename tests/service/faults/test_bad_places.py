@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore_proto.codec import Message
+from embstore_proto.frame import Message
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.ledger import DIM, Ledger, gradients
 from tests.service.faults.served import Served
@@ -175,17 +175,3 @@ def test_arrays_may_lie_over_each_other(wire: Wire, sender: Sender, ledger: Ledg
     header.tables[0].keys.offset = inside.offset + 8
     reply = wire.unary("Update", message.framed(header.SerializeToString()).joined())
     ledger.acknowledged[1] = acknowledged(reply).context.command
-
-
-def test_unaligned_arrays_are_what_they_say(wire: Wire, sender: Sender, ledger: Ledger) -> None:
-    (mark, ones), (keys, rows) = gradients(1).values()
-    header = pb.UpdateRequest.Header(origin=sender.origin())
-    payload = b"?"
-    for name, some, values in (("marks", mark, ones), ("rows", keys, rows)):
-        place = pb.Array(dtype=pb.DTYPE_INT64, shape=some.shape, offset=len(payload))
-        payload += some.astype("<i8").tobytes()
-        second = pb.Array(dtype=pb.DTYPE_FLOAT32, shape=values.shape, offset=len(payload))
-        payload += values.astype("<f4").tobytes()
-        header.tables.add(table=name, keys=place, gradients=second)
-    request = pb.UpdateRequest(header=header, payload=payload).SerializeToString()
-    ledger.acknowledged[1] = acknowledged(wire.unary("Update", request)).context.command

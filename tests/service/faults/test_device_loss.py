@@ -94,7 +94,7 @@ def test_call_in_flight_is_told_of_the_device_and_those_that_wait_of_the_store(
 
 def test_loss_is_noticed_when_the_caller_has_gone(losing: Served) -> None:
     two_updates_and_a_checkpoint_between(losing.address)
-    device = losing.store._engine.device
+    device = losing.store.executor.device
     device.may_fail.clear()
     with Wire(losing.address) as wire:
         with losing.held():  # so that it is not done at once, by the event loop

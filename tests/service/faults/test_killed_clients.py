@@ -1,10 +1,8 @@
 """Trainers that are killed in the middle of an update: it is applied, or it is not."""
 
 import sys
-from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from tests.faults.forks import Forks
 from tests.service.faults.ledger import Ledger, gradients
@@ -15,13 +13,6 @@ SEED = 20_261_124
 KILLS = 20
 NUMBERS = 100
 """Of updates that one trainer has; it is killed long before it has sent as many."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    made = Forks()
-    yield made
-    made.close()
 
 
 def test_killed_trainers_leave_nothing_half_done(
@@ -47,4 +38,4 @@ def test_killed_trainers_leave_nothing_half_done(
             ledger.acknowledged[last] = healthy.update(gradients(last)).command
     served.assert_idle()
     until(lambda: sockets() <= before)
-    assert served.service.once.remembered_calls <= 3 * (KILLS + 1)
+    assert served.service.replay.remembered_calls <= 3 * (KILLS + 1)

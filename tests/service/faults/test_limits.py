@@ -1,7 +1,7 @@
 """The server's limits when they are reached: who is refused, who waits, and whose turn comes."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,57 +24,49 @@ def command(reply: Any) -> int:
     return int(acknowledged(reply).context.command)
 
 
-class Background:
-    """A call of the client library on a thread."""
-
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        self._function, self._args = function, args
-        self.result: Any = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self.result = self._function(*self._args)
-
-    def join(self) -> Any:
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
-        return self.result
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    """A thread for a call of the client library."""
+    with ThreadPoolExecutor(1) as made:
+        yield made
 
 
 # Deadlines
 
 
-def test_deadline_passes_in_the_queue(served: Served, wire: Wire, ledger: Ledger) -> None:
-    with served.held():
-        found = refusal(lambda: wire.unary("Update", message(1), timeout=0.05))
-        assert found.code == "DEADLINE_EXCEEDED"
-        impatient = connect(served.address, timeout_s=0.05)
-        with impatient, pytest.raises(DeadlineError):
-            impatient.drop_table("rows")
-        served.await_queue(0)
-    ledger.refused.add(1)
-
-
-def test_call_without_a_deadline_gets_the_servers(
-    serve: Callable[..., Served],
+@pytest.mark.parametrize("timeout", [None, 1000.0], ids=["none", "long"])
+def test_deadline_is_at_most_the_servers(
+    serve: Callable[..., Served], timeout: float | None
 ) -> None:
-    served = serve(call_timeout_s=0.05)
+    served = serve(call_timeout_s=0.05, call_timeout_max_s=0.05)
     served.on_engine(make_tables)
     with served.held(), Wire(served.address) as wire:
-        found = refusal(lambda: wire.unary("Update", message(1), timeout=None))
-        assert (found.code, found.error) == ("DEADLINE_EXCEEDED", "DeadlineError")
-        assert "read t" in found.text
+        for name, request in (("Update", message(1)), ("ListTables", b"")):
+            found = refusal(lambda n=name, r=request: wire.unary(n, r, timeout))
+            assert (found.code, found.error) == ("DEADLINE_EXCEEDED", "DeadlineError")
+            assert ("read t" in found.text) == (name == "Update")
         served.await_queue(0)
     served.assert_idle()
 
 
-def test_long_deadline_is_cut(serve: Callable[..., Served]) -> None:
-    served = serve(call_timeout_s=0.02, call_timeout_max_s=0.05)
-    with served.held(), Wire(served.address) as wire:
-        found = refusal(lambda: wire.unary("ListTables", b"", timeout=1000.0))
-        assert found.error == "DeadlineError"
-    served.assert_idle()
+# Bytes in flight
+
+
+def test_what_carries_no_arrays_is_answered_whatever_is_in_flight(
+    serve: Callable[..., Served],
+) -> None:
+    """A lease that is not renewed ends a session, and a server that is not known is no server."""
+    served = serve()
+    served.on_engine(make_tables)
+    with served.service.inflight.reservation() as reserved, served.connect() as store:
+        sessions = store.sessions
+        sessions.open("job", store.tables())
+        member = sessions.join("job", 0).member
+        reserved.add_unchecked(1 << 40)
+        found = refusal(lambda: Wire(served.address).unary("Update", message(1)))
+        assert found.error == "OverloadedError"
+        sessions.renew(member)
+        served.connect().close()
 
 
 # The queue
@@ -88,32 +80,23 @@ def narrow(serve: Callable[..., Served]) -> Served:
     return served
 
 
-def test_full_queue_refuses_at_once(narrow: Served) -> None:
-    ledger = Ledger()
-    with Wire(narrow.address) as wire, narrow.connect() as store:
-        with narrow.held():
-            calls = [wire.begin("Update", message(n)) for n in (1, 2)]
-            narrow.await_queue(2)
-            for _ in range(5):
-                found = refusal(lambda: wire.unary("Update", message(3)))
-                assert (found.code, found.error) == ("UNAVAILABLE", "OverloadedError")
-                assert "queue_calls_max" in found.text
-        ledger.acknowledged = {n: command(c.result()) for n, c in enumerate(calls, 1)}
-        ledger.check(store)
-    narrow.assert_idle()
-
-
-def test_client_backs_off_from_a_full_queue(narrow: Served) -> None:
+def test_full_queue_refuses_at_once_and_a_client_backs_off(
+    narrow: Served, background: ThreadPoolExecutor
+) -> None:
     ledger = Ledger()
     with Wire(narrow.address) as wire, narrow.connect() as store:
         ledger.acknowledged[0] = store.update(gradients(0)).command  # it knows the tables now
         with narrow.held():
             calls = [wire.begin("Update", message(n)) for n in (1, 2)]
             narrow.await_queue(2)
-            waiting = Background(store.update, gradients(3))
-            until(lambda: narrow.answered("Update", "UNAVAILABLE") >= 2)
+            for _ in range(5):
+                found = refusal(lambda: wire.unary("Update", message(4)))
+                assert (found.code, found.error) == ("UNAVAILABLE", "OverloadedError")
+                assert "queue_calls_max" in found.text
+            waiting = background.submit(store.update, gradients(3))
+            until(lambda: narrow.answered("Update", "UNAVAILABLE") >= 7)
         ledger.acknowledged |= {n: command(c.result()) for n, c in enumerate(calls, 1)}
-        ledger.acknowledged[3] = waiting.join().command
+        ledger.acknowledged[3] = waiting.result(PATIENCE_S).command
         ledger.check(store)
     narrow.assert_idle()
 
@@ -151,22 +134,24 @@ def wide(count: int) -> dict[str, tuple[Any, Any]]:
     return {"wide": (np.arange(count), np.ones((count, 64), np.float32))}
 
 
-def test_full_memory_refuses_and_lets_a_client_wait(small: Served) -> None:
+def test_full_memory_refuses_and_lets_a_client_wait(
+    small: Served, background: ThreadPoolExecutor
+) -> None:
     first, small_one = update(wide(60)), message(1)
     with Wire(small.address) as wire, small.connect() as store:
         store.table("wide")  # it knows the table now
         with small.held():
             held = wire.begin_stream("Update", first.chunks())
-            until(lambda: small.service.inflight.held_bytes == first.total_bytes)
+            until(lambda: small.service.inflight.reserved_bytes == first.total_bytes)
             found = refusal(lambda: wire.stream("Update", update(wide(60)).chunks()))
             assert (found.code, found.error) == ("UNAVAILABLE", "OverloadedError")
             assert "inflight_bytes_max" in found.text
             fits = wire.begin("Update", small_one)
             until(lambda: small.worker.waiting_calls == 2)
-            waiting = Background(store.update, wide(35))
+            waiting = background.submit(store.update, wide(35))
             until(lambda: small.answered("UpdateStream", "UNAVAILABLE") >= 2)
         list(held)
-        commands = [command(fits.result()), waiting.join().command]
+        commands = [command(fits.result()), waiting.result(PATIENCE_S).command]
         assert commands == [5, 6]
     small.assert_idle()
 
@@ -201,18 +186,10 @@ def test_message_above_what_grpc_receives_is_refused_before_it_is_read(small: Se
     small.assert_idle()
 
 
-def test_client_sends_what_is_large_as_a_stream(small: Served) -> None:
-    with small.connect() as store:
-        assert store.update(wide(30)).command == 4
-        assert small.answered("UpdateStream", "OK") == 1
-        assert store.lookup({"wide": np.arange(30)})["wide"].sum() == -30 * 64
-        assert small.answered("LookupStream", "OK") == 1
-
-
 def test_client_says_what_is_too_large(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore_client.transport.UNARY_BYTES", 1 << 30)
     with small.connect() as store:
-        store._calls.transport._unary_bytes_max = 1 << 30  # as if it had not been told
+        store.executor.transport._unary_bytes_max = 1 << 30  # as if it had not been told
         with pytest.raises(InvalidArgumentError, match="UpdateStream"):
             store.update(wide(100))
         huge = {"wide": (np.arange(20_000), np.zeros((20_000, 64), np.float32))}
@@ -221,22 +198,6 @@ def test_client_says_what_is_too_large(small: Served, monkeypatch: pytest.Monkey
 
 
 # Turns
-
-
-def test_client_with_one_call_waits_for_one_of_another_with_a_hundred(
-    served: Served, wire: Wire, ledger: Ledger
-) -> None:
-    with Wire(served.address) as other:
-        other.unary("ListTables", b"")  # connected
-        with served.held():
-            many = [wire.begin("Update", message(n)) for n in range(100)]
-            served.await_queue(100)
-            one = other.begin("Update", message(100))
-            served.await_queue(101)
-        ledger.acknowledged = {n: command(call.result()) for n, call in enumerate(many)}
-        ledger.acknowledged[100] = command(one.result())
-    first = Ledger().first_command
-    assert ledger.acknowledged[100] <= first + 1
 
 
 def test_clients_take_turns(served: Served, ledger: Ledger) -> None:
@@ -255,15 +216,3 @@ def test_clients_take_turns(served: Served, ledger: Ledger) -> None:
     assert [n // 10 for n in order] == [0, 1, 2, 3] * 10
     for wire in wires:
         wire.close()
-
-
-def test_withdrawn_calls_give_their_turn_away(served: Served, wire: Wire, ledger: Ledger) -> None:
-    with served.held():
-        calls = [wire.begin("Update", message(n)) for n in range(40)]
-        served.await_queue(40)
-        for call in calls[::2]:
-            call.cancel()
-        served.await_queue(20)
-    for n in range(1, 40, 2):
-        ledger.acknowledged[n] = command(calls[n].result())
-    ledger.refused |= set(range(0, 40, 2))

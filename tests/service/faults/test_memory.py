@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Constant, Sgd
-from embstore_proto.codec import Assembly
+from embstore_proto.frame import Assembly
 from embstore_server import rpc
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import Sender, Wire, lookup, refusal, update

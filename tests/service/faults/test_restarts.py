@@ -7,7 +7,6 @@ answer, or is told that nobody knows the outcome.
 
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import numpy as np
 import pytest
 
 from embstore.errors import CheckpointExistsError, InvalidArgumentError, OutcomeUnknownError
-from embstore_client import RemoteStore, connect
+from embstore.handles.store import Store
+from embstore_client import connect
 from tests.faults.forks import Forks
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.processes import ForkedServer
@@ -26,17 +26,10 @@ RESTARTS = 20
 UPDATES_PER_CHECKPOINT = 7
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    made = Forks()
-    yield made
-    made.close()
-
-
 class Trainer:
     """Sends one update after the other on a thread, and writes down what it was told."""
 
-    def __init__(self, store: RemoteStore, ledger: Ledger) -> None:
+    def __init__(self, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger = store, ledger
         self._over = threading.Event()
         self._error: BaseException | None = None

@@ -161,7 +161,7 @@ def test_nothing_is_half_applied_and_nothing_is_left(
     for n in range(WARM_UP, WARM_UP + ROUNDS):
         rounds.run(n)
     served.assert_idle()
-    assert served.service.once.remembered_calls <= 51
+    assert served.service.replay.remembered_calls <= 51
     until(lambda: sockets() <= open_before)
     assert resident_bytes() - resident < GROWTH_BYTES
     assert not [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]

@@ -8,25 +8,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 import embstore
-from embstore.errors import OutcomeUnknownError, PermissionDeniedError, StoreClosedError
+from embstore.errors import OutcomeUnknownError, StoreClosedError
 from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.launch import ServerProcess
-from tests.service.faults.ledger import Ledger, digests, gradients, make_tables
+from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.service.faults.wire import Sender, Wire, acknowledged, refusal, update
 
-QUICK_S = 3.0
+FAR_S = 3600.0
+"""Longer than any test waits."""
 
 
 # The end
@@ -69,7 +68,8 @@ def test_calls_beyond_the_drain_time_are_cut_off(serve: Callable[..., Served]) -
 
 
 @pytest.mark.parametrize("opened", ["nothing", "connection", "health", "reflection"])
-def test_nobody_who_only_listens_delays_the_end(opened: str, served: Served) -> None:
+def test_nobody_who_only_listens_delays_the_end(opened: str, serve: Callable[..., Served]) -> None:
+    served = serve(drain_s=FAR_S)
     channel = grpc.insecure_channel(served.address)
     calls: list[Any] = []
     if opened == "connection":
@@ -82,9 +82,7 @@ def test_nobody_who_only_listens_delays_the_end(opened: str, served: Served) -> 
         over = threading.Event()
         calls.append(channel.stream_stream(name)(iter(over.wait, True)))
         until(lambda: calls[0].initial_metadata is not None)
-    begun = monotonic()
     served.stop()
-    assert monotonic() - begun < QUICK_S
     if opened == "health":
         with pytest.raises(grpc.RpcError):
             while True:
@@ -105,7 +103,7 @@ def test_client_of_a_stopping_server_tries_the_next(
         waiting = threading.Thread(target=lambda: done.append(store.update(gradients(1)).command))
         waiting.start()
         until(lambda: served.answered("Update", "UNAVAILABLE") >= 1)
-        served.service.instance = served.service.once._instance = "another"  # as after a restart
+        served.service.instance = served.service.replay._instance = "another"  # as after a restart
         served.service.stopping = False
         waiting.join()
         ledger.acknowledged[1] = done[0]
@@ -118,7 +116,7 @@ def test_client_of_a_stopping_server_tries_the_next(
 def test_calls_before_the_store_is_open_may_be_sent_again(serve: Callable[..., Served]) -> None:
     served = serve()
     served.on_engine(make_tables)
-    store, served.service._store = served.service._store, None
+    engine, served.service._engine = served.service._engine, None
     with Wire(served.address) as wire:
         origin = pb.Origin(client_id="a", sequence=1)
         message = update(gradients(1), origin)
@@ -127,7 +125,7 @@ def test_calls_before_the_store_is_open_may_be_sent_again(serve: Callable[..., S
             assert (found.code, found.error) == ("UNAVAILABLE", "StoreClosedError")
             assert "starting" in found.text
         assert refusal(lambda: wire.stream("Update", message.chunks())).error == "StoreClosedError"
-        served.service._store = store
+        served.service._engine = engine
         assert acknowledged(wire.unary("Update", message.joined())).context.command == 3
         assert Sender(wire).context.command == 3
 
@@ -151,7 +149,7 @@ sys.exit(app.serve(Settings(data=Path(sys.argv[1]), listen="127.0.0.1:0", admin=
 
 def test_signal_while_the_store_is_opened_ends_the_process_in_order(quick_path: Path) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(quick_path / "store")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=FAR_S)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     assert " stopped " in ended.stderr and " ready " not in ended.stderr
@@ -168,7 +166,7 @@ def test_signal_as_soon_as_it_says_anything(number: int, quick_path: Path) -> No
         first = process.stderr.readline()
         process.send_signal(number)
         rest = process.stderr.read()
-        assert process.wait(60) == 0, first + rest
+        assert process.wait(FAR_S) == 0, first + rest
     assert " starting " in first
     assert "Traceback" not in rest
 
@@ -234,30 +232,6 @@ def test_load_is_drained_and_committed(quick_path: Path) -> None:
     assert descriptors < 100
     with embstore.open(quick_path / "store") as opened:
         ledger.check(opened)
-
-
-def test_read_only_server_reads_and_refuses_to_write(serve: Callable[..., Served]) -> None:
-    served = serve()
-    served.on_engine(make_tables)
-    content = served.on_engine(digests)
-    path = served.service.settings.data
-    served.stop()
-
-    def opened() -> embstore.Store:
-        return embstore.open(path, read_only=True, cache_bytes=1 << 22, threads=1)
-
-    readers = [serve(open_store=opened, read_only=True) for _ in range(2)]
-    for reader in readers:
-        with reader.connect() as store, Wire(reader.address) as wire:
-            assert digests(store) == content
-            assert store.server_info().read_only
-            with pytest.raises(PermissionDeniedError):
-                store.update(gradients(1))
-            with pytest.raises(PermissionDeniedError):
-                store.checkpoint("x")
-            found = refusal(lambda w=wire: w.unary("Update", update(gradients(1)).joined()))
-            assert (found.code, found.error) == ("PERMISSION_DENIED", "PermissionDeniedError")
-            assert store.table("rows").lookup(np.arange(4)).shape == (4, 4)
 
 
 def test_port_that_is_not_ours_is_never_shared(running: tuple[ServerProcess, Path]) -> None:

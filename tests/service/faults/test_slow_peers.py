@@ -1,11 +1,14 @@
 """Peers that hold a call open: one that never reads its reply, one that never sends what it said.
 
 Others go on meanwhile; what such a call holds is given back at its deadline, or when it is gone.
+A deadline passes when the test says so.
 """
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -13,20 +16,26 @@ import numpy as np
 import pytest
 
 from embstore.config import Constant, Sgd
-from embstore_proto import codec
+from embstore_proto import frame
 from embstore_proto.v1 import embstore_pb2 as pb
-from tests.service.faults.served import PATIENCE_S, Served, resident_bytes, until
+from tests.service.faults.served import (
+    PATIENCE_S,
+    Served,
+    on_loop_call,
+    resident_bytes,
+    until,
+)
 from tests.service.faults.wire import Wire, lookup, refusal
 
 ROWS, DIM = 20_000, 1024
 REPLY_BYTES = 4 * DIM * 8000
-SHORT_S = 0.6
+FAR_S = 3600.0
 
 
 @pytest.fixture
 def wide(serve: Callable[..., Served]) -> Served:
-    """A server of long rows, that cuts calls off soon."""
-    served = serve(call_timeout_s=SHORT_S, call_timeout_max_s=SHORT_S)
+    """A server of long rows."""
+    served = serve(call_timeout_s=FAR_S, call_timeout_max_s=FAR_S)
     served.on_engine(
         lambda store: store.create_table(
             "wide", dim=DIM, rows=ROWS, optimizer=Sgd(1.0), initializer=Constant(1.0)
@@ -43,7 +52,7 @@ def wire(wide: Served) -> Iterator[Wire]:
 
 
 def held(served: Served) -> int:
-    return served.service.inflight.held_bytes
+    return served.service.inflight.reserved_bytes
 
 
 def assert_others_go_on(served: Served) -> None:
@@ -53,14 +62,36 @@ def assert_others_go_on(served: Served) -> None:
         assert table.lookup(np.arange(600)).shape == (600, DIM)
 
 
-TIMEOUTS = pytest.mark.parametrize("timeout", [0.5, None, 100.0], ids=["own", "none", "long"])
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
+    """The deadlines of the server's calls, as they are set."""
+    made: list[asyncio.Timeout] = []
+    timeout = asyncio.timeout
+
+    def noted(seconds: float | None) -> asyncio.Timeout:
+        made.append(timeout(seconds))
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    return made
+
+
+def let_pass(deadlines: list[asyncio.Timeout]) -> None:
+    """Have the deadlines pass of all calls that have not ended."""
+
+    def passed() -> None:
+        while deadlines:
+            with suppress(RuntimeError):  # its call has ended
+                deadlines.pop().reschedule(0)
+
+    on_loop_call(passed)
 
 
 @pytest.fixture
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The messages with rows that are sent. This list holds each once."""
     sent: list[bytes] = []
-    make = codec._blank_bytes
+    make = frame._blank_bytes
 
     def watched(size: int) -> bytes:
         blank = make(size)
@@ -68,29 +99,33 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
             sent.append(blank)
         return blank
 
-    monkeypatch.setattr(codec, "_blank_bytes", watched)
+    monkeypatch.setattr(frame, "_blank_bytes", watched)
     return sent
 
 
-@TIMEOUTS
 def test_reader_that_never_reads_is_cut_off(
-    timeout: float | None, wide: Served, wire: Wire, replies: list[bytes]
+    wide: Served, wire: Wire, deadlines: list[asyncio.Timeout], replies: list[bytes]
 ) -> None:
     """Its status stays behind the chunk that it does not read; the rows do not."""
-    call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks(), timeout)
+    call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks(), None)
     until(lambda: replies)
     assert_others_go_on(wide)
+    let_pass(deadlines)
     wide.assert_free()
     until(lambda: sys.getrefcount(replies[0]) == 2)  # the list, and the call itself
     assert refusal(lambda: list(call)).code == "DEADLINE_EXCEEDED"
     wide.assert_idle()
 
 
-def test_reader_that_never_reads_one_chunk_is_cut_off(wide: Served, wire: Wire) -> None:
+def test_reader_that_never_reads_one_chunk_is_cut_off(
+    wide: Served, wire: Wire, deadlines: list[asyncio.Timeout]
+) -> None:
     """It has a megabyte at most: that much is on its way before anybody waits."""
     message = lookup({"wide": np.arange(200)})
     calls = [wire.begin_stream("Lookup", message.chunks(), None) for _ in range(20)]
+    until(lambda: len(deadlines) == 20)
     assert_others_go_on(wide)
+    let_pass(deadlines)
     wide.assert_free()
     for call in calls:
         try:
@@ -111,9 +146,9 @@ def test_reader_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
 class Announcer:
     """Announces a gigabyte and sends a kilobyte of it."""
 
-    def __init__(self, wire: Wire, timeout: float | None = PATIENCE_S) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._over = threading.Event()
-        self.call: Any = wire.begin_stream("Update", self._chunks(), timeout)
+        self.call: Any = wire.begin_stream("Update", self._chunks(), None)
 
     def _chunks(self) -> Iterator[bytes]:
         yield pb.Chunk(total_bytes=1 << 30, piece=bytes(1 << 10)).SerializeToString()
@@ -124,14 +159,16 @@ class Announcer:
         self._over.set()
 
 
-@TIMEOUTS
-def test_sender_that_stops_is_cut_off(timeout: float | None, wide: Served, wire: Wire) -> None:
+def test_sender_that_stops_is_cut_off(
+    wide: Served, wire: Wire, deadlines: list[asyncio.Timeout]
+) -> None:
     """What they announced was held: four of them, and everybody else was refused."""
     resident = resident_bytes()
-    senders = [Announcer(wire, timeout) for _ in range(8)]
+    senders = [Announcer(wire) for _ in range(8)]
     until(lambda: 8 << 10 <= held(wide) < 9 << 10)
     assert resident_bytes() - resident < 256 << 20, "memory is taken where bytes come"
     assert_others_go_on(wide)
+    let_pass(deadlines)
     wide.assert_idle()
     for sender in senders:
         assert refusal(lambda s=sender: list(s.call)).code == "DEADLINE_EXCEEDED"

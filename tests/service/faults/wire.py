@@ -8,7 +8,7 @@ from uuid import uuid4
 import grpc
 import numpy as np
 
-from embstore_proto import codec
+from embstore_proto import frame
 from embstore_proto.status import ERROR_METADATA
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.served import PATIENCE_S
@@ -77,7 +77,7 @@ class Wire:
         self, name: str, chunks: Iterable[bytes], timeout: float | None = PATIENCE_S
     ) -> memoryview:
         """Do a streamed call and return its reply, joined."""
-        assembly = codec.Assembly(1 << 30)
+        assembly = frame.Assembly(1 << 30)
         for chunk in self.begin_stream(name, chunks, timeout):
             assembly.add(chunk)
         return assembly.whole()
@@ -102,9 +102,9 @@ def refusal_of(status: Any) -> Refusal:
 
 def update(
     gradients: Mapping[str, tuple[Any, Any]], origin: pb.Origin | None = None
-) -> codec.Framed:
+) -> frame.Framed:
     """Return the message of an update."""
-    message = codec.Message()
+    message = frame.Message()
     header = pb.UpdateRequest.Header(origin=origin)
     for name, (keys, rows) in gradients.items():
         header.tables.add(
@@ -115,16 +115,16 @@ def update(
     return message.framed(header.SerializeToString())
 
 
-def lookup(keys: Mapping[str, Any]) -> codec.Framed:
+def lookup(keys: Mapping[str, Any]) -> frame.Framed:
     """Return the message of a lookup."""
-    message = codec.Message()
+    message = frame.Message()
     header = pb.LookupRequest.Header()
     for name, some in keys.items():
         header.tables.add(table=name, keys=message.add(np.asarray(some, np.int64)))
     return message.framed(header.SerializeToString())
 
 
-def pieces(message: codec.Framed, size: int) -> list[bytes]:
+def pieces(message: frame.Framed, size: int) -> list[bytes]:
     """Return a message as serialised Chunks with `size` bytes each."""
     whole = message.joined()
     cut = [whole[at : at + size] for at in range(0, len(whole), size)]
@@ -135,7 +135,7 @@ def pieces(message: codec.Framed, size: int) -> list[bytes]:
 
 def acknowledged(reply: bytes | memoryview) -> pb.BulkAcknowledgedReply.Header:
     """Return the header of a writing call's reply."""
-    return pb.BulkAcknowledgedReply.Header.FromString(codec.split(reply).header)
+    return pb.BulkAcknowledgedReply.Header.FromString(frame.split(reply).header)
 
 
 class Sender:

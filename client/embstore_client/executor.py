@@ -1,0 +1,415 @@
+"""A server as an executor: commands made smaller, sent, and their answers taken apart.
+
+What the wire can do without is left out (`shares`). A call that is too large is refused here, as it
+was before its keys were made unique: whether a call is taken may not depend on where the store is.
+
+**Tables** that a command names without an id are sent with the id that the name had when it was
+last seen, so that the sizes that went with it are right; where the name is another table's by then,
+the command is sent once more.
+
+**Steps.** A call of a step may wait for other ranks, so its deadline is the connection's and beyond
+it the session's `rank_timeout_ms`, as the server said when the member joined: a rank that is gone
+is named (RankFailedError) before it passes. A lost call is sent again, since the server knows each
+by member and step.
+
+**Restarted servers.** A session lives in the server's process. The next call after a restart raises
+SessionExpiredError, and has changed nothing; a call that finishes a step, of which an attempt was
+out when the server ended, raises OutcomeUnknownError. No step can be done twice or left out: open
+the name again, and go on after the `last_step` that it has then, which is that of the server's last
+commit. What was looked up or announced of later steps is void.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from embstore import commands as c
+from embstore.arrays import Rows, as_out
+from embstore.checks import check_call_bytes, checked
+from embstore.commands import Command, Progress
+from embstore.config import Limits
+from embstore.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+    TableNotFoundError,
+)
+from embstore.handles.store import Store
+from embstore.layout import ELEMENT_BYTES
+from embstore.results import (
+    Membership,
+    RowsRead,
+    ServerInfo,
+    SessionFacts,
+    TableDescription,
+    Warmed,
+)
+from embstore_client.shares import UniqueKeys, summed
+from embstore_client.step_rows import Assembly, StepRows
+from embstore_client.transport import Transport, checked_seconds
+from embstore_proto.verbs import VERBS, Answer
+
+CONNECT_TIMEOUT_S = 10.0
+"""Long enough for a server that is just starting, short enough to be told of a wrong address."""
+
+CALL_TIMEOUT_S = 60.0
+
+R = TypeVar("R")
+
+
+def connect(
+    address: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    label: str = "",
+    tls_ca: str | os.PathLike[str] | None = None,
+) -> Store:
+    """Connect to a server and return its store.
+
+    Parameters
+    ----------
+    address : "host:port" of the server's gRPC
+    timeout_s : deadline of every call, its further attempts included
+    connect_timeout_s : how long to wait for the server to be there
+    label : shown in the server's log of slow calls
+    tls_ca : file of the certificates to trust; None: no TLS
+
+    Raises
+    ------
+    DeadlineError : no server answered.
+    InvalidArgumentError : a bad argument.
+    """
+    if not isinstance(address, str) or ":" not in address:
+        raise InvalidArgumentError(f'expected an address "host:port", found {address!r}')
+    checked_seconds(timeout_s, "timeout_s")
+    checked_seconds(connect_timeout_s, "connect_timeout_s")
+    if not isinstance(label, str) or not ((label.isascii() and label.isprintable()) or not label):
+        raise InvalidArgumentError(f"expected a label of printable ASCII, found {label!r}")
+    credentials = None
+    if tls_ca is not None:
+        credentials = grpc.ssl_channel_credentials(Path(tls_ca).read_bytes())
+    executor = RemoteExecutor(
+        Transport(address, timeout_s=timeout_s, label=label, credentials=credentials)
+    )
+    try:
+        return Store(executor, timeout_s=connect_timeout_s)
+    except DeadlineError as exc:
+        executor.close()
+        raise DeadlineError(
+            f"no embstore server was ready at {address} within {connect_timeout_s:g} s; is "
+            f"`embstore serve` running there? {exc}"
+        ) from exc
+    except BaseException:
+        executor.close()
+        raise
+
+
+@dataclass
+class _Place:
+    """What this client knows of a member."""
+
+    rank_timeout_s: float = 0.0
+    """0 of a member that another client has joined, until the server has told it."""
+    counts: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Of each announced and unfinished step how many keys each table has, in announced order."""
+
+    def finished(self, step: int) -> None:
+        """Forget a step, and those before it: steps are finished in their order."""
+        for number in [n for n in self.counts if n <= step]:
+            self.counts.pop(number, None)
+
+
+class RemoteExecutor:
+    """Executes commands on a server. Any thread.
+
+    A member that another client has joined may be used here as well.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.limits = Limits()
+        """The server's, as told when it was connected to."""
+        self._seen: dict[str, TableDescription] = {}  # as tables last were: ids, dims do not change
+        self._places: dict[str, _Place] = {}  # by member, until it closes or has expired
+
+    def __repr__(self) -> str:
+        return f"at {self.transport.address}"
+
+    def execute(
+        self,
+        command: Command[R],
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> R:
+        """Execute a command on the server; see `embstore.commands.Executor`.
+
+        Raises DeadlineError where the server did not answer in time, else what it answered.
+        """
+        command = checked(command)
+        with self._membership(command) as place:
+            if isinstance(command, c.LookupStep):
+                assembly = Assembly(out or {})
+                return cast(R, self._step_rows(command, assembly, place, timeout_s))
+            if isinstance(command, c.WarmCache):
+                return cast(R, self._warmed(command, progress, timeout_s))
+            try:
+                value = self._sent(self._with_ids(command), out, place, timeout_s)
+            except TableNotFoundError:
+                if self._forget_tables(command):
+                    value = self._sent(self._with_ids(command), out, place, timeout_s)
+                else:
+                    raise
+            self._note(command, value, place)
+        return cast(R, value)
+
+    def prefetch(self, command: c.LookupStep) -> StepRows:
+        """Ask for a step's rows, and return at once what receives them."""
+        checked(command)
+        with self._membership(command) as place:
+            seconds = self.transport.timeout_s + place.rank_timeout_s
+        assembly = Assembly({})
+
+        def fetch(timeout_s: float) -> dict[str, Any]:
+            with self._membership(command) as place:
+                read = self._step_rows(command, assembly, place, timeout_s)
+            return {table.table: table.rows for table in read.tables}
+
+        return StepRows(command.step, assembly, fetch, seconds)
+
+    def warm_up(self) -> None:
+        """A server has compiled its kernels before it said that it is ready."""
+
+    def close(self) -> None:
+        """End the connection. Calls that run are cut off. Closing twice is harmless."""
+        self.transport.close()
+
+    # Sending
+
+    def _sent(self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None) -> Any:
+        check_call_bytes(command, self._dims, self.limits)
+        verb = VERBS[type(command).__name__]
+        smaller, spread = self._smaller(command, out)
+        request = verb.outgoing(smaller)
+        if verb.document and request.payload_bytes > self.limits.call_bytes_max:
+            raise InvalidArgumentError(
+                f"expected {verb.document} of at most {self.limits.call_bytes_max} "
+                f"bytes (limits.call_bytes_max), found {request.payload_bytes}"
+            )
+        seconds = self._deadline_s(command, place, timeout_s)
+        if verb.is_streamed and not verb.is_bulk:  # a document
+            (value,) = self.transport.receive(verb, request, _values, timeout_s=seconds)
+            return value
+        reply_bytes = self._reply_bytes(smaller)
+        answer = self.transport.send(verb, request, reply_bytes=reply_bytes, timeout_s=seconds)
+        if isinstance(command, c.Restore):
+            self.transport.changed_epoch(answer.context.epoch)
+        return answer.value if spread is None else spread(answer.value)
+
+    def _smaller(
+        self, command: Command[Any], out: Any
+    ) -> tuple[Command[Any], Callable[[RowsRead], RowsRead] | None]:
+        """Return a command with each key once, and the way back of the rows that it reads."""
+        match command:
+            case c.Lookup(tables, admit):
+                once = [UniqueKeys.of(part) for part in tables]
+                parts = [keys.in_place_of(p) for keys, p in zip(once, tables, strict=True)]
+                return c.Lookup(tuple(parts), admit), lambda read: _spread(read, once, out)
+            case c.ReadRows(keys):
+                single = UniqueKeys.of(keys)
+                smaller = c.ReadRows(single.in_place_of(keys))
+                return smaller, lambda read: _spread_whole(read, single, out)
+            case c.LookupPooled() | c.LookupStepPooled():
+                return command, lambda read: _copied(read, out)
+            case c.Update(parts_of, options):
+                return c.Update(tuple(map(summed, parts_of)), options), None
+            case c.UpdateRanks(ranks, options):
+                smaller_ranks = tuple(c.Rank(tuple(map(summed, rank.tables))) for rank in ranks)
+                return c.UpdateRanks(smaller_ranks, options), None
+        return command, None
+
+    def _reply_bytes(self, command: Command[Any]) -> int:
+        """Return about the bytes of the rows that come back."""
+        match command:
+            case c.Lookup(tables):
+                return sum(
+                    ELEMENT_BYTES * len(p.keys) * self._dims(p.table, p.table_id)[0] for p in tables
+                )
+            case c.LookupPooled(keys, bags):
+                return ELEMENT_BYTES * len(bags.offsets) * self._dims(keys.table, keys.table_id)[0]
+            case c.ReadRows(keys):
+                return ELEMENT_BYTES * len(keys.keys) * sum(self._dims(keys.table, keys.table_id))
+            case c.LookupStepPooled():
+                return 1  # that there are rows at all
+        return 0
+
+    def _warmed(
+        self, command: c.WarmCache, progress: Progress | None, timeout_s: float | None
+    ) -> Warmed:
+        def follow(answers: Iterator[Answer]) -> Warmed:
+            warmed = Warmed(0, 0, finished=False)
+            for answer in answers:
+                warmed = answer.value
+                if progress is not None:
+                    progress(warmed.rows, warmed.of)
+            return warmed
+
+        verb = VERBS["WarmCache"]
+        return self.transport.receive(verb, verb.outgoing(command), follow, timeout_s=timeout_s)
+
+    # Tables
+
+    def _table(self, name: str, table_id: int | None) -> TableDescription:
+        """Return a table as it was last seen; another thread may forget it meanwhile."""
+        seen = self._seen.get(name)
+        if seen is None or (table_id is not None and seen.table_id != table_id):
+            seen = self.execute(c.GetTable(name, table_id))
+        return seen
+
+    def _dims(self, name: str, table_id: int | None) -> tuple[int, int]:
+        """Return dim and state_dim of a table."""
+        config = self._table(name, table_id).config
+        return config.dim, config.state_dim
+
+    def _with_ids(self, command: Any) -> Any:
+        """Return a command of several tables with the ids that their names have."""
+        match command:
+            case c.Lookup(tables, admit):
+                return c.Lookup(tuple(map(self._with_id, tables)), admit)
+            case c.Update(tables, options):
+                return c.Update(tuple(map(self._with_id, tables)), options)
+            case c.UpdateRanks(ranks, options):
+                parts = tuple(c.Rank(tuple(map(self._with_id, rank.tables))) for rank in ranks)
+                return c.UpdateRanks(parts, options)
+        return command
+
+    def _with_id(self, part: Any) -> Any:
+        if part.table_id is not None:
+            return part
+        return replace(part, table_id=self._table(part.table, None).table_id)
+
+    def _forget_tables(self, command: Any) -> bool:
+        """Forget what was seen of tables a command names without an id; say if it names any."""
+        match command:
+            case c.Lookup(tables) | c.Update(tables):
+                parts = tables
+            case c.UpdateRanks(ranks):
+                parts = tuple(part for rank in ranks for part in rank.tables)
+            case _:
+                return False
+        named = [part.table for part in parts if part.table_id is None]
+        for name in named:
+            self._seen.pop(name, None)
+        return bool(named)
+
+    def _note(self, command: Command[Any], value: Any, place: _Place) -> None:
+        """Remember what an answer says of tables and sessions."""
+        match value:
+            case ServerInfo():
+                self.limits = value.limits
+            case TableDescription():
+                self._seen[value.config.name] = value
+            case Membership():
+                self._places[value.member] = _Place(value.rank_timeout_ms / 1000)
+            case SessionFacts() if isinstance(command, c.RenewLease):
+                place.rank_timeout_s = value.rank_timeout_ms / 1000
+        match command:
+            case c.Announce(member, steps):
+                self._places.setdefault(member, place)  # another client may have joined it
+                for step in steps:
+                    place.counts[step.step] = {t.table: len(t.keys) for t in step.tables}
+            case c.UpdateStep(step=step) | c.ReleaseStep(step=step) | c.SkipStep(step=step):
+                place.finished(step)
+            case c.CloseSession(member):
+                self._places.pop(member, None)
+            case c.DropTable(table):
+                self._seen.pop(table, None)
+
+    # Sessions
+
+    @contextmanager
+    def _membership(self, command: Any) -> Iterator[_Place]:
+        """Yield what is known of a command's member; nothing is any more once its session has
+        ended."""
+        member = getattr(command, "member", "")
+        try:
+            yield self._places.get(member) or _Place()
+        except (SessionExpiredError, OutcomeUnknownError):
+            self._places.pop(member, None)
+            raise
+
+    def _deadline_s(self, command: Command[Any], place: _Place, timeout_s: float | None) -> float:
+        if timeout_s is not None:
+            return checked_seconds(timeout_s, "timeout_s")
+        return self.transport.timeout_s + (
+            place.rank_timeout_s if isinstance(command, _OF_STEPS) else 0.0
+        )
+
+    def _step_rows(
+        self, command: c.LookupStep, assembly: Assembly, place: _Place, timeout_s: float | None
+    ) -> RowsRead:
+        counts = place.counts.get(command.step, {})
+
+        def take(answers: Iterator[Answer]) -> RowsRead:
+            return assembly.take((answer.value for answer in answers), counts)
+
+        verb = VERBS["LookupStep"]
+        seconds = self._deadline_s(command, place, timeout_s)
+        request = verb.outgoing(command)
+        return self.transport.receive(verb, request, take, timeout_s=seconds)
+
+
+_OF_STEPS = (c.LookupStep, c.LookupStepPooled, c.UpdateStep, c.ReleaseStep, c.SkipStep)
+"""Commands that may wait for other ranks."""
+
+
+def _values(answers: Iterator[Answer]) -> list[Any]:
+    return [answer.value for answer in answers]
+
+
+def _spread(read: RowsRead, once: list[UniqueKeys], out: Any) -> RowsRead:
+    """Return the rows of the keys of the call from those of its unique keys."""
+    outs = out or [None] * len(once)
+    for keys, table, own in zip(once, read.tables, outs, strict=True):
+        _check_out(own, keys, table.rows, table.table)  # all before the first is written to
+    return RowsRead(
+        tuple(
+            replace(table, rows=keys.spread(table.rows, own, table.table))
+            for table, keys, own in zip(read.tables, once, outs, strict=True)
+        )
+    )
+
+
+def _spread_whole(read: RowsRead, once: UniqueKeys, out: Any) -> RowsRead:
+    (table,) = read.tables
+    found, outs = (table.rows, cast(Any, table.state)), out or (None, None)
+    for own, rows in zip(outs, found, strict=True):
+        _check_out(own, once, rows, table.table)
+    weights, state = map(once.spread, found, outs, (table.table, table.table))
+    return RowsRead((replace(table, rows=weights, state=state),))
+
+
+def _check_out(out: Any, once: UniqueKeys, rows: Rows, table: str) -> None:
+    if out is not None:
+        as_out(out, (once.call_count, rows.shape[1]), table)
+
+
+def _copied(read: RowsRead, out: Any) -> RowsRead:
+    """Return rows where the caller wants them."""
+    if not out:
+        return read
+    outs = list(out.values()) if isinstance(out, dict) else out
+    tables = []
+    for table, own in zip(read.tables, outs, strict=True):
+        if own is not None:
+            as_out(own, table.rows.shape, table.table)[:] = table.rows
+        tables.append(table if own is None else replace(table, rows=own))
+    return RowsRead(tuple(tables))

@@ -1,0 +1,48 @@
+"""Hot/cold training: hot rows are trained at the trainer, in batches that need no store at all.
+
+    classifier     which samples are hot
+    packer         a stream of samples as all-hot and mixed batches
+    scheduler      in which order these come, and a rate that follows the loss
+    run            the loop: hot batches on a replica, mixed ones at the store
+    steps          what its body sees of a batch
+    replica        the hot rows at the trainer
+    rows           one table's hot rows, in slots
+    update         one update of them, of all ranks
+    torch_replica  the same in torch tensors, on the trainer's device
+    phases         stretches of one kind, on all ranks alike
+    ranks          what ranks tell each other
+
+It works over an embedded store as well as over a server's.
+"""
+
+from typing import TYPE_CHECKING
+
+from embstore_training.hotcold.classifier import Classifier
+from embstore_training.hotcold.packer import Packed, Packer, PackerStats
+from embstore_training.hotcold.replica import Replica
+from embstore_training.hotcold.run import HotColdRun
+from embstore_training.hotcold.scheduler import LossRate, RateController
+
+if TYPE_CHECKING:
+    from embstore_training.hotcold.torch_replica import TorchReplica
+
+__all__ = [
+    "Classifier",
+    "HotColdRun",
+    "LossRate",
+    "Packed",
+    "Packer",
+    "PackerStats",
+    "RateController",
+    "Replica",
+    "TorchReplica",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name != "TorchReplica":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from embstore_training.hotcold.torch_replica import TorchReplica  # loads torch
+
+        return TorchReplica

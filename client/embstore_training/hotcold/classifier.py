@@ -1,0 +1,238 @@
+"""Which samples are hot: those all of whose ids, in all columns, are rows of the hot set.
+
+A table's hot keys are a bitmap, one bit a row up to the largest hot key; ids beyond it are cold.
+Where such a bitmap would be large and nearly empty (a key space of hashes), they are looked up by
+their hash; searching the sorted keys takes a tenth of the memory beside them, and ten times as
+long. Either way an id is an integer all the way: FAE (Adnan et al., VLDB 2022) kept its hot slots
+as float32, which is exact to 2**24 only.
+
+Columns are looked at one after the other, and of each only the samples that are still hot. Ids that
+no table can have are refused nevertheless, wherever they stand: a mistake shall not hide behind a
+cold sample.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import EMPTY_KEY, Keys
+from embstore.errors import InvalidArgumentError
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import spatial_hash
+
+Chunk = Mapping[str, NDArray[Any]]
+"""Samples in columns: arrays of one first length, by name."""
+
+Flags = NDArray[np.bool_]
+
+_BITMAP_BYTES_MAX = 64 << 20
+"""A bitmap may always take so many bytes (2**29 rows), and more while it is at most eight times as
+large as its keys are; beyond that, looking them up by their hash takes less."""
+
+_PIECE_SAMPLES = 1 << 14
+"""Samples that go through all columns together: few enough that they stay in the cache between the
+passes over them, and that a large chunk needs no large intermediate arrays."""
+
+
+class KeyBitmap:
+    """Hot keys as one bit a row, key 0 in the lowest bit of the first byte."""
+
+    def __init__(self, keys: Keys) -> None:
+        """Set the bits of `keys`, all >= 0 and ascending."""
+        # One byte more, always 0, stands for all ids beyond: looking one up clips to it.
+        self._bits = np.zeros(_bitmap_bytes(keys), np.uint8)
+        self.memory_bytes = self._bits.nbytes
+        np.bitwise_or.at(self._bits, keys >> 3, np.left_shift(1, keys & 7).astype(np.uint8))
+
+    def contain(self, ids: Keys) -> Flags:
+        """Return which of `ids`, of any shape and all >= 0, are hot keys."""
+        found = self._bits.take(ids >> 3, mode="clip") >> (ids.astype(np.uint8) & 7)
+        return (found & 1).view(np.bool_)
+
+
+class HashedKeys:
+    """Hot keys in the order of their hash, with where each bucket of hashes begins."""
+
+    def __init__(self, keys: Keys) -> None:
+        """Order `keys`, at least one; 24 to 40 bytes each."""
+        bits = (2 * len(keys)).bit_length()  # Two to four buckets a key.
+        self._shift = np.uint64(64 - bits)
+        buckets = self._buckets(keys)
+        counts = np.bincount(buckets, minlength=1 << bits)
+        self._starts = np.cumsum(counts) - counts
+        self._longest = int(counts.max())
+        padding = np.full(self._longest, EMPTY_KEY)  # Behind the last bucket, which may be empty.
+        self._keys = np.concatenate([keys[np.argsort(buckets)], padding])
+        self.memory_bytes = self._keys.nbytes + self._starts.nbytes
+
+    def contain(self, ids: Keys) -> Flags:
+        """Return which of `ids`, of any shape and all >= 0, are hot keys."""
+        flat = ids.ravel()
+        places = self._starts.take(self._buckets(flat))
+        found: Flags = self._keys.take(places) == flat
+        # A short bucket is overrun into the next ones, where an id is not found either.
+        left = np.flatnonzero(~found)
+        places, missed = places[left], flat[left]
+        for _ in range(1, self._longest):
+            places += 1
+            found[left] |= self._keys.take(places) == missed
+        return found.reshape(ids.shape)
+
+    def _buckets(self, keys: Keys) -> NDArray[np.int64]:
+        return (spatial_hash("", keys) >> self._shift).astype(np.int64)
+
+
+def _bitmap_bytes(keys: Keys) -> int:
+    return (int(keys[-1]) >> 3) + 2 if len(keys) else 1
+
+
+HotKeys = KeyBitmap | HashedKeys
+
+
+def hot_keys(keys: Keys) -> HotKeys:
+    """Return hot keys, ascending, in the form that suits them."""
+    fits = _bitmap_bytes(keys) <= max(_BITMAP_BYTES_MAX, 8 * keys.nbytes)
+    return KeyBitmap(keys) if fits else HashedKeys(keys)
+
+
+class Classifier:
+    """Tells the hot samples of a chunk. It never changes; threads may share it."""
+
+    def __init__(
+        self,
+        hot_set: HotSet,
+        columns: Mapping[str, str],
+        *,
+        rows: Mapping[str, int] | None = None,
+    ) -> None:
+        """Prepare the hot keys of the tables that `columns` names.
+
+        Parameters
+        ----------
+        columns : the table of each column of ids; several columns may share one
+        rows : of the tables, for those where ids beyond the table shall be refused
+
+        Raises
+        ------
+        InvalidArgumentError : no columns, a table that the hot set does not name, rows that are no
+            number, or hot keys beyond a table.
+        """
+        if not columns:
+            raise InvalidArgumentError("expected at least one column of ids, found none")
+        self._columns = dict(columns)
+        self._rows = {} if rows is None else dict(rows)
+        self._keys: dict[str, HotKeys] = {}
+        for column, table in self._columns.items():
+            if table not in hot_set.tables:
+                raise InvalidArgumentError(
+                    f"column {column!r}: expected a table of the hot set, one of "
+                    f"{sorted(hot_set.tables)}, found {table!r}"
+                )
+            if table not in self._keys:
+                keys = hot_set.tables[table]
+                _check_rows(table, keys, self._rows.get(table))
+                self._keys[table] = hot_keys(keys)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The table of each column of ids."""
+        return dict(self._columns)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the hot keys take."""
+        return sum(keys.memory_bytes for keys in self._keys.values())
+
+    def hot(self, chunk: Chunk) -> Flags:
+        """Return which samples are hot, (n,) bool.
+
+        Parameters
+        ----------
+        chunk : its id columns are (n,), or (n, k) where a sample has several ids, all of which must
+            be hot; integers that fit int64. Columns that hold no ids are not looked at.
+
+        Raises
+        ------
+        InvalidArgumentError : a column is missing, has another shape, dtype or length, or an id is
+            negative or beyond its table; column, table and id are named.
+        """
+        ids = {column: self._ids(chunk, column) for column in self._columns}
+        first, count = next((column, len(values)) for column, values in ids.items())
+        for column, values in ids.items():
+            if len(values) != count:
+                raise InvalidArgumentError(
+                    f"expected columns of one length, found {count} samples in {first!r} and "
+                    f"{len(values)} in {column!r}"
+                )
+        hot = np.ones(count, np.bool_)
+        for begin in range(0, count, _PIECE_SAMPLES):
+            end = begin + _PIECE_SAMPLES
+            for column, values in ids.items():
+                self._keep_hot(hot[begin:end], column, values[begin:end])
+        return hot
+
+    def _ids(self, chunk: Chunk, column: str) -> NDArray[Any]:
+        values = chunk.get(column)
+        where = self._where(column)
+        if values is None:
+            raise InvalidArgumentError(f"{where}: not in the chunk, which has {sorted(chunk)}")
+        if (
+            not isinstance(values, np.ndarray)
+            or values.ndim not in (1, 2)
+            or values.dtype.kind not in "iu"
+            or values.dtype == np.uint64
+        ):
+            found = getattr(values, "dtype", type(values).__name__)
+            raise InvalidArgumentError(
+                f"{where}: expected ids of shape (n,) or (n, k) and dtype int64, found "
+                f"{found} {getattr(values, 'shape', '')}"
+            )
+        return values
+
+    def _keep_hot(self, hot: Flags, column: str, values: NDArray[Any]) -> None:
+        """Clear `hot` where the ids of a column are not all hot."""
+        ids = np.asarray(values, np.int64)
+        self._check_range(column, ids)
+        keys = self._keys[self._columns[column]]
+        still = np.flatnonzero(hot)
+        if 2 * len(still) > len(hot):  # Gathering those still hot would cost more than it saves.
+            hot &= _all_of_sample(keys.contain(ids))
+        else:
+            hot[still] = _all_of_sample(keys.contain(ids[still]))
+
+    def _check_range(self, column: str, ids: Keys) -> None:
+        if not ids.size:
+            return
+        low, high = int(ids.min()), int(ids.max())
+        rows = self._rows.get(self._columns[column])
+        if low < 0 or (rows is not None and high >= rows):
+            bound = "" if rows is None else f" and < {rows}, the rows of the table"
+            raise InvalidArgumentError(
+                f"{self._where(column)}: expected ids >= 0{bound}, found {low if low < 0 else high}"
+            )
+
+    def _where(self, column: str) -> str:
+        return f"column {column!r} of table {self._columns[column]!r}"
+
+
+def _all_of_sample(found: Flags) -> Flags:
+    """Return where all ids of a sample were found; the few of each lie apart for that, as one pass
+    over all samples takes a tenth of the time that many passes over a few ids take."""
+    if found.ndim == 1:
+        return found
+    hot: Flags = np.logical_and.reduce(np.ascontiguousarray(found.T), axis=0)
+    return hot
+
+
+def _check_rows(table: str, keys: Keys, rows: Any) -> None:
+    """Check that a table has as many rows as its hot keys need; None: nobody says how many."""
+    if rows is None:
+        return
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:
+        raise InvalidArgumentError(f"table {table!r}: expected rows >= 0, found {rows!r}")
+    if len(keys) and keys[-1] >= rows:
+        raise InvalidArgumentError(
+            f"table {table!r}: expected hot keys < {rows}, the rows of the table, found {keys[-1]}"
+        )

@@ -1,0 +1,272 @@
+"""A stream of samples becomes batches that are all hot, and mixed ones. No sample is lost or comes
+twice, and the order among the hot samples, and among the others, is the stream's.
+
+A **chunk** is what the stream brings: samples in columns, as many as there happen to be. A
+**mixed** batch holds the samples that are not hot (some of their ids may be). Samples are copied
+once, from the chunk into their place in a batch of their kind; batches belong to whoever receives
+them, and nothing of a chunk is kept.
+
+A **window** ends with the sample that completes its last batch, `window_batches` of both kinds
+together; then the scheduler orders them. So what comes out depends on the samples alone, and not on
+how they were cut into chunks. The end of the stream ends the last window, in which the last batch
+of a kind may be short.
+
+Held at once: the batches of a window and an unfinished one of each kind, so at most
+(window_batches + 2) * batch_size samples, and what is left of the one chunk at hand. The next chunk
+is asked for only when nothing is left of it.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.checks import integer
+from embstore.errors import InvalidArgumentError
+from embstore_training.hotcold.classifier import Chunk, Classifier, Flags
+from embstore_training.hotcold.scheduler import RateController, as_controller, batch_kinds
+
+Batch = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One batch, and which kind it is."""
+
+    batch: Batch
+    """Its columns, in the order of the stream's first chunk."""
+    is_hot: bool
+    """All its samples are hot."""
+    switch: bool
+    """The batch before was of the other kind: rows are exchanged with the store before this one. A
+    packer's first batch follows a mixed one, as training begins with all rows at the store."""
+
+
+@dataclass(frozen=True)
+class PackerStats:
+    """What a packer has emitted, over all its streams."""
+
+    hot_batches: int
+    mixed_batches: int
+    hot_samples: int
+    mixed_samples: int
+    switches: int
+    held_samples_max: int
+    """The most samples that were held at once, with those of the chunk at hand."""
+
+
+class Packer:
+    """Packs streams of samples, one at a time, for one thread at a time."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        batch_size: int,
+        *,
+        window_batches: int = 64,
+        rate: int | RateController = 50,
+    ) -> None:
+        """Prepare a packer.
+
+        Parameters
+        ----------
+        batch_size : samples of a batch
+        window_batches : batches that the scheduler orders at once; more of them make longer phases,
+            and hold more samples
+        rate : percent of a window's batches of a kind that come in one phase, or what says it
+
+        Raises
+        ------
+        InvalidArgumentError : a size below 1, or a rate that is no integer from 1 to 100.
+        """
+        self._classifier = classifier
+        self._batch_size = integer(batch_size, "batch_size", 1)
+        self._window_batches = integer(window_batches, "window_batches", 1)
+        self._controller = as_controller(rate)
+        self._layout: _Layout | None = None  # Of the last stream's chunks; None before the first.
+        self._is_hot = False  # The kind of the last batch emitted.
+        self._batches = {True: 0, False: 0}  # By whether they are hot, as the samples.
+        self._samples = {True: 0, False: 0}
+        self._switches = 0
+        self._held_samples_max = 0
+        self.kept_samples = 0
+        """Samples taken from the stream and not emitted yet."""
+
+    @property
+    def empty_batch(self) -> Batch | None:
+        """A batch of no samples, with all columns of the stream; None before its first chunk."""
+        return None if self._layout is None else _room(self._layout, 0)
+
+    @property
+    def stats(self) -> PackerStats:
+        """What has been emitted so far."""
+        return PackerStats(
+            hot_batches=self._batches[True],
+            mixed_batches=self._batches[False],
+            hot_samples=self._samples[True],
+            mixed_samples=self._samples[False],
+            switches=self._switches,
+            held_samples_max=self._held_samples_max,
+        )
+
+    def pack(self, chunks: Iterable[Chunk]) -> Iterator[Packed]:
+        """Yield the samples of `chunks` in hot and mixed batches.
+
+        Who stops early loses the samples held.
+
+        Parameters
+        ----------
+        chunks : their columns are arrays of one first length; those that the classifier names are
+            ids, the others travel along; all chunks have the same columns, of the same dtypes and
+            shapes of a sample
+
+        Raises
+        ------
+        InvalidArgumentError : a chunk is not so, or an id is refused by the classifier. Nothing of
+            that chunk, and of the samples held, is emitted.
+        """
+        self.kept_samples = 0
+        self._layout = None
+        queues: dict[bool, _Queue] | None = None
+        for chunk in chunks:
+            columns = _as_columns(chunk)
+            if queues is None:
+                layout = self._layout = _layout(columns)
+                queues = {kind: _Queue(layout, self._batch_size) for kind in (True, False)}
+            _check_layout(columns, layout)
+            yield from self._add(queues, columns)
+            del chunk, columns  # The next one is made while nothing of this one is kept.
+        if queues is not None:
+            for queue in queues.values():
+                queue.end()
+            yield from self._emit_window(queues)
+
+    def _add(self, queues: dict[bool, "_Queue"], columns: Batch) -> Iterator[Packed]:
+        """Put a chunk's samples into the queues, and yield the windows that they complete."""
+        hot = self._classifier.hot(columns)
+        self.kept_samples += len(hot)
+        self._held_samples_max = max(self._held_samples_max, self.kept_samples)
+        begin = 0
+        for end in [*self._window_ends(queues, hot), len(hot)]:
+            piece = {
+                name: np.ascontiguousarray(values[begin:end]) for name, values in columns.items()
+            }
+            flags = hot[begin:end]
+            queues[True].add(piece, np.flatnonzero(flags))
+            queues[False].add(piece, np.flatnonzero(~flags))
+            begin = end
+            if len(queues[True].batches) + len(queues[False].batches) == self._window_batches:
+                yield from self._emit_window(queues)
+
+    def _window_ends(self, queues: dict[bool, "_Queue"], hot: Flags) -> NDArray[np.int64]:
+        """Return after how many samples of a chunk windows are complete, ascending."""
+        size, window = self._batch_size, self._window_batches
+        completed = len(queues[True].batches) + len(queues[False].batches)
+        hot_filled, mixed_filled = queues[True].filled, queues[False].filled
+
+        def batches_after(hot_counts: Any, counts: Any) -> Any:
+            mixed_counts = counts - hot_counts
+            return (
+                completed
+                + (hot_filled + hot_counts) // size
+                + (mixed_filled + mixed_counts) // size
+            )
+
+        windows = int(batches_after(np.count_nonzero(hot), len(hot))) // window
+        if not windows:
+            return np.empty(0, np.int64)
+        after = batches_after(np.cumsum(hot), np.arange(1, len(hot) + 1))
+        return np.searchsorted(after, window * np.arange(1, windows + 1)).astype(np.int64) + 1
+
+    def _emit_window(self, queues: dict[bool, "_Queue"]) -> Iterator[Packed]:
+        hot, mixed = len(queues[True].batches), len(queues[False].batches)
+        for is_hot in batch_kinds(hot, mixed, self._controller, hot_first=self._is_hot):
+            batch = queues[is_hot].batches.popleft()
+            switch, self._is_hot = is_hot != self._is_hot, is_hot
+            samples = len(next(iter(batch.values())))
+            self._switches += switch
+            self._batches[is_hot] += 1
+            self._samples[is_hot] += samples
+            self.kept_samples -= samples
+            yield Packed(batch, is_hot, switch)
+
+
+class _Queue:
+    """The samples held of one kind: in whole batches, and in one that is being filled."""
+
+    def __init__(self, layout: "_Layout", batch_size: int) -> None:
+        self.batches: deque[Batch] = deque()
+        self.filled = 0  # Samples in the batch that is being filled, below batch_size.
+        self._layout = layout
+        self._batch_size = batch_size
+        self._open: Batch = {}
+
+    def add(self, piece: Batch, samples: NDArray[np.intp]) -> None:
+        """Copy `samples` of `piece`, given by their places, behind those held."""
+        begin = 0
+        while begin < len(samples):
+            if not self.filled:
+                self._open = _room(self._layout, self._batch_size)
+            end = min(len(samples), begin + self._batch_size - self.filled)
+            upto = self.filled + end - begin
+            for name, values in self._open.items():
+                # Places are never clipped, but another mode would make a copy of what it writes to.
+                piece[name].take(
+                    samples[begin:end], axis=0, out=values[self.filled : upto], mode="clip"
+                )
+            self.filled, begin = upto, end
+            if self.filled == self._batch_size:
+                self.end()
+
+    def end(self) -> None:
+        """Count the batch that is being filled among the whole ones, if anything is in it."""
+        if self.filled:
+            self.batches.append({name: v[: self.filled] for name, v in self._open.items()})
+        self._open, self.filled = {}, 0
+
+
+_Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""By column the dtype, and the shape that one sample has in it."""
+
+
+def _layout(columns: Batch) -> _Layout:
+    return {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
+
+
+def _room(layout: _Layout, samples: int) -> Batch:
+    return {name: np.empty((samples, *shape), dtype) for name, (dtype, shape) in layout.items()}
+
+
+def _as_columns(chunk: Chunk) -> Batch:
+    """Return the columns of a chunk as plain arrays of one first length."""
+    if not chunk:
+        raise InvalidArgumentError("expected a chunk to have columns, found none")
+    for name, values in chunk.items():
+        if not isinstance(values, np.ndarray) or not values.ndim:
+            raise InvalidArgumentError(
+                f"column {name!r}: expected an array of samples, found "
+                f"{type(values).__name__} {getattr(values, 'shape', '')}"
+            )
+    lengths = {name: len(values) for name, values in chunk.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidArgumentError(f"expected columns of one length, found {lengths}")
+    return {name: np.asarray(values) for name, values in chunk.items()}
+
+
+def _check_layout(columns: Batch, layout: _Layout) -> None:
+    """Check that a chunk has the columns of the stream's first one, of their dtypes and shapes."""
+    if columns.keys() != layout.keys():
+        raise InvalidArgumentError(
+            f"expected the columns of the stream's first chunk, {sorted(layout)}, found "
+            f"{sorted(columns)}"
+        )
+    for name, (dtype, shape) in layout.items():
+        values = columns[name]
+        if (values.dtype, values.shape[1:]) != (dtype, shape):
+            raise InvalidArgumentError(
+                f"column {name!r}: expected {dtype} of shape (n, *{shape}) as in the stream's "
+                f"first chunk, found {values.dtype} {values.shape}"
+            )

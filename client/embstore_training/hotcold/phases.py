@@ -1,0 +1,134 @@
+"""The packed batches in phases: stretches of one kind, on all ranks alike.
+
+One rank goes by its packer alone: a phase lasts as long as the next batch is of its kind. Several
+ranks pack their own samples, and their phases are of different lengths. As each step is one of all
+ranks, they agree before each phase: every rank says of which kind its next batches are and how
+many there are of it. The phase is hot if all of these are, and as long as the shortest of them.
+Otherwise it is mixed, and a hot batch in it is trained as a mixed one, which it is as well: that
+costs a little traffic and changes no bit.
+
+So is a hot batch whose rows, of all ranks together, are more than one push takes: trained at the
+trainer, it could never be sent. Ranks say beside how many bytes each of their hot batches may add
+to a push, and a phase ends where it would be the other way about.
+
+A rank that has no batches left takes part with empty ones, which have all columns of its stream,
+until the last rank has none: the steps of the others need it, and no sample is lost. A stream
+without any chunk has no columns, and is refused where others have batches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import NamedTuple
+
+from embstore.errors import InvalidArgumentError
+from embstore_training.hotcold.packer import Batch, Packed
+from embstore_training.hotcold.ranks import AllGather, Verb, meet
+
+AGREED_BATCHES_MAX = 64
+"""Batches that ranks agree on at once, at most: a rank holds as many, beside the packer's."""
+
+
+class PhaseBatch(NamedTuple):
+    """A batch of a phase."""
+
+    batch: Batch
+    push_bytes: int
+    """That a hot one adds to the next push, of all ranks together, at most."""
+
+
+class Phase(NamedTuple):
+    """Consecutive batches that are trained alike."""
+
+    is_hot: bool
+    batches: Iterator[PhaseBatch]
+
+
+class PushRoom(NamedTuple):
+    """How much one push takes, and how much of it a hot batch may need."""
+
+    bytes_max: int
+    bytes_of: Callable[[Batch], int]
+
+
+class Phases:
+    """The phases of one rank's stream. One thread at a time."""
+
+    def __init__(
+        self,
+        packed: Iterator[Packed],
+        empty: Callable[[], Batch | None],
+        room: PushRoom,
+        all_gather: AllGather | None,
+    ) -> None:
+        """Take the stream; `empty` returns a batch of no samples once its columns are known."""
+        self._packed, self._empty = packed, empty
+        self._room, self._all_gather = room, all_gather
+        self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # by whether it is hot
+
+    def following(self) -> Phase | None:
+        """Return the next phase, once all of the one before is taken; None after the last.
+
+        Raises
+        ------
+        InvalidArgumentError : a rank had no chunk, and others have batches; at all ranks.
+        What the stream raises, and the hook.
+        """
+        is_hot = self._is_next(True)
+        if self._all_gather is None:
+            return Phase(is_hot, self._of_kind(is_hot)) if self._ready else None
+        ahead = self._ahead(is_hot) if self._ready else []
+        numbers = [is_hot, self._empty() is not None, *(ready.push_bytes for ready in ahead)]
+        messages = [t.numbers for t in meet(self._all_gather, Verb.PHASE, numbers)]
+        going = [(bool(is_hot), sizes) for is_hot, _, *sizes in messages if sizes]
+        if not going:
+            return None
+        if chunkless := [
+            rank for rank, (_, has_columns, *_) in enumerate(messages) if not has_columns
+        ]:
+            raise InvalidArgumentError(
+                "expected a chunk of every rank, of no samples where there are none, because its "
+                f"batches are to have columns; found none of ranks {chunkless}"
+            )
+        sums = [sum(sizes) for sizes in zip(*(sizes for _, sizes in going), strict=False)]
+        if not all(is_hot for is_hot, _ in going):
+            return Phase(False, self._next(sums))
+        # Hot at all ranks: as far as they fit a push, or do not.
+        fits = self._fits(sums[0])
+        alike = takewhile(lambda push_bytes: self._fits(push_bytes) is fits, sums)
+        return Phase(fits, self._next([*alike]))
+
+    def _fits(self, push_bytes: int) -> bool:
+        return push_bytes <= self._room.bytes_max
+
+    def _take(self) -> bool:
+        """Hold one batch more; return whether there was one."""
+        packed = next(self._packed, None)
+        if packed is None:
+            return False
+        push_bytes = self._room.bytes_of(packed.batch) if packed.is_hot else 0
+        is_hot = packed.is_hot and self._fits(push_bytes)
+        self._ready.append((is_hot, PhaseBatch(packed.batch, push_bytes)))
+        return True
+
+    def _is_next(self, is_hot: bool) -> bool:
+        """Tell whether a batch of this kind comes next."""
+        return bool(self._ready or self._take()) and self._ready[0][0] == is_hot
+
+    def _ahead(self, is_hot: bool) -> list[PhaseBatch]:
+        """Return the next batches, which are of one kind, and held."""
+        while len(self._ready) < AGREED_BATCHES_MAX and self._ready[-1][0] == is_hot:
+            if not self._take():
+                break
+        return [batch for _, batch in takewhile(lambda one: one[0] == is_hot, self._ready)]
+
+    def _of_kind(self, is_hot: bool) -> Iterator[PhaseBatch]:
+        while self._is_next(is_hot):
+            yield self._ready.popleft()[1]
+
+    def _next(self, sums: list[int]) -> Iterator[PhaseBatch]:
+        """Yield the next batches, empty ones where none is left."""
+        for push_bytes in sums:
+            batch = self._ready.popleft()[1].batch if self._ready else self._empty()
+            assert batch is not None, "ranks without columns do not agree on a phase"
+            yield PhaseBatch(batch, push_bytes)

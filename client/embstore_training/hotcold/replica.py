@@ -1,0 +1,353 @@
+"""The hot rows at the trainer, with their optimizer state: looked up and trained without the store.
+
+A replica holds the rows of a hot set in **slots**, one array of weights and one of state a table,
+and the table's t and learning rate. It trains them by `embstore.arithmetic`, as the engine would,
+so that rows, state and t are after any number of updates what they would be in the store, bit for
+bit. Where rows are is exchanged, not averaged:
+
+    pull     the store's rows come here                           stale -> not stale
+    update   rows and t change here                               dirty; t is ahead of the store's
+    push     the dirty rows go to the store, with the t to add    not dirty; t is the store's
+
+A **stale** row was changed in the store since it was pulled, or never pulled; it may not be looked
+up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead,
+nothing may be pulled. Nobody else may write to these rows meanwhile: whoever uses a replica holds
+its tables by a session (`run.py` does).
+
+A push is one command for all tables: the store is as at one exchange or as at the next, whatever
+happens in between. So whoever trains pushes before the dirty rows are more than a call takes
+(`unsent_bytes`). If it is not known whether a push arrived, the next one finds out by the table's
+t, which only this replica can have moved.
+
+Of several ranks each has a replica of the same rows, and sums of gradients meet in a hook of the
+caller (`ranks.py`), are added in rank order (contract.md, rule 6) and applied by each rank alike. A
+learning rate that changes at the store while one rank has pulled and another has not is none to
+part by: after a refresh all take rank 0's.
+Rejected: rank 0 training for all, who would have to send rows instead of sums; and each rank
+pushing its part, which would be as many commands.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from embstore.arithmetic import sum_by_key, unique
+from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows
+from embstore.commands import OnNonfinite, UpdateOptions
+from embstore.config import TableConfig
+from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore.profiles.hotset import HotSet
+from embstore.results import AcknowledgedUpdate
+from embstore_training.hotcold.ranks import AllGather, Verb, float_bits, float_of, meet
+from embstore_training.hotcold.rows import HostRows, HotTable, Slots
+from embstore_training.hotcold.update import (
+    Receipt,
+    change,
+    check_alike,
+    checked,
+    first_nonfinite,
+    numbers_of,
+    scaled,
+)
+
+
+class _Push(NamedTuple):
+    """A push whose end is not seen yet."""
+
+    t: dict[str, int]  # Which the tables get by it.
+    rows: int
+    bytes: int
+
+
+class Replica:
+    """The hot rows of some tables, in NumPy. Not to be shared between threads."""
+
+    def __init__(self, store: Any, hot_set: HotSet, *, tables: Iterable[str] | None = None) -> None:
+        """Prepare the rows of `hot_set`; they are pulled by `pull`.
+
+        Parameters
+        ----------
+        store : an `embstore.Store`, embedded or of a server
+        tables : those of the hot set whose rows are wanted; None: all
+
+        Raises
+        ------
+        TableNotFoundError : the store has no such table.
+        InvalidArgumentError : the hot set does not name a table, or has keys beyond it.
+        """
+        self.hot_set = hot_set
+        self.store_calls = 0
+        self.pulled_rows = self.pushed_rows = 0
+        self.pulled_bytes = self.pushed_bytes = 0
+        self._store = store
+        self._receipt = Receipt()  # Of the last update, whose changes may not all be in place.
+        self._pushing: _Push | None = None
+        names = [*hot_set.tables] if tables is None else [*tables]
+        self._tables = {name: self._open(name) for name in names}
+
+    def _open(self, name: str) -> HotTable:
+        if name not in self.hot_set.tables:
+            raise InvalidArgumentError(
+                f"expected a table of the hot set, one of {sorted(self.hot_set.tables)}, found "
+                f"{name!r}"
+            )
+        keys = self.hot_set.tables[name]
+        handle = self._called(self._store.table, name)
+        config: TableConfig = self._called(lambda: handle.config)
+        if len(keys) and not 0 <= keys[0] <= keys[-1] < config.rows:
+            raise InvalidArgumentError(
+                f"table {name!r}: expected hot keys in [0, {config.rows}), found "
+                f"{keys[0] if keys[0] < 0 else keys[-1]}"
+            )
+        return HotTable(handle, config, keys, self._make_rows(config, len(keys)))
+
+    def _make_rows(self, config: TableConfig, count: int) -> HostRows:
+        return HostRows(config, count)
+
+    def _called(self, call: Any, *args: Any) -> Any:
+        self.store_calls += 1
+        return call(*args)
+
+    # What it is
+
+    @property
+    def t(self) -> dict[str, int]:
+        """Each table's t here."""
+        self._receipt.synchronize()
+        return {name: table.t for name, table in self._tables.items()}
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all tables."""
+        return sum(len(table.index.keys) for table in self._tables.values())
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that a push now would send."""
+        self._receipt.synchronize()
+        return sum(table.dirty_count * table.row_bytes for table in self._tables.values())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes that a push of all hot rows would send."""
+        return self.push_bytes({n: len(t.index.keys) for n, t in self._tables.items()})
+
+    def push_bytes(self, counts: Mapping[str, int]) -> int:
+        """Return how many bytes a push of so many hot rows of each table would send, at most."""
+        tables = {name: self._table(name) for name in counts}
+        return sum(min(counts[n], len(t.index.keys)) * t.row_bytes for n, t in tables.items())
+
+    # Pulling
+
+    def pull(self, keys: Mapping[str, ArrayLike] | None = None) -> int:
+        """Read rows of some tables from the store, with t and learning rate; return how many.
+
+        Parameters
+        ----------
+        keys : by table, those of its rows that are wanted; None: all rows of all tables
+
+        Raises
+        ------
+        InvalidArgumentError : a key is not hot; or something was trained here and not pushed.
+        """
+        if keys is None:
+            return self._pull({n: np.arange(len(t.index.keys)) for n, t in self._tables.items()})
+        return self._pull({name: self._table(name).slots(k) for name, k in keys.items()})
+
+    def refresh(self) -> int:
+        """Read the stale rows, and of each table t and learning rate; return how many rows."""
+        return self._pull({n: np.flatnonzero(t.is_stale) for n, t in self._tables.items()})
+
+    def mark_stale(self, keys: Mapping[str, Keys]) -> None:
+        """Note that the store's rows of `keys` may change; those that are not hot are passed over.
+
+        May be called from another thread while nothing else is.
+        """
+        for name in keys.keys() & self._tables.keys():
+            table = self._tables[name]
+            slots, is_hot = table.index.find(keys[name])
+            table.is_stale[slots[is_hot]] = True
+
+    @property
+    def stale_keys(self) -> dict[str, Keys]:
+        """The keys of the stale rows."""
+        return {name: t.index.keys[t.is_stale] for name, t in self._tables.items()}
+
+    def _pull(self, wanted: Mapping[str, Slots]) -> int:
+        self._receipt.synchronize()
+        unsent = [name for name, table in self._tables.items() if table.t != table.stored_t]
+        if unsent:
+            raise InvalidArgumentError(
+                f"expected rows to be pushed before others are pulled, found tables {unsent} "
+                "trained since the last push"
+            )
+        facts = self._called(self._store.table_facts)
+        for name, slots in wanted.items():
+            table = self._tables[name]
+            if name not in facts:
+                raise TableNotFoundError(f"table {name!r} no longer exists")
+            table.t = table.stored_t = facts[name].t
+            table.learning_rate = facts[name].learning_rate
+            rows_max = max(1, self._store.limits.call_bytes_max // table.row_bytes)
+            for first in range(0, len(slots), rows_max):
+                part = slots[first : first + rows_max]
+                weights, state = self._called(table.handle.read_rows, table.index.keys[part])
+                table.rows.write(part, weights, state)
+                table.is_stale[part] = False
+                self.pulled_rows += len(part)
+                self.pulled_bytes += len(part) * table.row_bytes
+        return sum(map(len, wanted.values()))
+
+    def take_rates(self, all_gather: AllGather | None) -> None:
+        """Take rank 0's learning rates: another rank may have pulled them before they changed."""
+        tables = [self._tables[name] for name in sorted(self._tables)]
+        rates = [float_bits(table.learning_rate) for table in tables]
+        first = meet(all_gather, Verb.RATES, rates)[0]
+        for table, bits in zip(tables, first.numbers, strict=True):
+            table.learning_rate = float_of(bits)
+
+    # Training
+
+    def lookup(self, keys: Mapping[str, ArrayLike]) -> dict[str, Any]:
+        """Return the rows of hot keys, (n, dim) by table, in their order; the caller's to keep.
+
+        Raises
+        ------
+        InvalidArgumentError : a key is not hot, or its row was not pulled.
+        """
+        self._receipt.synchronize()
+        tables = {name: self._table(name) for name in keys}
+        return {n: t.rows.take(t.pulled_slots(keys[n])) for n, t in tables.items()}
+
+    def update(
+        self,
+        gradients: Mapping[str, tuple[ArrayLike, Any]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+        all_gather: AllGather | None = None,
+        receipt: Receipt | None = None,
+    ) -> AcknowledgedUpdate:
+        """Train hot rows by one update of all named tables, or none.
+
+        Parameters
+        ----------
+        gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
+        learning_rate : None: the tables', as they were when they were pulled
+        all_gather : of several ranks, which all call this; what they give is added in their order
+        receipt : a new one, which tells whether this was done, if it is interrupted
+
+        Returns
+        -------
+        Each table's t. Its command number is 0, as no store knows of it yet.
+
+        Raises
+        ------
+        InvalidArgumentError : shape, dtype, a key that is not hot; a sum that is not finite; ranks
+            that give other options, or whose replicas have parted. Nothing has changed.
+        """
+        self._receipt.synchronize()
+        if self._pushing is not None:
+            raise InvalidArgumentError(
+                "expected the last push to have succeeded before more is trained; push again"
+            )
+        options = checked(UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
+        numbers = numbers_of(options)
+        own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
+        tables = [] if all_gather is None else self._numbers(options.learning_rate)
+        messages = meet(all_gather, Verb.UPDATE, [*numbers, *tables], own)
+        check_alike(messages, numbers, tables)
+        sums = scaled([t.share for t in messages], options.gradient_scale)
+        for name in sums:
+            optimizer = self._table(name).config.optimizer
+            if options.learning_rate is not None:
+                what = f"table {name!r}: learning_rate"
+                optimizer.check_learning_rate(options.learning_rate, what)
+        if (wrong := first_nonfinite(sums)) is not None:
+            if options.on_nonfinite == "skip":
+                return AcknowledgedUpdate(0, self.t, skipped=True)
+            raise InvalidArgumentError(
+                f"table {wrong[0]!r}: expected finite gradients, found a sum or scaled sum that is "
+                f'not, for key {wrong[1]}; give on_nonfinite="skip" to skip such an update'
+            )
+        self._receipt = receipt or Receipt()
+        self._receipt.changes = [
+            change(self._tables[name], of_table, options) for name, of_table in sums.items()
+        ]
+        self._receipt.synchronize()
+        return AcknowledgedUpdate(0, self.t)
+
+    def _numbers(self, learning_rate: float | None) -> list[int]:
+        """Return each table's t and the rate of an update, as ranks compare them."""
+        numbers = []
+        for name in sorted(self._tables):
+            table = self._tables[name]
+            rate = table.learning_rate if learning_rate is None else learning_rate
+            numbers += [table.t, float_bits(rate)]
+        return numbers
+
+    def _summed(self, name: str, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
+        """Return one table's gradients, summed by key (contract.md, rule 2)."""
+        table = self._table(name)
+        once, inverse = unique(as_keys(keys, name))
+        table.pulled_slots(once)
+        shape = len(inverse), table.config.dim
+        rows = as_rows(self.to_host(gradients), shape, name, "gradients")
+        return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
+
+    def _table(self, name: Any) -> HotTable:
+        if name not in self._tables:
+            raise InvalidArgumentError(
+                f"expected tables with hot rows here, of {sorted(self._tables)}, found {name!r}"
+            )
+        return self._tables[name]
+
+    # What the trainer computes with
+
+    def to_trainer(self, rows: Rows) -> Any:
+        """Return rows of the host as `lookup` returns them."""
+        return rows
+
+    def to_host(self, rows: Any) -> Any:
+        """Return rows of the trainer as an array of the host; what is none is returned as it is."""
+        return rows
+
+    # Pushing
+
+    def push(self, member: str) -> AcknowledgedUpdate | None:
+        """Send the rows trained since the last push, in one command; None if there are none.
+
+        Parameters
+        ----------
+        member : of the session that holds the tables, no announced step of which is unfinished
+
+        Raises
+        ------
+        EmbstoreError : what the store says. The rows are still here, and may be pushed again.
+        """
+        self._receipt.synchronize()
+        if self._pushing is not None:  # Its end was not seen: the store knows whether it arrived.
+            name, t = next(iter(self._pushing.t.items()))
+            if self._called(lambda: self._tables[name].handle.t) == t:
+                self.note_pushed()
+        rows = {name: t.unsent() for name, t in self._tables.items() if t.t != t.stored_t}
+        if not rows:
+            return None
+        count = sum(len(keys) for keys, *_ in rows.values())
+        self._pushing = _Push({n: self._tables[n].t for n in rows}, count, self.unsent_bytes)
+        done: AcknowledgedUpdate = self._called(self._store.sessions.put_rows, member, rows)
+        self.note_pushed()
+        return done
+
+    def note_pushed(self) -> None:
+        """Note that the store has what was trained here, whichever rank has pushed it."""
+        for table in self._tables.values():
+            table.stored_t, table.dirty_count = table.t, 0
+            table.is_dirty[:] = False
+        pushed, self._pushing = self._pushing, None
+        if pushed is not None:
+            self.pushed_rows += pushed.rows
+            self.pushed_bytes += pushed.bytes

@@ -1,0 +1,423 @@
+"""Hot/cold training: a loop whose all-hot batches need no store.
+
+    chunks -> packer -> phases:   mixed   steps of a look-ahead session, at the store
+                                  hot     steps on the replica, here
+
+One look-ahead session is held over all phases, so that it is the only writer of its tables. In a
+mixed phase its steps are announced ahead; in a hot phase nobody calls the store at all, but for the
+thread that renews the session's lease. Between phases rows are exchanged, and nothing is announced
+then:
+
+    mixed -> hot   the hot rows that mixed batches touched are pulled (the keys were known here)
+    hot -> mixed   the rows trained since are pushed, in one command, with the updates to count
+
+A mixed batch may touch hot rows too, which is why both are needed. So rows, state and t are at any
+exchange what plain updates in the order of the steps would have made them, bit for bit. In a hot
+phase the store is as at the last exchange, exactly.
+
+One push is one call, so it may not be larger than a call. Before a hot step that could make it so,
+what was trained is pushed; a batch whose rows alone are more than a push takes is trained as a
+mixed one.
+
+How many batches of the stream the store has is `stats()["stored_batches"]`: t does not say it, as
+batches that were skipped or released add nothing to it. With the same chunks, batch size, window
+and rate, `steps(chunks, skip=...)` goes on behind so many.
+
+Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes what was trained. If the
+store does not answer, or the session has ended, that is lost, and the store is as at the last
+exchange. A mixed step that is left while its update is out is not counted, and may be done
+nevertheless, as any call whose answer is lost.
+
+Several ranks share every step, as they do in a session. In hot phases they meet in the caller's
+`all_gather` hook (`ranks.py`); rank 0 alone pushes, and the others wait for that in the hook; what
+it pushes as it leaves, it alone knows of. A rank that fails leaves the others waiting in the hook,
+which is the caller's to end, as it is for the gradients of the rest of the model; only a push that
+fails is told to all.
+
+The store's own counts of accesses know nothing of those to a replica.
+
+FAE (Adnan et al., VLDB 2022) exchanges whole hot tables, without their optimizer state, at every
+switch; here only what has changed travels, with it.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.checks import integer
+from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.handles.sessions import Sessions
+from embstore.profiles.hotset import HotSet
+from embstore_training.hotcold.classifier import Chunk, Classifier
+from embstore_training.hotcold.packer import Batch, Packer
+from embstore_training.hotcold.phases import Phase, Phases, PushRoom
+from embstore_training.hotcold.ranks import AllGather, CheckedGather, Verb, check_hot_set, meet
+from embstore_training.hotcold.replica import Replica
+from embstore_training.hotcold.scheduler import RateController
+from embstore_training.hotcold.steps import HotColdStep, HotStep, MixedStep
+from embstore_training.run import Run
+
+_COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"
+
+
+class HotColdRun:
+    """One rank's hot/cold training, inside a with block. Not to be shared between threads.
+
+        with HotColdRun(store, hot_set, {"site": "sites", "ad": "ads"}, batch_size=2048) as run:
+            for step in run.steps(chunks):
+                rows = step.lookup()
+                ...
+                step.update({"sites": site_gradients, "ads": ad_gradients})
+
+    What a step is, and in which order its rows are: see `HotColdStep`. One class, because phases,
+    replica and session change together, all ranks in one order.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        hot_set: HotSet,
+        columns: Mapping[str, str],
+        *,
+        batch_size: int,
+        window_batches: int = 64,
+        rate: int | RateController = 50,
+        lookahead: int = 16,
+        name: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        all_gather: AllGather | None = None,
+        replica: Callable[..., Replica] = Replica,
+        **session: Any,
+    ) -> None:
+        """Prepare a run; nothing is opened before the with block.
+
+        Parameters
+        ----------
+        store : an `embstore.Store`, embedded or of a server
+        columns : the table of each column of ids; the tables' only writer is this run
+        batch_size, window_batches, rate : see `Packer`
+        lookahead, name, rank, world_size, session : see `Store.session`, of which `planner`,
+            `lease_ms`, `rank_timeout_ms` and `wait_s` may be given as well
+        all_gather : of several ranks: returns what each rank gave it, in rank order (`ranks.py`)
+        replica : makes the replica, of (store, hot_set, tables=...): `Replica`, or
+            `partial(TorchReplica, device=...)`, by which rows are tensors
+
+        Raises
+        ------
+        InvalidArgumentError : an argument is wrong; several ranks without a hook; the hot set does
+            not name a column's table.
+        """
+        self._make_packer = partial(
+            Packer,
+            Classifier(hot_set, columns),
+            batch_size,
+            window_batches=window_batches,
+            rate=rate,
+        )
+        self._make_packer()  # What is wrong with its arguments is to be said here.
+        self._columns = dict(columns)
+        if session.pop("shared", False):
+            raise InvalidArgumentError(
+                "expected the run to be the only writer of its tables, found shared=True"
+            )
+        self._store, self._make_replica = store, replica
+        self.hot_set = hot_set
+        """The hot set that the run was given, and keeps."""
+        self._tables = tuple(dict.fromkeys(columns.values()))
+        self._sessions = _CountedSessions(store.sessions)
+        self._session = Run(
+            cast(Sessions, self._sessions),
+            self._tables,
+            lookahead=lookahead,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            **session,
+        )
+        self._rank, self._world_size = rank, world_size
+        if world_size > 1 and all_gather is None:
+            raise InvalidArgumentError(
+                f"expected all_gather, in which the {world_size} ranks meet while batches are hot"
+            )
+        self._all_gather: AllGather | None = None  # Of one rank there is nothing to gather.
+        if world_size > 1 and all_gather is not None:
+            self._all_gather = CheckedGather(all_gather, rank, world_size)
+        self._replica: Replica | None = None  # None until the with block.
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._at_hand: HotColdStep | None = None  # The body of the loop has it; not counted yet.
+        self._counted_batches = 0  # Batches of the loop's stream that are finished, or left out.
+        self._pushed_batches = 0  # Those that the store had at the last exchange.
+        self._is_hot = False  # Rows may be trained here that the store has not.
+        self._has_refreshed = False
+        self._may_loop = False
+
+    def __enter__(self) -> Self:
+        """Open the session, or go on with it; see `embstore_training.run.Run` and `Replica`."""
+        self._replica = self._make_replica(self._store, self.hot_set, tables=self._tables)
+        self._session.__enter__()
+        self._at_hand, self._is_hot, self._has_refreshed = None, False, False
+        self._counted_batches = self._pushed_batches = 0
+        self._may_loop = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Push what was trained and is not at the store, and leave the session.
+
+        After a failure, that the push failed as well is only noted on it.
+        """
+        reason = failure
+        try:
+            self._push_at_last(failure)
+        except BaseException as exc:
+            reason = exc
+            raise
+        finally:
+            self._session.__exit__(None if reason is None else type(reason), reason, None)
+
+    def _push_at_last(self, failure: BaseException | None) -> None:
+        finished = self._finished_batches
+        if self._rank:
+            return
+        try:
+            self._joined().push(self._session.member)
+            self._pushed_batches = finished
+        except EmbstoreError as exc:
+            if failure is None:
+                raise
+            failure.add_note(
+                "what was trained on hot rows since the last exchange is lost, because pushing it "
+                f"failed as well: {exc}"
+            )
+
+    def _joined(self) -> Replica:
+        """Return the replica, inside the with block."""
+        _ = self._session.member
+        assert self._replica is not None
+        return self._replica
+
+    # Looking
+
+    def stats(self) -> dict[str, int]:
+        """Return what the run did so far.
+
+        "hot_batches", "mixed_batches", "hot_samples", "mixed_samples" by where they were trained;
+        "stored_batches", those of the loop's stream that the store has, `skip` included, for the
+        loop at hand or the last one in the with block; "switches" between phases; "store_calls",
+        without the renewals of the lease, which a thread does however long a phase is;
+        "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and "hot_set_version".
+        """
+        stored, replica = self._stored_batches, self._replica
+        return self._counts | {
+            "stored_batches": stored,
+            "store_calls": self._sessions.calls + (replica.store_calls if replica else 0),
+            "pulled_rows": replica.pulled_rows if replica else 0,
+            "pushed_rows": replica.pushed_rows if replica else 0,
+            "bytes": replica.pulled_bytes + replica.pushed_bytes if replica else 0,
+            "hot_rows": replica.row_count if replica else self.hot_set.row_count,
+            "hot_set_version": self.hot_set.version,
+        }
+
+    # The loop
+
+    def steps(self, chunks: Iterable[Chunk], *, skip: int = 0) -> Iterator[HotColdStep]:
+        """Yield a step for each packed batch, in the order in which they are trained.
+
+        A step that the loop neither updates, releases nor skips is released when it takes the next
+        one. When the loop has ended, the store has everything; until then, while steps are hot, it
+        is as at the last exchange (`exchange`).
+
+        Parameters
+        ----------
+        chunks : samples in columns, of any number; a thread may iterate over them
+        skip : batches to leave out at the beginning, because the store has them already: what
+            "stored_batches" of `stats` was
+
+        Raises
+        ------
+        InvalidArgumentError : outside the with block, within another loop, or after one that was
+            left early; a chunk is wrong; ranks have other hot sets, or one of them has no chunk.
+        What `chunks` raise, and the store.
+        """
+        self._joined()
+        if not self._may_loop:
+            raise InvalidArgumentError(
+                "expected the loop before to have gone through all its steps; open another run"
+            )
+        skip = integer(skip, "skip", 0)
+        self._may_loop = False
+        self._counted_batches = self._pushed_batches = skip
+        check_hot_set(self._all_gather, self.hot_set, self._tables)
+        packer = self._make_packer()
+        packed = itertools.islice(packer.pack(chunks), skip, None)
+        room = PushRoom(self._store.limits.call_bytes_max, self._push_bytes)
+        phases = Phases(packed, lambda: packer.empty_batch, room, self._all_gather)
+        while (phase := phases.following()) is not None:
+            self._switch(phase.is_hot)
+            yield from self._hot_steps(phase) if phase.is_hot else self._mixed_steps(phase)
+        self._switch(is_hot=False)
+        self._may_loop = True
+
+    def _hot_steps(self, phase: Phase) -> Iterator[HotColdStep]:
+        for batch, push_bytes in phase.batches:
+            if self._joined().unsent_bytes + push_bytes > self._store.limits.call_bytes_max:
+                self._push()
+            yield from self._trained(
+                HotStep(self._joined, batch, self._keys(batch), self._all_gather)
+            )
+
+    def _mixed_steps(self, phase: Phase) -> Iterator[HotColdStep]:
+        batches = (batch for batch, _ in phase.batches)
+        for step in self._session.steps(batches, self._touched_keys):
+            yield from self._trained(MixedStep(self._joined, step, self._keys(step.batch)))
+
+    def _trained(self, step: HotColdStep) -> Iterator[HotColdStep]:
+        """Yield a step to the body of the loop, and see to it that it is finished then."""
+        self._at_hand = step
+        yield step
+        if not step.is_finished:
+            step.release()
+        _ = self._finished_batches
+
+    def _push_bytes(self, batch: Batch) -> int:
+        """Return how many bytes a hot batch of this rank adds to the next push, at most.
+
+        By its ids, repeated ones too; by its distinct keys only where such batches of all ranks
+        might be too much for one push. 0 where a push takes all hot rows that there are.
+        """
+        replica, bytes_max = self._joined(), self._store.limits.call_bytes_max
+        if replica.hot_bytes <= bytes_max:
+            return 0
+        counts = dict.fromkeys(self._tables, 0)
+        for column, table in self._columns.items():
+            counts[table] += batch[column].size
+        by_ids = replica.push_bytes(counts)
+        if by_ids <= bytes_max // self._world_size:
+            return by_ids
+        keys = self._keys(batch)
+        return replica.push_bytes({table: len(np.unique(k)) for table, k in keys.items()})
+
+    def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
+        """Return a mixed batch's keys by table, and note that their rows will change.
+
+        In the reader's thread, which has ended before rows are exchanged.
+        """
+        keys = self._keys(batch)
+        self._joined().mark_stale(keys)
+        return keys
+
+    def _keys(self, batch: Batch) -> dict[str, Keys]:
+        parts: dict[str, list[Keys]] = {table: [] for table in self._tables}
+        for column, table in self._columns.items():
+            parts[table].append(np.asarray(batch[column], np.int64).reshape(-1))
+        return {t: p[0] if len(p) == 1 else np.concatenate(p) for t, p in parts.items()}
+
+    # Which batches are finished
+
+    @property
+    def _finished_batches(self) -> int:
+        """Batches of the loop's stream that are finished, or were left out."""
+        step = self._at_hand
+        if step is not None and step.is_finished:
+            # Without a call in between, where an interrupt could part the two.
+            self._at_hand, self._counted_batches = None, self._counted_batches + 1
+            kind = "hot" if step.is_hot else "mixed"
+            self._counts[f"{kind}_batches"] += 1
+            self._counts[f"{kind}_samples"] += len(next(iter(step.batch.values())))
+        return self._counted_batches
+
+    @property
+    def _stored_batches(self) -> int:
+        finished = self._finished_batches
+        return self._pushed_batches if self._is_hot else finished
+
+    # Exchanging rows
+
+    def exchange(self) -> int:
+        """Push what was trained on hot rows, so that the store has every batch finished by now.
+
+        For a checkpoint within the loop. Of several ranks, all call it at the same step.
+
+        Returns
+        -------
+        "stored_batches" of `stats`: to be kept with the checkpoint, as it is `skip` of the loop
+        that goes on behind it.
+
+        Raises
+        ------
+        InvalidArgumentError : outside the with block; or other ranks do something else.
+        EmbstoreError : what the store says. What was trained is still here, to be pushed again.
+        """
+        self._joined()
+        if self._is_hot:
+            meet(self._all_gather, Verb.EXCHANGE)
+            self._push()
+        return self._stored_batches
+
+    def _switch(self, is_hot: bool) -> None:
+        """Bring rows to where the next phase trains them."""
+        if is_hot == self._is_hot:
+            return
+        if is_hot:
+            self._refresh()
+            self._pushed_batches = self._finished_batches
+        else:
+            self._push()
+        self._is_hot = is_hot
+        self._counts["switches"] += 1
+
+    def _refresh(self) -> None:
+        replica = self._joined()
+        if self._has_refreshed:  # Before, all rows are stale everywhere.
+            rows = {t: (k, np.empty((len(k), 0), "f4")) for t, k in replica.stale_keys.items()}
+            for message in meet(self._all_gather, Verb.REFRESH, share=rows):
+                replica.mark_stale({table: keys for table, (keys, _) in message.share.items()})
+        replica.refresh()
+        replica.take_rates(self._all_gather)
+        self._has_refreshed = True
+
+    def _push(self) -> None:
+        """Send what was trained here: rank 0, while the others wait for it."""
+        replica = self._joined()
+        if self._rank == 0:
+            try:
+                replica.push(self._session.member)
+            except EmbstoreError:
+                if self._all_gather is not None:
+                    meet(self._all_gather, Verb.FAILED)
+                raise
+        meet(self._all_gather, Verb.PUSHED)
+        replica.note_pushed()
+        self._pushed_batches = self._finished_batches
+
+
+class _CountedSessions:
+    """A store's sessions, their calls counted; but not those of the lease's thread."""
+
+    def __init__(self, sessions: Any) -> None:
+        self._sessions = sessions
+        self._lock = threading.Lock()
+        self.calls = 0
+
+    def __getattr__(self, verb: str) -> Any:
+        call = getattr(self._sessions, verb)
+        if verb == "renew":
+            return call
+
+        def counted(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                self.calls += 1
+            return call(*args, **options)
+
+        return counted

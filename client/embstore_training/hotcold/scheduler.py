@@ -1,0 +1,113 @@
+"""In which order hot and mixed batches come: FAE's shuffle scheduler, over windows of a stream.
+
+Every change from mixed to hot batches and back costs an exchange of the hot rows with the store, so
+long phases of one kind are cheap. But a model that sees only hot samples for long learns the cold
+ones late, so short phases are good for the loss. The rate, in percent, is that balance: each phase
+takes `rate` % of a window's batches of its kind. At 100 a window is one mixed and one hot phase; at
+1 the batches of the rarer kind stand evenly among the others, as finely as the window allows.
+
+FAE (Adnan et al., VLDB 2022) packs a whole data set once, starts at about 50 % and moves the rate
+by the trend of the test loss; its published code has no feedback, and runs one cold and one hot
+phase an epoch, which is a rate of 100 with the epoch as window. Here the window is a bounded
+stretch of a stream, and the rate is read again as each phase begins. A window begins with the kind
+that the one before ended with, so that two windows meet without an exchange.
+
+The rate changes the order of the samples and nothing else: for the order that comes out, the rows
+are exact at any rate.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Protocol
+
+from embstore.checks import integer
+
+RATE_MIN, RATE_MAX = 1, 100
+
+
+class RateController(Protocol):
+    """What says the rate, in percent, whenever a phase begins."""
+
+    @property
+    def rate(self) -> int:
+        """The rate of now, from 1 to 100."""
+
+
+class LossRate:
+    """A rate that follows the loss on held-out samples.
+
+    As FAE describes it: it starts at 50, is halved when the test loss got worse, and
+    raised after several good evaluations, within 1 and 100. Here "worse" is above the loss reported
+    before, `raise_after` reports in a row that are not worse double the rate, and a loss that is
+    not finite is worse, and nothing is compared with it.
+
+    One thread may report while another reads the rate.
+    """
+
+    def __init__(self, start: int = 50, *, raise_after: int = 4) -> None:
+        """Begin at rate `start`.
+
+        Raises
+        ------
+        InvalidArgumentError : no such rate, or `raise_after` is below 1.
+        """
+        self.rate = as_rate(start)
+        """The rate of now, in percent."""
+        self._raise_after = integer(raise_after, "raise_after", 1)
+        self._loss_before: float | None = None
+        self._good_reports = 0
+
+    def report(self, loss: float) -> None:
+        """Take the loss of an evaluation, and change the rate by it."""
+        before, is_number = self._loss_before, isfinite(loss)
+        if is_number:
+            self._loss_before = float(loss)
+        if not is_number or (before is not None and loss > before):
+            self._good_reports = 0
+            self.rate = max(RATE_MIN, self.rate // 2)
+        elif before is not None:
+            self._good_reports += 1
+            if self._good_reports == self._raise_after:
+                self._good_reports = 0
+                self.rate = min(RATE_MAX, 2 * self.rate)
+
+
+@dataclass(frozen=True)
+class FixedRate:
+    """A rate that stays."""
+
+    rate: int
+    """In percent."""
+
+
+def batch_kinds(
+    hot_batches: int, mixed_batches: int, controller: RateController, *, hot_first: bool
+) -> Iterator[bool]:
+    """Yield for each batch of a window whether it is a hot one, in the order they come.
+
+    The phases end where the shares of both kinds have come to the next multiple of the rate, each
+    rounded up to whole batches: so phases of the rarer kind may be empty, and its batches stand
+    evenly among the others.
+    """
+    totals = {True: hot_batches, False: mixed_batches}
+    given = {True: 0, False: 0}
+    percent = 0
+    while percent < RATE_MAX:
+        percent = min(RATE_MAX, percent + as_rate(controller.rate))
+        for is_hot in (hot_first, not hot_first):
+            due = -(-totals[is_hot] * percent // 100)
+            yield from [is_hot] * (due - given[is_hot])
+            given[is_hot] = due
+
+
+def as_controller(rate: Any) -> RateController:
+    """Return what says the rate: `rate` itself, or a number as one that stays."""
+    controller: RateController = rate if hasattr(rate, "rate") else FixedRate(rate)
+    as_rate(controller.rate)
+    return controller
+
+
+def as_rate(rate: Any) -> int:
+    """Return a rate of 1 to 100, or raise InvalidArgumentError."""
+    return integer(rate, "the rate, in percent of a window,", RATE_MIN, RATE_MAX)

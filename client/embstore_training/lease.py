@@ -1,0 +1,49 @@
+"""A rank's lease, renewed in a thread of its own while its loop computes or waits.
+
+A call of a rank renews its lease as it begins, but a step may compute, or wait for other ranks, for
+longer than the lease lasts. The thread begins a renewal with every third of it, and gives one up
+after as long: two fit into a lease, so that one may go without an answer. Whatever goes wrong with
+one is logged, and the next is tried, unless the session has ended.
+"""
+
+import logging
+import threading
+from time import monotonic
+
+from embstore.errors import RankFailedError, SessionExpiredError, StoreClosedError
+from embstore.handles.sessions import Sessions
+
+_LOG = logging.getLogger(__name__)
+_STOP_S = 1.0
+"""How long the end of a run waits for a renewal that is out: its answer is of no use by then."""
+
+
+class Lease:
+    """Keeps a rank's lease until it is stopped, or the session has ended."""
+
+    def __init__(self, sessions: Sessions, member: str, lease_ms: int) -> None:
+        self._sessions, self._member = sessions, member
+        self._interval_s = lease_ms / 3000
+        self._stopped = threading.Event()
+        self.is_answered = True
+        """Whether the last renewal was; while one is out, it is not."""
+        self._thread = threading.Thread(target=self._run, name="embstore-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._stopped.set()
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        begun = monotonic()
+        while not self._stopped.wait(max(begun + self._interval_s - monotonic(), 0.0)):
+            begun = monotonic()
+            self.is_answered = False
+            try:
+                self._sessions.renew(self._member, timeout_s=self._interval_s)
+                self.is_answered = True
+            except (SessionExpiredError, RankFailedError, StoreClosedError):
+                return  # The loop's next call is told the same.
+            except Exception:
+                _LOG.warning("a lease could not be renewed; the next try follows", exc_info=True)

@@ -1,0 +1,222 @@
+"""Batches read and announced ahead of a loop, which takes one announced step after the other.
+
+A step goes through three hands, each with a thread of its own:
+
+    reader       takes a batch, asks `keys` for its keys, makes them unique        -> prepared
+    announcer    announces what is prepared, all of it in one call                 -> announced
+    the loop     takes the next announced step; looks up, and finishes it
+
+With two threads, what becomes ready while a call is out goes with the next one, and a slow iterator
+holds nothing back. A step is read only when at most `lookahead` steps then lie beyond the last
+finished one: that bounds what is announced, and the batches in memory.
+
+What goes wrong in the iterator, in `keys` or in an announcement is kept as the end of the sequence
+and raised in the loop at the step where it belongs, after every step before it.
+
+Rejected: announcing in the loop itself, whose every step would wait for the answer; and a reader
+that begins anew after a break, because the steps announced before stand in its way.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.arithmetic import unique
+from embstore.arrays import Keys, Rows, as_keys
+from embstore.checks import mapping
+from embstore.commands import Prefetched
+from embstore.errors import InvalidArgumentError
+
+KeysOf = Callable[[Any], Mapping[str, ArrayLike]]
+"""Returns a batch's keys by table."""
+
+_NO_BATCH = object()
+_STOP_S = 1.0
+"""How long a loop that ends waits for its threads: an iterator may block for ever."""
+
+
+class OnceKeys(NamedTuple):
+    """One table's keys of a step, each once, and the way back."""
+
+    keys: Keys  # (u,), in order of first occurrence
+    inverse: NDArray[np.int32]  # (n,)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether no key was repeated: then `inverse` is 0, 1, 2, ..."""
+        return len(self.keys) == len(self.inverse)
+
+    def spread(self, rows: Rows) -> Rows:
+        """Return a row for each key as it was given."""
+        return rows if self.is_identity else rows[self.inverse]
+
+
+@dataclass
+class Entry:
+    """A step between iterator and loop."""
+
+    number: int
+    batch: Any
+    once: dict[str, OnceKeys]
+    prefetched: Prefetched | None = None  # Loop only.
+
+    @property
+    def keys(self) -> dict[str, Keys]:
+        """What is announced of it."""
+        return {table: once.keys for table, once in self.once.items()}
+
+
+class End(NamedTuple):
+    """What comes after the last step: an exception to raise there, or none."""
+
+    failure: BaseException | None = None
+
+
+class ReadAhead:
+    """Reads and announces steps ahead of one loop, from step `first` on.
+
+    All fields below `_changed` are read and written with it held.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        keys: KeysOf,
+        announce: Callable[[dict[int, dict[str, Keys]]], object],
+        *,
+        tables: tuple[str, ...],
+        first: int,
+        lookahead: int,
+    ) -> None:
+        self._batches, self._keys, self._announce = batches, keys, announce
+        self._tables, self._first, self._lookahead = tables, first, lookahead
+        self._changed = threading.Condition()
+        self._prepared: deque[Entry | End] = deque()
+        self._announced: deque[Entry | End] = deque()
+        self._finished = first - 1
+        self._stopped = False
+        self.has_ended = False
+        """The loop has seen the end: what was announced was also begun. Loop only."""
+        self._threads = [
+            threading.Thread(target=target, name=f"embstore-{name}", daemon=True)
+            for name, target in (("reader", self._read), ("announcer", self._send))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> Entry | None:
+        """Wait for the next step to be announced and return it; None after the last.
+
+        What the iterator, `keys` or the announcement raised at this step is raised here.
+        """
+        if not self._wait_for(lambda: self._announced):
+            raise InvalidArgumentError("expected the loop to end before the run's with block does")
+        with self._changed:
+            item = self._announced.popleft()
+        if isinstance(item, Entry):
+            return item
+        self.has_ended = True
+        if item.failure is not None:
+            raise item.failure
+        return None
+
+    def peek(self) -> Entry | None:
+        """Return the step that `take` would return at once, or None."""
+        with self._changed:
+            item = self._announced[0] if self._announced else None
+        return item if isinstance(item, Entry) else None
+
+    def finish(self, number: int) -> None:
+        """Make room for one more step, because this one is finished."""
+        with self._changed:
+            self._finished = number
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Read and announce no more; wait a moment for the threads."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_STOP_S)
+
+    def _read(self) -> None:
+        """Prepare every step in turn. The reader's thread."""
+        try:
+            batches = iter(self._batches)
+            for number in itertools.count(self._first):
+                if not self._wait_for(partial(self._has_room, number)):
+                    return
+                batch = next(batches, _NO_BATCH)
+                if batch is _NO_BATCH:
+                    return self._put(End())
+                self._put(Entry(number, batch, self._once(batch)))
+        except BaseException as failure:  # Whatever it is, it is the loop's to see.
+            self._put(End(failure))
+
+    def _has_room(self, number: int) -> bool:
+        return number <= self._finished + self._lookahead
+
+    def _wait_for(self, condition: Callable[[], object]) -> bool:
+        """Wait until `condition` holds; return False if reading was stopped instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or condition())
+            return not self._stopped
+
+    def _put(self, item: Entry | End) -> None:
+        with self._changed:
+            self._prepared.append(item)
+            self._changed.notify_all()
+
+    def _once(self, batch: Any) -> dict[str, OnceKeys]:
+        """Return the keys of a batch, made unique."""
+        given = mapping(self._keys(batch), "keys(batch)")
+        check_names(given, self._tables, "keys(batch)")
+        return {table: OnceKeys(*unique(as_keys(values, table))) for table, values in given.items()}
+
+    def _send(self) -> None:
+        """Announce what is prepared, as long as there is any. The announcer's thread."""
+        while self._wait_for(lambda: self._prepared):
+            with self._changed:
+                items = list(self._prepared)
+                self._prepared.clear()
+            announced = self._accepted(items)
+            with self._changed:
+                self._announced.extend(announced)
+                self._changed.notify_all()
+            if isinstance(announced[-1], End):
+                return
+
+    def _accepted(self, items: list[Entry | End]) -> list[Entry | End]:
+        """Announce the steps among `items`; return them up to the first that was refused."""
+        entries = [item for item in items if isinstance(item, Entry)]
+        try:
+            if entries:
+                self._announce({entry.number: entry.keys for entry in entries})
+            return items
+        except BaseException as failure:
+            if len(items) == 1 or not isinstance(failure, InvalidArgumentError):
+                return [End(failure)]
+        # A call that is refused has changed nothing; one by one shows at which step it belongs.
+        accepted: list[Entry | End] = []
+        for item in items:
+            accepted += self._accepted([item])
+            if isinstance(accepted[-1], End):
+                break
+        return accepted
+
+
+def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise InvalidArgumentError if some tables of the mapping `what` are not known."""
+    unknown = sorted(set(given) - set(known), key=repr)
+    if unknown:
+        raise InvalidArgumentError(
+            f"expected {what} to be of tables {sorted(known)}, found {unknown}"
+        )

@@ -1,0 +1,142 @@
+"""Slots for rows that come: free ones, a slab more, or those of victims, whose rows leave.
+
+A dirty victim is logged before its slot is freed; room for all victims of a call is reserved in the
+log before the first is logged. Where slots are freed an error is irreversible: it fails the store.
+
+A pool whose device has no memory for a slab of the budget does not refuse a call: rows leave
+instead.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arrays import EMPTY_KEY, Keys
+from embstore.cache.arena import Arena
+from embstore.cache.counters import Counters
+from embstore.cache.finder import SlotFinder
+from embstore.cache.pins import PoolPins
+from embstore.cache.scores import Scores
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Device, Slots
+from embstore.layout import Layout
+from embstore.storage.storage import Storage
+
+_VACATED_SLOTS_MAX = 1 << 16
+
+
+@dataclass(eq=False)
+class Evictor:
+    """Takes and frees the slots of one pool; the arena asks it for slabs. Engine thread only."""
+
+    device: Device
+    storage: Storage
+    arena: Arena
+    layout: Layout
+    slots: PoolSlots
+    pins: PoolPins
+    finder: SlotFinder
+    scores: Scores
+    counters: Counters
+    dirty_max: int = 0
+    """At least the number of dirty slots: a row written twice counts twice."""
+
+    # Slabs
+
+    def grow(self) -> bool:
+        """Add a slab, if the arena and the device have one."""
+        return self.slots.may_grow and self.arena.grant(self) and self.slots.add_slab()
+
+    def release_slabs(self, count: int) -> None:
+        """Evict the rows of the last `count` slabs and free these, but never the first.
+
+        Raises
+        ------
+        CapacityError : no room in the log. The slabs stay; rows that were logged have left them.
+        """
+        low = self.slots.first_of_last_slabs(count)
+        self._vacate(low)
+        self.slots.drop_from(low)
+
+    def _vacate(self, low: int) -> None:
+        """Evict the rows of all slots from `low` on.
+
+        Piece by piece: arrays of many megabytes that come and go would stay with the allocator,
+        when memory is to be freed.
+        """
+        self.finder.finish_arriving()
+        self.pins.reclaim()
+        self.scores.forget()
+        step = min(self.logged_rows_max, _VACATED_SLOTS_MAX)
+        for high in range(self.slots.count, low, -step):
+            begin = max(low, high - step)
+            here = self.device.slots.read_range(self.slots.memory, begin, high)
+            self._reserve(int(np.count_nonzero(here.dirty)))
+            self._evict(begin + np.flatnonzero(here.keys != EMPTY_KEY))
+
+    # Slots
+
+    def take(self, count: int) -> Slots:
+        """Return free slots; where there are too few, rows leave theirs.
+
+        Raises
+        ------
+        CapacityError : no room in the log for the rows that would have to leave.
+        """
+        while self.slots.free_count < count and self.grow():
+            pass
+        needed = count - self.slots.free_count
+        if needed > 0:
+            # At worst every victim is dirty; the reservation stands before the first is logged.
+            self._reserve(min(needed, self.dirty_max))
+            self._evict(self.scores.victims(needed))
+        return self.slots.take(count)
+
+    def evict(self, count: int) -> int:
+        """Evict up to `count` rows ahead of need; return how many.
+
+        Raises
+        ------
+        CapacityError : no room in the log. Nothing has changed.
+        """
+        count = min(count, self.pins.unpinned_count - self.slots.free_count)
+        if count <= 0:
+            return 0
+        self.scores.tick()
+        self._reserve(min(count, self.dirty_max))
+        self._evict(self.scores.victims(count))
+        return count
+
+    def free(self, slots: Slots, keys: Keys) -> None:
+        """Remove row keys from their slots, whatever is there."""
+        with self.storage.irreversible():
+            self.finder.moves += 1
+            self.slots.index.erase(keys)
+            self.device.slots.clear_slots(self.slots.memory, slots)
+            self.slots.free(slots)
+
+    def _evict(self, slots: Slots) -> None:
+        """Free resident slots; dirty ones are logged first (room has been reserved)."""
+        here = self.device.slots.read_slots(self.slots.memory, slots)
+        count = int(np.count_nonzero(here.dirty))
+        if count:
+            self.log(here.keys[here.dirty], slots[here.dirty])
+        self.free(slots, here.keys)
+        self.dirty_max -= count
+        self.counters.count_evictions(len(slots), count)
+
+    # The log
+
+    @property
+    def logged_rows_max(self) -> int:
+        """Rows that are logged at once, so that the log's segments keep about their size."""
+        return max(1, self.storage.segment_bytes // (2 * self.layout.row_bytes))
+
+    def log(self, keys: Keys, slots: Slots) -> None:
+        """Append the rows of slots to the log. Room has been reserved."""
+        rows = self.slots.memory.rows
+        for piece, host_rows, places in self.device.rows.row_pieces(rows, slots):
+            self.storage.appender.append(keys[piece], host_rows, places)
+
+    def _reserve(self, rows: int) -> None:
+        self.storage.appender.reserve(rows, self.layout.record_bytes)

@@ -1,0 +1,93 @@
+"""Levels: what a row's profiled count is worth in the cache, in eleven bits.
+
+A slot's score has room for a count of 0 to `LEVEL_MAX`, so profiled counts, which reach billions,
+are made smaller without changing their order: up to `_EXACT` they are kept exactly, above that an
+octave has `_PER_OCTAVE` steps, 1.4 % each. Two counts of one step are as good as equal to a
+cache; among them the row used longest ago leaves first. A row that no profile names is of level 0.
+
+Levels are the host's, beside the table, and a missed key brings its level along: nothing of the
+table's length is on the device. They are an array by key, two bytes a row, where that is at most
+`_DENSE_ROWS_A_KEY` rows for each profiled key; other tables have their profiled keys in order, ten
+bytes each, and search. Rejected: the array for all, of which only pages with profiled rows would
+take memory. Where the system gives huge pages, a thousand keys of a long table took 1.5 GiB.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys
+from embstore.profiles.profile import TableProfile
+
+LEVEL_MAX = 2047
+_EXACT = 64
+_PER_OCTAVE = 50
+_DENSE_ROWS_MAX = 1 << 31
+_DENSE_ROWS_A_KEY = 64
+_SHORT_ROWS = 1 << 12
+"""So few are an array in any case."""
+
+
+def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the levels of counts >= 0, (n,): monotone, 0 for 0, at most LEVEL_MAX."""
+    numbers = np.asarray(counts, np.float64)
+    octaves = np.log2(np.maximum(numbers, _EXACT) / _EXACT)
+    levels = np.minimum(np.ceil(numbers), _EXACT) + np.floor(_PER_OCTAVE * octaves)
+    found: NDArray[np.int64] = np.minimum(levels, LEVEL_MAX).astype(np.int64)
+    return found
+
+
+class RowLevels:
+    """The levels of one table's rows. Any thread."""
+
+    def __init__(self, profile: TableProfile, rate: float = 1.0) -> None:
+        """Take the levels of a profile.
+
+        rate : the share of accesses that it counted, so that profiles of tables compare
+        """
+        levels = levels_of(profile.counts / rate).astype(np.uint16)
+        self._bound = int(profile.keys[-1]) + 1 if len(profile.keys) else 0
+        dense_rows = min(_DENSE_ROWS_A_KEY * len(profile.keys), _DENSE_ROWS_MAX)
+        self._is_dense = self._bound <= max(dense_rows, _SHORT_ROWS)
+        if self._is_dense:
+            self._keys = np.empty(0, np.int64)
+            self._levels = np.zeros(self._bound + 1, np.uint16)  # the last is for keys beyond
+            self._levels[profile.keys] = levels
+        else:
+            self._keys = profile.keys
+            self._levels = np.append(levels, np.uint16(0))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return self._levels.nbytes + self._keys.nbytes
+
+    def of(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the levels of keys >= 0, (n,), in any order."""
+        if self._is_dense:
+            places = np.minimum(keys, self._bound)
+        else:
+            places = np.searchsorted(self._keys, keys)
+            found = self._keys[np.minimum(places, len(self._keys) - 1)] == keys
+            places = np.where(found, places, len(self._keys))
+        return self._levels[places].astype(np.int64)
+
+
+class Ranks:
+    """The levels of row keys, over all tables of a pool. Engine thread only."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, RowLevels] = {}
+        """By id, of the tables that have a profile."""
+
+    def of(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the levels of row keys, (n,), 0 without a profile; in runs of one table."""
+        found = np.zeros(len(keys), np.int64)
+        ids = keys >> KEY_BITS
+        bounds = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
+        for low, high in pairwise(bounds):
+            levels = self.tables.get(int(ids[low])) if high > low else None
+            if levels is not None:
+                found[low:high] = levels.of(keys[low:high] & KEY_MASK)
+        return found

@@ -1,0 +1,141 @@
+"""Eviction policies, and everything in which they differ.
+
+Every policy gives a slot a score, a count above the clock of the last touch, and the lowest score
+leaves first (`scores.py`). A policy is what the count is:
+
+    lru    nothing: the row used longest ago leaves first
+    lfu    calls that touched the row since it came, halved from time to time
+    rank   the level of the row's profiled frequency (`levels.py`), which it has from the start
+
+`POLICIES` is the one list of them: the store, the server's settings, the command line, and the
+simulation that predicts hit rates read it. Another way to count is another class here.
+
+The module imports nothing heavy: the command line reads the list to show its help.
+
+LFU ages: after `ageing_touches` touches for every slot all counts are halved, so a set that was hot
+leaves after a few halvings (a count of 1,000 is worth nothing after ten).
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from embstore.errors import InvalidArgumentError
+from embstore.score import COUNT_KEEP, COUNT_MAX, COUNT_NONE, COUNT_UP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Counts = NDArray[np.int64]
+    Profiled = Counts | NDArray[np.float64]
+
+
+class Policy:
+    """What a slot's count is under a policy.
+
+    Attributes
+    ----------
+    name : as users write it
+    counting : what a touch does to the count, and how a new row begins: COUNT_NONE with 0, COUNT_UP
+        with the count of the next victim, COUNT_KEEP with the level of its profile
+    queue_share : one slot in so many is queued as a victim at a time; at 64, that many scores are
+        read for one victim
+    ageing_touches : touches for every slot after which counts are halved; 0: never
+    """
+
+    name: ClassVar[str]
+    counting: ClassVar[int]
+    queue_share: ClassVar[int] = 64
+    ageing_touches: ClassVar[int] = 0
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether more than the time of the last touch decides which row leaves."""
+        return self.counting != COUNT_NONE
+
+    @property
+    def counts_touches(self) -> bool:
+        """Whether a row's count is of calls that touched it."""
+        return self.counting == COUNT_UP
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether a row's count is the level of its profile."""
+        return self.counting == COUNT_KEEP
+
+    def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
+        """Return the slot counts that rows have by their profile, without having been touched.
+
+        Parameters
+        ----------
+        counts : (n,) profiled accesses of the rows
+        accesses : profiled accesses of all rows
+        slot_count : slots of the cache
+        """
+        raise NotImplementedError
+
+
+class Lru(Policy):
+    """The row used longest ago leaves first."""
+
+    name = "lru"
+    counting = COUNT_NONE
+    queue_share = 8
+
+    def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
+        import numpy as np
+
+        return np.zeros(len(counts), np.int64)
+
+
+class Lfu(Policy):
+    """The row touched by the fewest calls leaves first, counts being halved from time to time."""
+
+    name = "lfu"
+    counting = COUNT_UP
+    ageing_touches = 10
+
+    def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
+        """Return about what would have been counted by now.
+
+        A row that gets a share of the touches gets that share of those between two halvings, twice
+        over (half of them, and half of the half before, and so on).
+        """
+        import numpy as np
+
+        touches = 2 * self.ageing_touches * slot_count
+        expected = np.rint(counts * (touches / max(accesses, 1)))
+        counted: Counts = np.clip(expected, 1, COUNT_MAX).astype(np.int64)
+        return counted
+
+
+class Rank(Policy):
+    """The row with the lowest profiled frequency leaves first, whatever is used now.
+
+    Among rows of one level it is the row used longest ago; rows without a profile are of level 0.
+    """
+
+    name = "rank"
+    counting = COUNT_KEEP
+
+    def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
+        from embstore.cache.levels import levels_of
+
+        return levels_of(counts)
+
+
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Lru(), Lfu(), Rank())}
+
+
+def policy_of(name: Any) -> Policy:
+    """Return the policy of a name.
+
+    Raises
+    ------
+    InvalidArgumentError : there is none.
+    """
+    policy = POLICIES.get(name) if isinstance(name, str) else None
+    if policy is None:
+        raise InvalidArgumentError(
+            f"expected policy to be one of {', '.join(POLICIES)}, found {name!r}"
+        )
+    return policy

@@ -1,0 +1,119 @@
+"""Reads of a pool: rows gathered for a call, copies of rows for whoever asks.
+
+A call whose rows fit gathers from the slots; a larger one copies whole rows, part by part, into a
+buffer of its own, and gathers from there. A **peek** reads around the cache: resident rows where
+they are, others from storage, and no row comes, leaves or changes its score.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+from embstore.cache.finder import SlotFinder
+from embstore.cache.residency import Residency
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Array, Batch, Counts, Device
+from embstore.layout import ELEMENT, Layout
+from embstore.storage.storage import Storage
+
+
+@dataclass(eq=False)
+class PoolReader:
+    """The reads of one pool. Engine thread only."""
+
+    device: Device
+    storage: Storage
+    layout: Layout
+    slots: PoolSlots
+    finder: SlotFinder
+    residency: Residency
+
+    def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:
+        """Write the weights of every position of `batch` to its segment's array in `outs`.
+
+        counts : (n,), accesses that each position stands for, in the counters and nowhere else
+        """
+        rows, slots = self.resident_rows(batch, counts)
+        self.device.rows.gather(rows, slots, batch, self.layout.dim, outs)
+
+    def gather_pooled(
+        self,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        out: Rows,
+    ) -> None:
+        """Write the pooled weights of every bag of `batch`, which has one segment."""
+        rows, slots = self.resident_rows(batch)
+        self.device.rows.gather_pooled(rows, slots, batch, offsets, mean, weights, out)
+
+    def resident_rows(
+        self, batch: Batch, counts: Counts | None = None, *, count: bool = True
+    ) -> tuple[Array, Array]:
+        """Return rows and slots for a batch: the pool's own, or copies of parts that were resident
+        one after the other.
+
+        count : whether hits and misses are counted
+        """
+        keys, counted = batch.unique_keys, batch if count else None
+        if self.residency.fits(keys):
+            slots = self.residency.make_resident(keys, counted, counts)
+            return self.slots.memory.rows, slots
+        rows = self.device.memory.allocate_rows(len(keys), self.layout)
+        for low, high in self.residency.parts(len(keys)):
+            slots = self.residency.make_resident(keys[low:high], counted, counts, low)
+            self.device.rows.gather_rows(self.slots.memory.rows, slots, rows, low)
+        return rows, self.device.memory.upload(np.arange(len(keys)))
+
+    def peek_rows(self, batch: Batch) -> tuple[Array, Array]:
+        """Return rows and slots for a batch, without a trace in the cache."""
+        keys = batch.unique_keys
+        slots, missing = self.finder.find(keys)
+        if not missing:
+            return self.slots.memory.rows, slots
+        rows = self.device.memory.allocate_rows(len(keys), self.layout)
+        self.device.rows.gather_rows(self.slots.memory.rows, slots, rows, 0)
+        places, absent = self.device.keys.absent(keys, slots, missing)
+        step = self.slots.sizes.staging_rows
+        for low in range(0, missing, step):
+            part = slice(low, low + step)
+            stored, found = self._stored(absent[part])
+            self.device.rows.scatter_rows(stored, rows, np.where(found, places[part], -1))
+            new = places[part][~found]
+            if len(new):
+                self.residency.initialize(rows, new, absent[part][~found])
+        return rows, self.device.memory.upload(np.arange(len(keys)))
+
+    def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return a copy of those of `keys` that were ever written, and which they are."""
+        self.finder.finish_arriving()
+        memory = self.device.memory
+        slots = memory.download(self.finder.locate(memory.upload(keys))[0])
+        resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+        written = np.zeros(len(keys), bool)
+        here = self.device.slots.read_slots(self.slots.memory, slots[resident])
+        written[resident] = here.dirty
+        clean = resident[~written[resident]]
+        written[clean] = self.storage.rows.has(keys[clean])
+        if not len(absent):
+            return self._copy(slots[written]), written
+        stored, found = self._stored(keys[absent])
+        written[absent] = found
+        rows = np.empty((int(np.count_nonzero(written)), self.layout.stride), ELEMENT)
+        place = np.cumsum(written) - 1
+        in_cache = resident[written[resident]]
+        rows[place[in_cache]] = self._copy(slots[in_cache])
+        rows[place[absent[found]]] = stored[found]
+        return rows, written
+
+    def _copy(self, slots: NDArray[np.int64]) -> Rows:
+        return self.device.rows.read_rows(self.slots.memory.rows, slots)
+
+    def _stored(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
+        rows = np.empty((len(keys), self.layout.stride), ELEMENT)
+        found = np.empty(len(keys), np.uint8)
+        self.storage.rows.read(keys, rows, found)
+        return rows, found != 0

@@ -1,0 +1,199 @@
+"""Residency: rows are brought to slots, and keys to the index, so that a call finds them there.
+
+`make_resident` changes where rows are and never what they are, so it may be refused (a full disk, a
+corrupt record, no memory on the device) with nothing lost. Victims leave first (eviction.py); then
+missing rows are read, one staging buffer of them after the other, into slots that no key leads to
+yet; then all keys are inserted at once. From there an error is irreversible: it fails the store.
+
+A call with more unique keys than slots is done in **parts** that fit, one after the other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
+from embstore.cache.counters import Counters
+from embstore.cache.eviction import Evictor
+from embstore.cache.finder import SlotFinder
+from embstore.cache.levels import Ranks
+from embstore.cache.pins import PoolPins
+from embstore.cache.scores import Scores
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Array, Batch, Counts, Device, Slots, TableParameters
+from embstore.layout import Layout
+from embstore.score import PENDING
+from embstore.stages import Stages
+from embstore.storage.storage import Storage
+
+_RANKED_SLOTS = 1 << 16
+
+
+@dataclass(eq=False)
+class Residency:
+    """Which rows of one pool are in its slots. Engine thread only."""
+
+    device: Device
+    storage: Storage
+    layout: Layout
+    parameters: TableParameters
+    slots: PoolSlots
+    pins: PoolPins
+    finder: SlotFinder
+    scores: Scores
+    ranks: Ranks
+    evictor: Evictor
+    counters: Counters
+    stages: Stages
+
+    # Parts of a call
+
+    def part_keys(self, count: int) -> int:
+        """Return how many of `count` unique keys may be resident at once; add slabs for them."""
+        while self.pins.unpinned_count < count and self.evictor.grow():
+            pass
+        if count and not self.pins.unpinned_count:
+            self.pins.reclaim()
+        return min(count, self.pins.unpinned_count)
+
+    def fits(self, keys: Array) -> bool:
+        """Return whether unique row keys are all resident, or there is room for them at once."""
+        return not self.finder.find(keys)[1] or self.part_keys(len(keys)) == len(keys)
+
+    def parts(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of `count` unique keys that can be resident one after the other."""
+        size = self.part_keys(count)
+        if count > size:
+            self.counters.count_parts(-(-count // size))
+        for low in range(0, count, max(size, 1)):
+            yield low, min(low + size, count)
+
+    # Rows of a call
+
+    def make_resident(
+        self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
+    ) -> Array:
+        """Make unique row keys resident and touch them; return their slots, until the next call.
+
+        There are no more keys than slots. A lookup passes its `batch`, in which the keys have the
+        ids from `first` on, and by whose positions hits are counted, each once or as often as
+        `counts` says; a write, whose rows were as a rule just looked up, would distort the
+        counters.
+
+        Raises
+        ------
+        CapacityError : no room in the log for the victims.
+        CorruptTableError : a stored record is not what was written.
+        """
+        self.scores.tick()
+        slots, missing = self.finder.find(keys)
+        self.stages.lap("probe")
+        if batch is not None:
+            self._count_hits(batch, slots, counts, missing, first)
+        self.scores.touch(slots, len(keys) - missing)
+        if self.scores.has_lost_levels:
+            self.scores.rank_again(slots, self.device.memory.download(keys))
+        if missing:
+            self.finder.forget()
+            places, absent = self.device.keys.absent(keys, slots, missing)
+            self.device.keys.set_slots(slots, places, self._fetch(absent))
+        self.finder.note(keys, slots, 0)
+        return slots
+
+    def _fetch(self, keys: Keys) -> Slots:
+        """Bring absent rows in, and return their slots.
+
+        Victims leave first. Then the rows come, one staging buffer after the other: while the
+        device copies one in, the next is read.
+        """
+        step = self.slots.sizes.staging_rows
+        if len(keys) > step:
+            self.storage.rows.prefetch(keys, self.layout.record_bytes)
+        self.device.memory.secure(len(keys))
+        slots = self.evictor.take(len(keys))
+        self.stages.lap("evict")
+        try:
+            for low in range(0, len(keys), step):
+                self._fill(keys[low : low + step], slots[low : low + step])
+        except BaseException:
+            self.slots.put_back(len(slots))
+            raise
+        with self.storage.irreversible():  # half of it: a row in two places, or in none
+            self.finder.moves += 1
+            self.device.slots.place_keys(self.slots.memory, slots, keys, 0)
+            self.slots.index.insert(keys, slots, self.slots.memory, self.slots.count)
+            self.scores.touch(slots, len(slots))
+            self.scores.admit(slots, keys)
+        self.stages.lap("insert")
+        return slots
+
+    def _fill(self, keys: Keys, slots: Slots) -> None:
+        """Write the stored or initial rows of keys to free slots."""
+        rows = self.device.memory.staging(len(keys), self.layout)
+        found = np.empty(len(keys), np.uint8)
+        self.storage.rows.read(keys, rows, found)
+        self.stages.lap("read")
+        self.place_rows(keys, slots, rows, found)
+        self.stages.lap("insert")
+
+    def _count_hits(
+        self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
+    ) -> None:
+        count = len(slots)
+        if missing or count < len(batch.unique_keys):
+            of_keys = self.device.keys
+            accesses, hits = of_keys.count_accesses(batch, slots, first, first + count, counts)
+        else:
+            accesses = hits = batch.position_count if counts is None else int(counts.sum())
+        self.counters.count_lookup(keys=count, missing=missing, accesses=accesses, hits=hits)
+
+    # Rows that come later
+
+    def insert_pending(self, keys: Keys, slots: Slots) -> None:
+        """Insert keys into the index as pending: their slots were taken, their rows come later."""
+        with self.storage.irreversible():
+            self.finder.moves += 1
+            self.device.slots.place_keys(self.slots.memory, slots, keys, PENDING)
+            self.slots.index.insert(keys, slots, self.slots.memory, self.slots.count)
+            self.scores.admit(slots, keys)
+
+    def place_rows(self, keys: Keys, slots: Slots, rows: Rows, found: NDArray[np.uint8]) -> None:
+        """Write rows that were read to slots, and initial rows where none was found."""
+        self.counters.count_origins(found)
+        new = np.flatnonzero(found == 0)
+        if len(new) < len(keys):
+            stored = np.where(found, slots, -1) if len(new) else slots
+            self.device.rows.scatter_rows(rows, self.slots.memory.rows, stored)
+        if len(new):
+            self.initialize(self.slots.memory.rows, slots[new], keys[new])
+
+    def initialize(self, rows: Array, slots: Slots, keys: Keys) -> None:
+        """Write the initial rows of keys."""
+        self.device.rows.initialize(rows, slots, keys, self.parameters, self.layout)
+
+    # Rows of tables
+
+    def rank_again(self, low: int = 0, high: int | None = None) -> None:
+        """Set the levels of the rows in slots [low, high), by default in all, where there are any.
+
+        Piece by piece: the keys of a piece stay in a processor's cache while they are sorted.
+        """
+        if not (self.scores.policy.has_levels and self.ranks.tables):
+            return
+        high = self.slots.count if high is None else high
+        for begin in range(low, high, _RANKED_SLOTS):
+            end = min(begin + _RANKED_SLOTS, high)
+            keys = self.device.slots.read_range(self.slots.memory, begin, end).keys
+            places = np.argsort(keys)[np.count_nonzero(keys == EMPTY_KEY) :]  # by table
+            self.scores.rank_again(begin + places, keys[places])
+        self.scores.forget()
+
+    def purge(self, table_id: int) -> None:
+        """Remove the rows of a table, dirty or not. None is pinned."""
+        self.finder.finish_arriving()
+        keys = self.slots.keys
+        slots = np.flatnonzero(keys >> KEY_BITS == table_id)
+        self.evictor.free(slots, keys[slots])
+        self.scores.forget()

@@ -1,0 +1,156 @@
+"""Scores of a pool's slots, and victims in order of score.
+
+The **clock** counts calls (and parts of calls): every row that a call touches gets the call's
+clock, once, however often its key is repeated. A row of the running call therefore has the current
+clock, and is no victim while the call runs; a call needs no other pins. Above the clock a score has
+a **count**, which decides first and is the policy's (`policies.py`).
+
+Under LFU a row that comes starts with the count of the row that would be the next to leave, and the
+newest clock: it is never the next one itself, however often the rows around it have been used.
+Counting from 1, it would be, and two new rows in turn would push each other out of a cache full of
+rows used twice.
+
+Victims are selected for many evictions at once, because selection reads every score: the slots of
+lowest score are queued in ascending order with their scores. A queued slot whose score has changed
+was touched, or has another row by now, and is skipped. Under LRU the queue is exact: whatever is
+touched later scores above everything in it. Elsewhere new rows may score below the end of the
+queue; it is kept short instead.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.cache.policies import Policy
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Array, Device, Slots
+from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
+
+_LOOKED_AT = 64
+
+Levels = Callable[[Keys], NDArray[np.int64]]
+"""Returns the levels of row keys, which fit a count."""
+
+
+@dataclass
+class Scores:
+    """Scores and victims of one pool. Engine thread only."""
+
+    device: Device
+    slots: PoolSlots
+    policy: Policy
+    levels: Levels
+    is_foreseeing: bool = False
+    """Whether slots may be FORESEEN, which have no levels."""
+    clock: int = 0
+    _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
+    _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _next: int = 0
+    _touches: int = 0
+
+    def tick(self) -> None:
+        """Begin a call, or a part of one: what was touched before may be evicted again."""
+        self.clock += 1
+
+    def touch(self, slots: Array | Slots, touched: int) -> None:
+        """Score slots that the running call uses; `touched` of them are not -1."""
+        self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
+        self._touches += touched
+        ageing = self.policy.ageing_touches
+        if ageing and self._touches >= ageing * self.slots.count:
+            self.device.slots.age_scores(self.slots.memory, self.slots.count)
+            self._touches = 0
+            self.forget()
+
+    def admit(self, slots: Slots, keys: Keys) -> None:
+        """Score slots that were just given to rows, and are touched by the running call or pending.
+
+        Where another slot is free, the next row to come has no victim whose count a row could take.
+        """
+        if self.policy.has_levels:
+            self.rank_again(slots, keys)
+        elif self.policy.counts_touches and not self.slots.free_count:
+            count = self._least_count()
+            if count > 1:
+                self.device.slots.set_counts(self.slots.memory, slots, np.full(len(keys), count))
+
+    def seed(self, slots: Array | Slots, counts: NDArray[np.int64], accesses: float) -> None:
+        """Where touches are counted: give rows those that they would have by their profile."""
+        if self.policy.counts_touches:
+            touches = self.policy.first_counts(counts, accesses, self.slots.count)
+            self.device.slots.set_counts(self.slots.memory, slots, touches)
+            self.forget()
+
+    def rank_again(self, slots: Array | Slots, keys: Keys) -> None:
+        """Where there are levels: set those of rows that have changed, or have been replaced."""
+        if self.policy.has_levels:
+            self.device.slots.set_counts(self.slots.memory, slots, self.levels(keys))
+
+    def foresee(self, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
+        """Score slots by their next use; see `DeviceSlots.foresee`."""
+        self.is_foreseeing = True
+        self.device.slots.foresee(self.slots.memory, slots, scores)
+
+    def forget_foreseen(self) -> None:
+        """Score no slot by its next use."""
+        self.is_foreseeing = False
+        self.device.slots.forget_foreseen(self.slots.memory, self.slots.count)
+        self.forget()
+
+    @property
+    def has_lost_levels(self) -> bool:
+        """Whether rows that are touched may have lost their levels to a rank by next use."""
+        return self.is_foreseeing and self.policy.has_levels
+
+    def forget(self) -> None:
+        """Drop the queue: scores or slots have changed wholesale."""
+        self._queue, self._next = np.empty(0, np.int64), 0
+        self._queued_scores = np.empty(0, np.int64)
+
+    def victims(self, count: int) -> Slots:
+        """Return `count` resident slots of lowest score that the running call has not touched."""
+        found: list[Slots] = []
+        while count:
+            if self._next == len(self._queue):
+                self._refill(count)
+                assert len(self._queue), "a call was given more rows than there are slots"
+            slots, _ = self._from_queue(count)
+            # Still resident: the next refill must not find them again.
+            self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
+            found.append(slots)
+            count -= len(slots)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _least_count(self) -> int:
+        """Return the count of the next victim; 0: there is none, or it is foreseen."""
+        while True:
+            if self._next == len(self._queue):
+                self._refill(1)
+                if not len(self._queue):
+                    return 0
+            begin = self._next
+            slots, scores = self._from_queue(_LOOKED_AT)
+            if len(slots):
+                first = np.flatnonzero(self._queue[begin : self._next] == slots[0])[0]
+                self._next = begin + int(first)
+                return 0 if scores[0] & FORESEEN else int(scores[0]) >> CLOCK_BITS
+
+    def _from_queue(self, count: int) -> tuple[Slots, NDArray[np.int64]]:
+        """Take up to `count` slots from the queue; return those that are still what was queued."""
+        slots = self._queue[self._next : self._next + count]
+        scores = self._queued_scores[self._next : self._next + count]
+        self._next += len(slots)
+        now = self.device.slots.read_slots(self.slots.memory, slots)
+        unchanged = (now.scores == scores) & (now.keys >= 0)
+        return slots[unchanged], scores[unchanged]
+
+    def _refill(self, count: int) -> None:
+        memory, slot_count = self.slots.memory, self.slots.count
+        wanted = max(count, slot_count // self.policy.queue_share)
+        slots, scores = self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
+        order = np.argsort(scores, kind="stable")
+        self._queue, self._next = slots[order], 0
+        self._queued_scores = scores[order]

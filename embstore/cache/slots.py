@@ -1,0 +1,185 @@
+"""The slots of a pool: they come and go by slabs, and are free or have a row.
+
+How many there may be follows from the arena's budget (`Sizes`); the arena decides when one slab
+more may come, and when some must go (arena.py). Slots keep their numbers, whatever becomes of the
+budget: slabs are added at the end and removed from there. The index is as large as the slots need,
+and is built again where it is not.
+
+The list of free slots is on the host, which alone takes and frees them. Slots that were taken stay
+in their places of the list until others are freed, so that the last ones can be put back. What is
+in the slots, and how rows leave them, is not known here (eviction.py).
+"""
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.cache.index import SlotIndex
+from embstore.cache.sizes import Sizes
+from embstore.device.base import Device, SlotContents, Slots
+from embstore.errors import CapacityError
+from embstore.host.memory import lengthened, release
+from embstore.layout import Layout
+
+
+class PoolSlots:
+    """Slots by slabs, their index and the list of the free ones. Engine thread only."""
+
+    def __init__(self, device: Device, layout: Layout, budget_bytes: int) -> None:
+        self.memory = device.memory.allocate_slots(layout)
+        self.index = SlotIndex(device)
+        self.count = 0
+        self._device = device
+        self._layout = layout
+        self._free = np.empty(0, np.uint32)
+        self._free_count = 0
+        self._may_grow = True
+        self.fit_budget(budget_bytes)
+
+    def fit_budget(self, budget_bytes: int) -> None:
+        """Take the sizes of a budget. Rows stay, even those that are too many for it.
+
+        Raises
+        ------
+        CapacityError : no memory, or no address space. Nothing has changed that can be seen.
+        """
+        sizes = Sizes.of(self._layout, budget_bytes, self._device)
+        memory = self._device.memory
+        memory.reserve_slots(self.memory, self.count, sizes.slots_max, sizes.slab_slots)
+        if sizes.slots_max > len(self._free):
+            self._free = lengthened(self._free, self.count, sizes.slots_max)
+        self.sizes = sizes
+        self._may_grow = True
+        self._trim_index()
+
+    # Sizes
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs that the pool has; of the last, after a change of the budget, perhaps a part."""
+        return -(-self.count // self.sizes.slab_slots)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of slabs, index and staging."""
+        slots = self.count * self.sizes.slot_bytes
+        return slots + self.index.memory_bytes + self.sizes.staging_bytes
+
+    def least_bytes_of(self, budget_bytes: int) -> int:
+        """Return the bytes with one slab, were that the budget."""
+        return Sizes.of(self._layout, budget_bytes, self._device).least_bytes
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes with one slab more."""
+        count = self._grown_count
+        index_bytes = self.index.bytes_for(self._index_slots(count))
+        return count * self.sizes.slot_bytes + index_bytes + self.sizes.staging_bytes
+
+    @property
+    def _grown_count(self) -> int:
+        """Slots with one slab more, or with the last one made whole."""
+        return (self.count // self.sizes.slab_slots + 1) * self.sizes.slab_slots
+
+    def _index_slots(self, slots: int) -> int:
+        """Return the capacity of an index that must serve `slots`.
+
+        Twice that, so that it is rebuilt a few times only, but never more than there can be.
+        """
+        if slots <= self.index.capacity:
+            return self.index.capacity
+        return min(2 * slots, self.sizes.slots_max) if self.count else slots
+
+    # Contents
+
+    def contents(self) -> SlotContents:
+        """Return what is in every slot."""
+        return self._device.slots.read_range(self.memory, 0, self.count)
+
+    @property
+    def keys(self) -> Keys:
+        """The row key in each slot, EMPTY_KEY where it is free."""
+        return self.contents().keys
+
+    @property
+    def resident_count(self) -> int:
+        """Slots in use."""
+        return self.count - self._free_count
+
+    # Slabs
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the budget and the device may have another slab; a closed pool has none."""
+        return self._may_grow and self._grown_count <= self.sizes.slots_max
+
+    def add_slab(self) -> bool:
+        """Add a slab. False: the device is out of memory, until there is another budget.
+
+        Raises
+        ------
+        CapacityError : the device is out of memory, and it would be the first slab.
+        """
+        low, high = self.count, self._grown_count
+        try:
+            self.index.grow(self._index_slots(high), self.memory, low)
+            self._device.memory.add_slots(self.memory, low, high)
+        except CapacityError:
+            if not low:
+                raise
+            self._may_grow = False
+            return False
+        self.count = high
+        self.free(np.arange(high - 1, low - 1, -1))
+        return True
+
+    def first_of_last_slabs(self, count: int) -> int:
+        """Return the first slot of the last `count` slabs, but never of the first slab."""
+        assert self.slab_count > 1, "a pool keeps its first slab"
+        return max(self.slab_count - count, 1) * self.sizes.slab_slots
+
+    def drop_from(self, low: int) -> None:
+        """Free the memory of the slots from `low` on, which are free."""
+        free, high = self.free_slots, self.count
+        free = free[free < low]
+        self._free[: len(free)] = free
+        self._free_count = len(free)
+        self.count = low
+        self._trim_index()
+        self._device.memory.drop_slots(self.memory, low, high)
+        release(self._free[low:])
+
+    def _trim_index(self) -> None:
+        """Make the index smaller where it is far too large, or where a slab is all there is."""
+        if self.slab_count == 1 or 2 * self.count < self.index.capacity:
+            self.index.shrink(self.count, self.memory, self.count)
+
+    def close(self) -> None:
+        """Free all memory."""
+        self._may_grow = False
+        self._device.memory.drop_slots(self.memory, 0, self.count)
+
+    # Free slots
+
+    @property
+    def free_count(self) -> int:
+        """Slots that have no row."""
+        return self._free_count
+
+    @property
+    def free_slots(self) -> Slots:
+        """The free slots, those that are taken first at the end."""
+        return self._free[: self._free_count].astype(np.int64)
+
+    def take(self, count: int) -> Slots:
+        """Take `count` slots of those that are free."""
+        self._free_count -= count
+        return self._free[self._free_count : self._free_count + count].astype(np.int64)
+
+    def put_back(self, count: int) -> None:
+        """Put back the `count` slots that were taken last, without a row."""
+        self._free_count += count
+
+    def free(self, slots: Slots) -> None:
+        """Add slots to the free ones."""
+        self._free[self._free_count : self._free_count + len(slots)] = slots
+        self._free_count += len(slots)

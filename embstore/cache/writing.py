@@ -1,0 +1,121 @@
+"""Writes of a pool: gradients summed, rows made ready, changed, and logged.
+
+A write is prepared before the first row changes: what can be refused is refused there. Rows that
+fit are made resident; a larger write only reserves room in the log, and is done in parts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.cache.arena import Arena
+from embstore.cache.eviction import Evictor
+from embstore.cache.finder import SlotFinder
+from embstore.cache.residency import Residency
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Array, Batch, Device, Gradients, Slots
+from embstore.layout import ELEMENT, Layout
+from embstore.storage.storage import Storage
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The slots of a write's rows, unless a row has left its slot since."""
+
+    slots: Array
+    moves: int
+
+
+@dataclass(eq=False)
+class PoolWriter:
+    """The writes of one pool. Engine thread only."""
+
+    device: Device
+    storage: Storage
+    arena: Arena
+    layout: Layout
+    slots: PoolSlots
+    finder: SlotFinder
+    evictor: Evictor
+    residency: Residency
+
+    def __post_init__(self) -> None:
+        self._sums: Array = self.device.memory.allocate(0, ELEMENT, width=self.layout.dim)
+
+    def sum_by_key(self, batch: Batch, gradients: list[Gradients], scale: np.float32) -> Array:
+        """Return the scaled sums of a batch's gradients, (unique keys or more, dim), until the next
+        call; see `DeviceRows.sum_by_key`."""
+        count, dim = len(batch.unique_keys), self.layout.dim
+        if len(self._sums) < count:
+            self._sums = self._sums[:0]  # freed first
+            self._sums = self.device.memory.allocate(count + count // 4, ELEMENT, width=dim)
+        self.device.rows.sum_by_key(batch, gradients, scale, self._sums[:count])
+        return self._sums
+
+    def prepare(self, keys: Array) -> Prepared | None:
+        """Do everything of a write that can be refused, before the first row changes.
+
+        Rows that fit are made resident. Those that do not are written in parts: None is returned,
+        and room in the log is reserved for all victims.
+
+        Raises
+        ------
+        CapacityError, CorruptTableError : nothing has changed.
+        """
+        self.device.memory.secure(len(keys))
+        if self.residency.fits(keys):
+            return Prepared(self.residency.make_resident(keys), self.finder.moves)
+        self.storage.appender.reserve(len(keys), self.layout.record_bytes)
+        return None
+
+    def write(
+        self, keys: Array, prepared: Prepared | None, change: Callable[[Array, int, int], None]
+    ) -> None:
+        """Let `change(slots, low, high)` change the rows of keys[low:high], part by part.
+
+        `prepared` is what `prepare` returned. A failure from here on leaves the store half written.
+        """
+        self.evictor.dirty_max += len(keys)
+        with self.storage.irreversible(), self.arena.fixed():
+            if prepared is not None and prepared.moves == self.finder.moves:
+                change(prepared.slots, 0, len(keys))
+                return
+            for low, high in self.residency.parts(len(keys)):
+                change(self.residency.make_resident(keys[low:high]), low, high)
+
+    def dirty_slots(self, table_id: int | None = None) -> tuple[Slots, Keys]:
+        """Return the dirty slots, of one table or of all, and the row keys in them."""
+        here = self.slots.contents()
+        slots = np.flatnonzero(here.dirty)
+        keys = here.keys[slots]
+        if table_id is None:
+            return slots, keys
+        of_table = keys >> KEY_BITS == table_id
+        return slots[of_table], keys[of_table]
+
+    def flush(self, table_id: int | None = None) -> int:
+        """Log the dirty rows, of one table or of all; return how many. They stay resident, clean.
+
+        Raises
+        ------
+        CapacityError : the disk is full. Rows not yet logged stay dirty.
+        """
+        slots, keys = self.dirty_slots(table_id)
+        self.storage.appender.expect(len(slots))
+        step = self.evictor.logged_rows_max
+        for low in range(0, len(slots), step):
+            part = slots[low : low + step]
+            self.storage.appender.reserve(len(part), self.layout.record_bytes, bounded=False)
+            self.evictor.log(keys[low : low + step], part)
+            self.device.slots.mark(self.slots.memory, part, dirty=False)
+        if table_id is None:
+            self.evictor.dirty_max = 0
+        else:
+            self.evictor.dirty_max -= len(slots)
+        return len(slots)
+
+    def close(self) -> None:
+        """Refer to no memory of the device."""
+        self._sums = None

@@ -1,0 +1,532 @@
+"""Commands: every verb of a store, as a value.
+
+A store is a pure function of the ordered commands that it acknowledged (docs/contract.md, rule 5).
+A command is a frozen dataclass: its arguments, with dtype and shape said once in the annotations;
+what it returns (`result`); what it changes (`effect`); and what it takes to send it a second time
+(`retry`). An **Executor** executes commands: the engine of an embedded store, a client over a
+transport, and whatever else comes between a caller and the rows. The handles (`embstore.handles`)
+make commands of a user's calls; `checks.py` brings their arguments into normal form; the wire
+(`embstore_proto.verbs`) sends any command by its fields.
+
+The effect decides how a server treats a verb:
+
+    READS    in its turn on the engine
+    WRITES   likewise; rows, t or tables change, so the command is counted (rule 5)
+    TUNES    likewise; where rows are changes, or what is durable, but no row
+    LONG     takes long: on a thread of its own, which takes the engine piece by piece
+    PROMPT   needs no engine: answered where it arrives, whatever else waits
+
+A field that names a table has `table` and `table_id`: where the id is given, the command is refused
+unless the name still means that table.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, dataclass_transform
+
+from embstore import results
+from embstore.arrays import AccessCounts, Factors, Inverse, Keys, Offsets, Rows
+from embstore.config import TableConfig
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
+from embstore.results import Acknowledged, AcknowledgedUpdate
+from embstore.values import Value
+
+Pooling = Literal["sum", "mean"]
+OnNonfinite = Literal["refuse", "skip"]
+ProfileSource = Literal["counted", "imported"]
+
+LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
+"""Of a session that does not say."""
+WARM_SHARE = 0.7
+"""Of the slots, where a warm-up does not say: the rest is for rows that no profile foresaw."""
+
+R = TypeVar("R", covariant=True)
+
+
+class Effect(Enum):
+    """What a command changes, and how it gets to the engine."""
+
+    READS = auto()
+    WRITES = auto()
+    TUNES = auto()
+    LONG = auto()
+    PROMPT = auto()
+
+
+class Retry(Enum):
+    """What it takes to send a command again, when nobody knows whether it was executed."""
+
+    FREE = auto()
+    """Nothing: executed twice, it leaves what it leaves when executed once."""
+    WINDOW = auto()
+    """The server remembers its answer by client and sequence."""
+    STEP = auto()
+    """The session remembers it by member and step."""
+
+
+COMMANDS: dict[str, type["Command[Any]"]] = {}
+"""All commands by name."""
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+class Part(Value):
+    """Base of the parts of commands; each is made a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, eq=False)(cls)
+
+
+class Command(Part, Generic[R]):
+    """Base of all commands; `R` is the type of the result."""
+
+    effect: ClassVar[Effect]
+    retry: ClassVar[Retry]
+
+    def __init_subclass__(cls, *, effect: Effect, retry: Retry | None = None) -> None:
+        """Make a command; one that writes is remembered unless `retry` says otherwise."""
+        super().__init_subclass__()
+        cls.effect = effect
+        cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
+        COMMANDS[cls.__name__] = cls
+
+
+class Executor(Protocol):
+    """What executes commands. Any thread."""
+
+    def execute(
+        self,
+        command: Command[R],
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+        progress: "Progress | None" = None,
+    ) -> R:
+        """Execute a command and return its result.
+
+        Parameters
+        ----------
+        out : for a command that reads rows: arrays for them, one a table (None: a new one); of
+            `ReadRows` weights and state
+        timeout_s : how long to wait for an answer, or for the other ranks of a step; None: as long
+            as the executor was told to wait, or the session
+        progress : of `WarmCache`: called with the rows done, and of how many
+
+        Raises
+        ------
+        EmbstoreError : unless its docstring says otherwise, nothing has changed.
+        """
+
+    def prefetch(self, command: "LookupStep") -> "Prefetched | None":
+        """Ask for a step's rows, and return at once what waits for them; None: there is nothing to
+        gain by it."""
+
+    def warm_up(self) -> None:
+        """Compile every kernel that commands of this executor need."""
+
+    def close(self) -> None:
+        """End: of the engine, commit and give the directory back; of a client, its connection."""
+
+
+class Prefetched(Protocol):
+    """The rows of a step, on their way."""
+
+    def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
+        """Wait for the rows of the announced keys, by table."""
+
+
+Progress = Callable[[int, int], None]
+
+
+def after_timeout(command: type[Command[Any]]) -> str:
+    """Return what to know of a command whose answer did not come in time; "": nothing."""
+    if command.effect is Effect.WRITES:
+        return "; it may have been applied: read t and the command number before another try"
+    if command.retry is not Retry.FREE:
+        return "; it may have been applied: look whether it was before another try"
+    if command.effect in (Effect.TUNES, Effect.LONG):
+        return "; if it was started, it goes on to its end, and may be sent again"
+    return ""
+
+
+def metadata_json(metadata: dict[str, Any]) -> str:
+    """Return a checkpoint's metadata as the JSON whose size is limited."""
+    return json.dumps(metadata, allow_nan=False)
+
+
+# Parts of commands
+
+
+class TableKeys(Part):
+    """Keys of one table; of a lookup, also how many accesses each stands for."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    counts: AccessCounts | None = None
+
+
+class TableGradients(Part):
+    """Gradients of one table, (n, dim), or (bags, dim) of a pooled update."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    gradients: Rows
+
+
+class Bags(Part):
+    """How keys are pooled: bag b has keys[offsets[b]:offsets[b + 1]]. Weights go with "sum"."""
+
+    offsets: Offsets
+    mode: Pooling = "sum"
+    weights: Factors | None = None
+
+
+class UpdateOptions(Part):
+    """How an update is applied."""
+
+    learning_rate: float | None = None
+    gradient_scale: float = 1.0
+    on_nonfinite: OnNonfinite = "refuse"
+
+
+class Rank(Part):
+    """What one rank contributes to an update."""
+
+    tables: tuple[TableGradients, ...]
+
+
+# The process
+
+
+class GetServerInfo(Command[results.ServerInfo], effect=Effect.PROMPT):
+    """What the store is, and its limits."""
+
+
+class GetStats(Command[dict[str, Any]], effect=Effect.READS):
+    """The stats of one table, or of the store where no table is named."""
+
+    table: str = ""
+    table_id: int | None = None
+
+
+class ResizeCache(Command[None], effect=Effect.TUNES):
+    """Give the cache another budget."""
+
+    cache_bytes: int
+
+
+class CheckIntegrity(Command[str], effect=Effect.READS):
+    """Check the invariants of cache and storage; the result is the violation, "" for none."""
+
+
+# Tables
+
+
+class CreateTable(Command[results.TableDescription], effect=Effect.WRITES):
+    """Create a table, or find the one of the same configuration."""
+
+    config: TableConfig
+
+
+class GetTable(Command[results.TableDescription], effect=Effect.READS):
+    """Describe a table."""
+
+    table: str
+    table_id: int | None = None
+
+
+class ListTables(Command[tuple[results.TableDescription, ...]], effect=Effect.READS):
+    """Describe all tables, by name."""
+
+
+class DropTable(Command[Acknowledged], effect=Effect.WRITES):
+    """Forget a table and its rows."""
+
+    table: str
+    table_id: int | None = None
+
+
+class GrowTable(Command[Acknowledged], effect=Effect.WRITES):
+    """Let a table have more rows."""
+
+    table: str
+    table_id: int | None
+    rows: int
+
+
+class SetLearningRate(Command[Acknowledged], effect=Effect.WRITES):
+    """Set the learning rate of updates that give none."""
+
+    table: str
+    table_id: int | None
+    learning_rate: float
+
+
+class GetDigest(Command[results.Digest], effect=Effect.READS):
+    """The digest of a table's content (rule 11)."""
+
+    table: str
+    table_id: int | None = None
+
+
+# Durability
+
+
+class Flush(Command[int], effect=Effect.TUNES):
+    """Write the dirty rows of a table, or of all, to the log; the result is how many."""
+
+    table: str = ""
+    table_id: int | None = None
+
+
+class Checkpoint(Command[results.Checkpoint], effect=Effect.TUNES, retry=Retry.WINDOW):
+    """Make everything durable and keep it under a label."""
+
+    label: str
+    metadata: dict[str, Any]
+
+
+class ListCheckpoints(Command[tuple[results.Checkpoint, ...]], effect=Effect.READS):
+    """The kept checkpoints, oldest first."""
+
+
+class Restore(Command[Acknowledged], effect=Effect.WRITES):
+    """Go back to a kept checkpoint."""
+
+    label: str
+
+
+# Rows
+
+
+class Lookup(Command[results.RowsRead], effect=Effect.READS):
+    """Rows of several tables. `admit` keeps missed rows in the cache."""
+
+    tables: tuple[TableKeys, ...]
+    admit: bool = True
+
+
+class LookupPooled(Command[results.RowsRead], effect=Effect.READS):
+    """Pooled rows of one table's bags (rule 8)."""
+
+    keys: TableKeys
+    bags: Bags
+    admit: bool = True
+
+
+class ReadRows(Command[results.RowsRead], effect=Effect.READS):
+    """Weights and optimizer state; leaves no trace in the cache."""
+
+    keys: TableKeys
+
+
+class Update(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """One update of several tables, all or none (rules 2 and 4)."""
+
+    tables: tuple[TableGradients, ...]
+    options: UpdateOptions = UpdateOptions()
+
+
+class UpdatePooled(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """One update of one table by the gradients of bags (rule 8)."""
+
+    gradients: TableGradients
+    bags: Bags
+    options: UpdateOptions = UpdateOptions()
+
+
+class UpdateRanks(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """One update from several ranks, added in rank order (rule 6)."""
+
+    ranks: tuple[Rank, ...]
+    options: UpdateOptions = UpdateOptions()
+
+
+class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """Set rows, the last of repeated keys winning; optimizer state starts anew (rule 7)."""
+
+    keys: TableKeys
+    rows: Rows
+
+
+class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """Set weights and state, and add to t: rows trained elsewhere (rule 7)."""
+
+    keys: TableKeys
+    weights: Rows
+    state: Rows
+    add_t: int
+
+
+# Look-ahead sessions
+
+
+class StepTable(Part):
+    """The keys of one table that a step will use, each once."""
+
+    table: str
+    keys: Keys
+
+
+class StepKeys(Part):
+    """What a rank announces of one step."""
+
+    step: int
+    tables: tuple[StepTable, ...]
+
+
+class StepGradients(Part):
+    """One gradient for each announced key of a table, (u, dim), in announced order."""
+
+    table: str
+    gradients: Rows
+
+
+class StepBags(Part):
+    """Bags over occurrences of announced keys of one table."""
+
+    table: str
+    inverse: Inverse
+    bags: Bags
+
+
+class StepPut(Part):
+    """Rows of one table that were trained elsewhere, by `add_t` updates."""
+
+    table: str
+    keys: Keys
+    weights: Rows
+    state: Rows
+    add_t: int
+
+
+class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES):
+    """Open a look-ahead session, or find it open with the same options."""
+
+    name: str
+    tables: tuple[str, ...]
+    lookahead_steps_max: int = LOOKAHEAD
+    world_size: int = 1
+    planner: str = "per_step"
+    shared: bool = False
+    lease_ms: int = LEASE_MS
+    rank_timeout_ms: int = RANK_TIMEOUT_MS
+
+
+class JoinSession(Command[results.Membership], effect=Effect.PROMPT):
+    """Take the place of a rank. `member` is a secret of 16 to 64 characters; "": one is made."""
+
+    name: str
+    rank: int
+    member: str = ""
+
+
+class RenewLease(Command[results.SessionFacts], effect=Effect.PROMPT):
+    """Renew the lease of a rank, as every other command of it does."""
+
+    member: str
+
+
+class CloseSession(Command[None], effect=Effect.TUNES):
+    """Leave a session; the last rank's leaving ends it. `forget`: its place is forgotten, too."""
+
+    member: str
+    forget: bool = False
+
+
+class Announce(Command[results.Announced], effect=Effect.LONG):
+    """Say which keys coming steps will use."""
+
+    member: str
+    steps: tuple[StepKeys, ...]
+
+
+class LookupStep(Command[results.RowsRead], effect=Effect.READS):
+    """The rows of an announced step, in announced order, when its turn has come."""
+
+    member: str
+    step: int
+    early: bool = True
+
+
+class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS):
+    """The pooled rows of bags of announced keys."""
+
+    member: str
+    step: int
+    tables: tuple[StepBags, ...]
+
+
+class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+    """One rank's gradients of a step; the last rank's applies them all (rule 6)."""
+
+    member: str
+    step: int
+    tables: tuple[StepGradients, ...]
+    options: UpdateOptions = UpdateOptions()
+
+
+class ReleaseStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+    """Finish a step whose rows were read only."""
+
+    member: str
+    step: int
+
+
+class SkipStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+    """Finish a step whose gradients are not applied."""
+
+    member: str
+    step: int
+
+
+class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """Rows of a hot replica, of several tables of the member's session."""
+
+    member: str
+    tables: tuple[StepPut, ...]
+
+
+# Access frequencies
+
+
+class ExportProfile(Command[Profile], effect=Effect.LONG):
+    """How often rows are accessed: as counted, or as imported."""
+
+    source: ProfileSource = "counted"
+
+
+class ImportProfile(Command[None], effect=Effect.LONG):
+    """Rank rows by a profile. `rename` maps its tables' names to those of the store."""
+
+    profile: Profile
+    rename: dict[str, str]
+
+
+class GetHotSet(Command[HotSet | None], effect=Effect.LONG):
+    """The hot set that is pinned."""
+
+
+class PinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
+    """Keep the rows of a hot set in the cache, in place of the one before."""
+
+    hot_set: HotSet
+
+
+class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
+    """Pin no hot set any more."""
+
+
+class ClearCounts(Command[None], effect=Effect.TUNES):
+    """Count accesses from nothing again."""
+
+
+class WarmCache(Command[results.Warmed], effect=Effect.LONG):
+    """Bring the most frequent rows into the cache."""
+
+    share: float = WARM_SHARE

@@ -1,0 +1,22 @@
+"""The size of an index, the same on every device.
+
+An index has buckets of 8 keys, one cache line, at a load of at most two thirds, and a stash for the
+keys whose two buckets are full; each place takes a key and a slot.
+"""
+
+from embstore.kernels.probe import BUCKET_WIDTH
+
+STASH_KEYS = 256
+KEY_BYTES, SLOT_BYTES = 8, 4
+_STASH_COUNT_BYTES = 8
+
+
+def bucket_count(slot_count: int) -> int:
+    """Return the buckets of an index of so many slots."""
+    return max(1, -(-3 * slot_count // (2 * BUCKET_WIDTH)))
+
+
+def index_bytes(slot_count: int) -> int:
+    """Return the bytes of an index of so many slots: buckets, stash, and the stash's count."""
+    places = bucket_count(slot_count) * BUCKET_WIDTH + STASH_KEYS
+    return places * (KEY_BYTES + SLOT_BYTES) + _STASH_COUNT_BYTES

@@ -1,0 +1,124 @@
+"""Memory on the CPU: NumPy arrays. A device's array is the host's, so copies cost nothing.
+
+Slots are arrays over reserved address space: a page takes memory when it is first written, and is
+released when its slots are dropped (`embstore.host.memory`).
+"""
+
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from embstore.arrays import EMPTY_KEY, Keys, Rows
+from embstore.device.base import Flags, IndexArrays
+from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_count, index_bytes
+from embstore.device.cpu_work import CpuWork
+from embstore.host.memory import lengthened, move, release, reserve
+from embstore.kernels.probe import BUCKET_WIDTH
+from embstore.layout import ELEMENT, ELEMENT_BYTES, Layout
+
+_METADATA_BYTES = 8 + 8 + 1
+
+
+@dataclass
+class CpuSlotMemory:
+    """`SlotMemory` as arrays by slot, which reserve address space for all there may be."""
+
+    rows: Rows  # (slots_max, stride)
+    keys: Keys  # (slots_max,)
+    scores: NDArray[np.int64]  # (slots_max,)
+    dirty: Flags  # (slots_max,)
+
+
+class CpuMemory:
+    """The `DeviceMemory` of the CPU."""
+
+    slab_bytes_max = 16 << 20
+
+    def __init__(self, work: CpuWork) -> None:
+        self._work = work
+
+    def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
+        """Accept any budget: memory is taken page by page, and may be swapped."""
+
+    def secure(self, count: int) -> None:
+        """Reserve nothing: memory of the host does not fail in the middle of a call."""
+
+    def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
+        return row_bytes + _METADATA_BYTES
+
+    def slab_slots(self, wanted: int) -> int:
+        return wanted
+
+    def allocate_slots(self, layout: Layout) -> CpuSlotMemory:
+        return CpuSlotMemory(
+            rows=self.allocate_rows(0, layout),
+            keys=reserve(0).view(np.int64),
+            scores=reserve(0).view(np.int64),
+            dirty=reserve(0),
+        )
+
+    def reserve_slots(
+        self, memory: CpuSlotMemory, slot_count: int, slots_max: int, slab_slots: int
+    ) -> None:
+        if slots_max <= len(memory.keys):
+            return
+        longer = _reserved_rows(slots_max, memory.rows.shape[1])
+        move(memory.rows[:slot_count], longer)
+        memory.rows = longer
+        memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
+        memory.scores = lengthened(memory.scores, slot_count, slots_max)
+        memory.keys = lengthened(memory.keys, slot_count, slots_max)  # last: its length is asked
+
+    def add_slots(self, memory: CpuSlotMemory, low: int, high: int) -> None:
+        memory.keys[low:high] = EMPTY_KEY
+        memory.dirty[low:high] = 0
+
+    def drop_slots(self, memory: CpuSlotMemory, low: int, high: int) -> None:
+        # Pages that these slots share with slots dropped before are released too: a page has no
+        # more slots than bytes.
+        end = high + mmap.PAGESIZE
+        for array in (memory.rows, memory.dirty, memory.scores, memory.keys):
+            release(array[low:end])
+
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> NDArray[Any]:
+        return np.empty(count if width is None else (count, width), dtype)
+
+    def allocate_rows(self, count: int, layout: Layout) -> Rows:
+        return _reserved_rows(count, layout.stride)
+
+    def allocate_index(self, slot_count: int) -> IndexArrays:
+        shape = (bucket_count(slot_count), BUCKET_WIDTH)
+        places = shape[0] * shape[1]
+        keys = reserve(places * KEY_BYTES).view(np.int64).reshape(shape)
+        slots = reserve(places * SLOT_BYTES).view(np.uint32).reshape(shape)
+        keys.fill(EMPTY_KEY)
+        return IndexArrays(
+            bucket_keys=keys,
+            bucket_slots=slots,
+            stash_keys=np.full(STASH_KEYS, EMPTY_KEY),
+            stash_slots=np.zeros(STASH_KEYS, np.uint32),
+            stash_count=np.zeros(1, np.int64),
+        )
+
+    def index_bytes(self, slot_count: int) -> int:
+        return index_bytes(slot_count)
+
+    def upload(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def download(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def staging(self, count: int, layout: Layout) -> Rows:
+        elements = self._work.take("staging", count * layout.stride, ELEMENT)
+        return elements.reshape(count, layout.stride)
+
+    def adopt(self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False) -> None:
+        """Return None: every array is the host's."""
+
+
+def _reserved_rows(count: int, stride: int) -> Rows:
+    return reserve(count * stride * ELEMENT_BYTES).view(ELEMENT).reshape(count, stride)

@@ -1,0 +1,125 @@
+"""Rows on the CPU: gathered, summed and updated for a call; filled and copied for the cache.
+
+Every method that computes runs its kernel over ranges (`cpu_work.py`), and checks each thread for
+flushed denormals where the kernel does arithmetic.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.jit import address
+from embstore.arrays import Keys, Rows
+from embstore.device.base import Batch, Gradients, Slots, TableParameters
+from embstore.device.cpu_keys import CpuBatch
+from embstore.device.cpu_memory import CpuSlotMemory
+from embstore.device.cpu_work import CpuWork, checked
+from embstore.kernels.apply import KINDS, apply
+from embstore.kernels.gather import gather, gather_rows
+from embstore.kernels.gather_pooled import gather_pooled
+from embstore.kernels.group import group
+from embstore.kernels.initialize import initialize
+from embstore.kernels.scatter import scatter_rows
+from embstore.kernels.sum_by_key import form_of, sum_by_key
+from embstore.layout import ELEMENT_BYTES, Layout
+
+_NO_WEIGHTS = np.empty(0, np.float32)
+_READ_AND_WRITTEN = 2
+_GENERATED = 4
+"""Cost of a row, in passes over its bytes."""
+
+
+class CpuRows:
+    """The `DeviceRows` of the CPU."""
+
+    def __init__(self, work: CpuWork) -> None:
+        self._work = work
+
+    def gather(
+        self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
+    ) -> None:
+        out_addresses = np.array([address(out) for out in outs], np.int64)
+
+        work = partial(gather, rows, slots, batch.inverse, batch.bounds, out_addresses, dim)
+        item_bytes = _READ_AND_WRITTEN * ELEMENT_BYTES * dim
+        self._work.run(work, self._work.ranges(len(batch.inverse), item_bytes))
+
+    def gather_pooled(
+        self,
+        rows: Rows,
+        slots: Slots,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        out: Rows,
+    ) -> None:
+        weights = _NO_WEIGHTS if weights is None else weights
+        work = partial(gather_pooled, rows, slots, batch.inverse, offsets, mean, weights, out)
+        self._work.run(checked(work), self._work.ranges_of(offsets, out.strides[0]))
+
+    def sum_by_key(
+        self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: Rows
+    ) -> None:
+        assert isinstance(batch, CpuBatch)
+        if batch.found.outside >= 0:
+            return
+        starts = self._work.take("group.starts", len(batch.unique_keys) + 1, np.int64)
+        positions = self._work.take("group.positions", len(batch.inverse), np.int32)
+        group(batch.inverse, starts, positions)
+        row_addresses = np.array([address(g.rows) for g in gradients], np.int64)
+        sources = np.array([address(g.source) for g in gradients], np.int64)
+        coefficients = np.array([address(g.coefficients) for g in gradients], np.int64)
+        forms = np.array([form_of(g.coefficients, g.divide) for g in gradients], np.int8)
+        work = partial(
+            sum_by_key, starts, positions, batch.bounds, batch.id_bounds, row_addresses, sources,
+            coefficients, forms, scale, sums,
+        )  # fmt: skip
+        wrong = self._work.run(checked(work), self._work.ranges_of(starts, sums.strides[0]))
+        batch.found.not_finite = next((id for id in wrong if id >= 0), -1)
+
+    def apply(
+        self,
+        kind: str,
+        memory: CpuSlotMemory,
+        slots: Slots,
+        keys: Keys,
+        sums: Rows,
+        parameters: TableParameters,
+    ) -> None:
+        work = partial(
+            apply, KINDS[kind], memory.rows, slots, keys, sums, parameters.scalars, memory.dirty
+        )
+        item_bytes = _READ_AND_WRITTEN * memory.rows.strides[0]
+        self._work.run(checked(work), self._work.ranges(len(slots), item_bytes))
+
+    def scatter_rows(self, source: Rows, rows: Rows, slots: Slots) -> None:
+        work = partial(scatter_rows, source, rows, slots)
+        item_bytes = _READ_AND_WRITTEN * rows.strides[0]
+        self._work.run(work, self._work.ranges(len(slots), item_bytes))
+
+    def initialize(
+        self, rows: Rows, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
+    ) -> None:
+        work = partial(
+            initialize, rows, slots, keys, parameters.initializer_kinds,
+            parameters.initializer_values, parameters.seeds, parameters.initial_state, layout.dim,
+            layout.state_dim,
+        )  # fmt: skip
+        item_bytes = _GENERATED * rows.strides[0]
+        self._work.run(checked(work), self._work.ranges(len(slots), item_bytes))
+
+    def gather_rows(self, rows: Rows, slots: Slots, out: Rows, first: int) -> None:
+        work = partial(gather_rows, rows, slots, out[first : first + len(slots)])
+        item_bytes = _READ_AND_WRITTEN * rows.strides[0]
+        self._work.run(work, self._work.ranges(len(slots), item_bytes))
+
+    def read_rows(self, rows: Rows, slots: Slots) -> Rows:
+        out = np.empty((len(slots), rows.shape[1]), rows.dtype)
+        self.gather_rows(rows, slots, out, 0)
+        return out
+
+    def row_pieces(self, rows: Rows, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
+        yield slice(None), rows, slots

@@ -1,0 +1,70 @@
+"""What the CPU's kernels run on: a few threads, and scratch memory that only grows.
+
+A large call is cut into ranges of equal work; each element of a result is computed by one thread in
+the order that the contract fixes, so the bits do not depend on the threads. Small calls run in the
+calling thread: waking another takes some twenty microseconds. Kernels run without the GIL.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.denormals import check_denormals
+from embstore.host.workers import Range, Work, Workers
+
+_RANGES_PER_THREAD = 2
+"""More than one, so that a thread that starts late leaves its share to the others."""
+
+
+class CpuWork:
+    """The threads and the scratch memory of one device. One thread calls at a time."""
+
+    def __init__(self, threads: int) -> None:
+        self.workers = Workers(threads)
+        self._scratch: dict[str, NDArray[Any]] = {}
+
+    def close(self) -> None:
+        """End the threads and drop the scratch."""
+        self.workers.close()
+        self._scratch.clear()
+
+    def run(self, work: Work, ranges: list[Range]) -> list[Any]:
+        """Return the results of `work` on each range."""
+        return self.workers.run(work, ranges)
+
+    def ranges(self, count: int, item_bytes: int) -> list[Range]:
+        """Cut [0, count) into equal ranges, if what they move is worth a second thread."""
+        return self.workers.ranges(count, item_bytes, per_thread=_RANGES_PER_THREAD)
+
+    def ranges_of(self, bounds: NDArray[np.int64], item_bytes: int) -> list[Range]:
+        """Cut the intervals between `bounds` into ranges of nearly equal length in all."""
+        cuts = self.ranges(int(bounds[-1]), item_bytes)
+        if len(cuts) == 1:
+            return [(0, len(bounds) - 1)]
+        ends = np.searchsorted(bounds, [high for _, high in cuts[:-1]]).tolist()
+        ends = [0, *ends, len(bounds) - 1]
+        return list(pairwise(ends))
+
+    def take(self, name: str, count: int, dtype: Any, zeroed: bool = False) -> NDArray[Any]:
+        """Return (count,) scratch of that name, new where the last was too short.
+
+        zeroed : what is new is zeros; what is old is as it was left
+        """
+        array = self._scratch.get(name)
+        if array is None or len(array) < count:
+            size = max(count, 16, 3 * len(array) // 2 if array is not None else 0)
+            array = np.zeros(size, dtype) if zeroed else np.empty(size, dtype)
+            self._scratch[name] = array
+        return array[:count]
+
+
+def checked(work: Work) -> Work:
+    """Return `work`, preceded by the check that the thread it runs on keeps denormals."""
+
+    def checked_work(low: int, high: int) -> Any:
+        check_denormals()
+        return work(low, high)
+
+    return checked_work

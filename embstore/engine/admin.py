@@ -1,0 +1,233 @@
+"""Handlers of commands about tables, durability, the cache and the process."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from embstore import commands as c
+from embstore import results
+from embstore.arrays import refusal
+from embstore.engine.stats import store_stats, table_stats
+from embstore.errors import CheckpointExistsError, InvalidArgumentError
+from embstore.results import Acknowledged, TableDescription
+from embstore.tables.state import TableState
+from embstore.version import __version__
+
+if TYPE_CHECKING:
+    from embstore.engine.engine import Engine
+
+# The process
+
+
+def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
+    """What the store is, also once it is closed. Takes no turn: what it reads is replaced whole."""
+    tables = engine.tables
+    return results.ServerInfo(
+        context=context(engine),
+        version=__version__,
+        device=engine.device.name,
+        device_info=dict(engine.device_facts),
+        policy=tables.policy,
+        cache_bytes=tables.arena.budget_bytes,
+        read_only=engine.storage.read_only,
+        limits=tables.limits,
+    )
+
+
+def context(engine: "Engine", instance: str = "") -> results.Context:
+    """Return which state of which store answers; `instance` is that of the server, if any."""
+    catalogue = engine.storage.catalogue
+    number = engine.tables.frame.command_number
+    return results.Context(catalogue.store_id, catalogue.epoch, number, instance)
+
+
+def get_stats(engine: "Engine", command: c.GetStats, _: None) -> dict[str, Any]:
+    """Stats of a table, or of the store."""
+    with engine.tables.reading():
+        if command.table:
+            return table_stats(engine.tables.find(command.table, command.table_id))
+        engine.device_facts = engine.device.facts()
+        return store_stats(engine)
+
+
+def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
+    """Give the cache another budget; no row changes."""
+    tables = engine.tables
+    with tables.reading():
+        engine.sessions.release_ended()
+        tables.check_unheld("resize the cache", tables.by_id.values())
+        engine.device.memory.check_budget(command.cache_bytes, tables.arena.memory_bytes)
+        tables.arena.resize(command.cache_bytes)
+    engine.hot_pins.pin_wanted()
+
+
+def check_integrity(engine: "Engine", command: c.CheckIntegrity, _: None) -> str:
+    """The invariant that does not hold."""
+    with engine.tables.reading():
+        try:
+            engine.tables.check_integrity()
+        except AssertionError as exc:
+            return str(exc) or "an invariant does not hold"
+    return ""
+
+
+# Tables
+
+
+def describe(table: TableState) -> TableDescription:
+    """Return what a table is."""
+    return TableDescription(table.current_config(), table.table_id, table.t)
+
+
+def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDescription:
+    """Make a table, or find it."""
+    with engine.tables.writing():
+        table, is_new = engine.tables.create(command.config)
+        if is_new:
+            engine.frequencies.load(table)
+        return describe(table)
+
+
+def get_table(engine: "Engine", command: c.GetTable, _: None) -> TableDescription:
+    """Describe a table, also of a store that has failed."""
+    with engine.tables.frame.looking():
+        return describe(engine.tables.find(command.table, command.table_id))
+
+
+def list_tables(engine: "Engine", command: c.ListTables, _: None) -> tuple[TableDescription, ...]:
+    """Describe all tables."""
+    with engine.tables.frame.looking():
+        return tuple(describe(table) for table in engine.tables.sorted())
+
+
+def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
+    """Forget a table. Kept checkpoints still have it."""
+    tables = engine.tables
+    with tables.writing():
+        table = tables.find(command.table, command.table_id)
+        engine.sessions.release_ended()
+        tables.check_unheld("drop it", [table])
+        engine.storage.drop_table(table.table_id)
+        engine.hot_pins.release_tables([table], are_dropped=True)
+        tables.remove(table)
+        engine.frequencies.forget(table)
+        return _acknowledged(engine, 0)
+
+
+def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
+    """Let a table have more rows."""
+    with engine.tables.writing():
+        table = engine.tables.find(command.table, command.table_id)
+        if command.rows < table.rows:
+            raise refusal(table.name, f"at least the present {table.rows} rows", command.rows)
+        table.rows = command.rows
+        return _acknowledged(engine, table.t)
+
+
+def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
+    """Set the rate of updates that give none."""
+    with engine.tables.writing():
+        table = engine.tables.find(command.table, command.table_id)
+        optimizer, what = table.config.optimizer, f"table {table.name!r}: learning_rate"
+        table.learning_rate = optimizer.check_learning_rate(command.learning_rate, what)
+        return _acknowledged(engine, table.t)
+
+
+def get_digest(engine: "Engine", command: c.GetDigest, _: None) -> results.Digest:
+    """A table's digest."""
+    with engine.tables.reading():
+        table = engine.tables.find(command.table, command.table_id)
+        return results.Digest(engine.tables.digest(table), table.t)
+
+
+def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
+    return Acknowledged(engine.tables.frame.command_number + 1, t)
+
+
+# Durability
+
+
+def flush(engine: "Engine", command: c.Flush, _: None) -> int:
+    """Write dirty rows to the log."""
+    with engine.tables.reading():
+        name, table_id = command.table, command.table_id
+        return engine.tables.flush(engine.tables.find(name, table_id) if name else None)
+
+
+def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Checkpoint:
+    """Commit, and keep it under a label."""
+    storage, limits = engine.storage, engine.tables.limits
+    with engine.tables.reading():
+        storage.check_usable(write=True)
+        size = len(c.metadata_json(command.metadata))
+        if size > limits.metadata_bytes_max:
+            raise InvalidArgumentError(
+                f"expected at most {limits.metadata_bytes_max} bytes of metadata "
+                f"(limits.metadata_bytes_max), found {size}"
+            )
+        if storage.catalogue.checkpoint(command.label) is not None:
+            raise CheckpointExistsError(
+                f"a checkpoint {command.label!r} is kept already; a label is used once while it "
+                "is kept"
+            )
+        engine.tables.commit(command.label, command.metadata)
+        return deepcopy(storage.catalogue.checkpoints[-1])
+
+
+def list_checkpoints(
+    engine: "Engine", command: c.ListCheckpoints, _: None
+) -> tuple[results.Checkpoint, ...]:
+    """The kept checkpoints."""
+    with engine.tables.reading():
+        return tuple(deepcopy(engine.storage.catalogue.checkpoints))
+
+
+def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
+    """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid."""
+    tables = engine.tables
+    try:
+        with tables.writing():
+            engine.sessions.release_ended()
+            tables.check_unheld("restore", tables.by_id.values())
+            tables.check_room_for(engine.storage.kept(command.label))
+            before = list(tables.by_id.values())
+            engine.hot_pins.release_tables(before, are_dropped=False)
+            for pool in tables.pools.values():
+                pool.finder.finish_arriving()
+            number = tables.frame.command_number + 1
+            head = engine.storage.restore(command.label, number)
+            with engine.storage.irreversible():
+                tables.remove_all()
+                engine.frequencies.go_back(before, {e.table_id: e.rows for e in head.tables})
+                tables.open_head()
+                for table in tables.by_id.values():
+                    engine.frequencies.load(table)
+            return Acknowledged(number, 0)
+    finally:
+        engine.hot_pins.pin_wanted()
+
+
+def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
+    """Count accesses from nothing; what was counted does not come back with a restart either."""
+    with engine.tables.reading():
+        engine.frequencies.clear_counts()
+
+
+HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    c.GetServerInfo: get_server_info,
+    c.GetStats: get_stats,
+    c.ResizeCache: resize_cache,
+    c.CheckIntegrity: check_integrity,
+    c.CreateTable: create_table,
+    c.GetTable: get_table,
+    c.ListTables: list_tables,
+    c.DropTable: drop_table,
+    c.GrowTable: grow_table,
+    c.SetLearningRate: set_learning_rate,
+    c.GetDigest: get_digest,
+    c.Flush: flush,
+    c.Checkpoint: checkpoint,
+    c.ListCheckpoints: list_checkpoints,
+    c.Restore: restore,
+    c.ClearCounts: clear_counts,
+}

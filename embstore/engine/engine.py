@@ -1,0 +1,171 @@
+"""The engine: an executor whose tables are in this process.
+
+It composes the rooms below it: the tables with their cache and storage (`tables`), look-ahead
+sessions (`lookahead`), and what follows from access frequencies (`hotness`). A handler a command
+says how these work together; there is one for each, found by the command's type. Handlers take
+their turn on the tables themselves (`Frame`), since some wait first, and some need none.
+
+`execute` waits for a command to be done. A command of a look-ahead step may have to wait, for other
+ranks or for the steps before; `begin` then returns a handle to poll, for a server that holds no
+thread while it waits.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeVar, cast
+
+from embstore import commands as c
+from embstore.checks import checked
+from embstore.commands import Command, Progress
+from embstore.config import Limits
+from embstore.device.base import Device
+from embstore.engine import admin, rows
+from embstore.hotness.frequencies import Frequencies
+from embstore.hotness.pins import HotPins
+from embstore.hotness.ranking import Ranking
+from embstore.hotness.warming import Warming
+from embstore.lookahead.handles import StepLookup, StepOutcome
+from embstore.lookahead.sessions import Sessions
+from embstore.storage.storage import Storage
+from embstore.tables.tables import Tables
+
+R = TypeVar("R")
+
+HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
+    **admin.HANDLERS,
+    **rows.HANDLERS,
+    # Look-ahead sessions
+    c.OpenSession: lambda engine, command, _: engine.sessions.open(command),
+    c.JoinSession: lambda engine, command, _: engine.sessions.join(command),
+    c.RenewLease: lambda engine, command, _: engine.sessions.renew(command),
+    c.CloseSession: lambda engine, command, _: engine.sessions.close(command),
+    c.Announce: lambda engine, command, _: engine.sessions.announce(command),
+    c.LookupStep: lambda engine, command, _: engine.sessions.lookup(command),
+    c.LookupStepPooled: lambda engine, command, _: engine.sessions.lookup(command),
+    c.UpdateStep: lambda engine, command, _: engine.sessions.finish(command),
+    c.ReleaseStep: lambda engine, command, _: engine.sessions.finish(command),
+    c.SkipStep: lambda engine, command, _: engine.sessions.finish(command),
+    # Access frequencies
+    c.ExportProfile: lambda engine, command, _: engine.ranking.export_profile(command.source),
+    c.ImportProfile: lambda engine, command, _: engine.ranking.import_profile(
+        command.profile, command.rename
+    ),
+    c.GetHotSet: lambda engine, command, _: engine.hot_pins.wanted,
+    c.PinHotSet: lambda engine, command, _: engine.hot_pins.pin(command.hot_set),
+    c.UnpinHotSet: lambda engine, command, _: engine.hot_pins.pin(None),
+    c.WarmCache: lambda engine, command, progress: engine.warming.warm(command.share, progress),
+}
+"""handler(engine, command, into) of each command; `into` is `out` or `progress` of `execute`.
+
+A command that may have to wait has a handler that returns what to wait for.
+"""
+
+
+class Engine:
+    """The executor of an embedded store. Any thread; commands wait for each other."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        device: Device,
+        *,
+        cache_bytes: int,
+        policy: str,
+        limits: Limits,
+        count_rate: float = 0.0,
+    ) -> None:
+        self.tables = Tables(storage, device, cache_bytes=cache_bytes, policy=policy, limits=limits)
+        self.storage = storage
+        self.device = device
+        self.device_facts = device.facts()
+        """As found when the store was opened, or its stats were last asked for."""
+        self.frequencies = Frequencies(
+            storage.files, device, count_rate=count_rate, read_only=storage.read_only
+        )
+        for table in self.tables.by_id.values():
+            self.frequencies.load(table)
+        self.frequencies.kept.forget_others(storage.catalogue.table_ids())
+        self.sessions = Sessions(self.tables, self.frequencies.note)
+        self.ranking = Ranking(self.tables, self.frequencies)
+        self.hot_pins = HotPins(self.tables, self.frequencies.kept)
+        self.warming = Warming(self.tables, self.frequencies.kept)
+
+    def __repr__(self) -> str:
+        return f"in {self.storage.files.root}"
+
+    def execute(
+        self,
+        command: Command[R],
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> R:
+        """Execute a command and return its result; see `embstore.commands.Executor`.
+
+        `timeout_s` bounds what waits for other ranks or steps; the rest runs to its end.
+        """
+        result = self.begin(command, out=out, progress=progress)
+        if isinstance(result, StepOutcome):
+            result = self.sessions.wait_for_ranks(result, timeout_s)
+        elif isinstance(result, StepLookup):
+            result = self.sessions.wait_for_rows(result, out, timeout_s)
+        return cast(R, result)
+
+    def begin(
+        self, command: Command[Any], *, out: Any = None, progress: Progress | None = None
+    ) -> Any | StepOutcome | StepLookup:
+        """Execute a command; of one that waits for ranks or steps, return what to wait for."""
+        command = checked(command)
+        return HANDLERS[type(command)](self, command, out if progress is None else progress)
+
+    def prefetch(self, command: c.LookupStep) -> None:
+        """Nothing is gained by it: rows are read where they are."""
+
+    def warm_up(self) -> None:
+        """Compile every kernel, or load it from the cache of an earlier process."""
+        with self.tables.reading():
+            self.device.warm_up()
+            self.device_facts = self.device.facts()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What failed the store, so that every call but `close` is refused; None: it is well."""
+        return self.storage.failure
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether a fold or compaction runs, or waits for the next call to install it."""
+        return self.storage.merges.running
+
+    def close(self) -> None:
+        """Commit what is not yet, and give everything back. Closing twice is harmless.
+
+        Raises
+        ------
+        CapacityError, StorageError, DeviceError : not everything could be committed; the store is
+            closed all the same, and opens at its last commit.
+        """
+        for part in (self.sessions, self.warming, self.hot_pins):
+            part.stop()
+        self.tables.frame.close(self._commit_and_free)
+        if self.tables.frame.is_closed:  # else a call of this thread is still running, and ends it
+            for part in (self.sessions, self.warming, self.hot_pins):
+                part.join_threads()
+
+    def _commit_and_free(self) -> None:
+        try:
+            if not self.storage.read_only and self.failure is None and not self.tables.is_committed:
+                self.tables.commit()
+            if self.failure is None:
+                self.frequencies.keep_counts(self.tables.by_id.values())
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        with ExitStack() as stack:  # each, whatever becomes of the others
+            stack.callback(self.device.close)
+            for pool in self.tables.pools.values():
+                stack.callback(pool.close)
+            stack.callback(self.storage.close)
+            stack.callback(self.frequencies.kept.close)  # before the directory is another's

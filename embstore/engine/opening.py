@@ -1,0 +1,98 @@
+"""`embstore.open`: options checked, storage and device opened, the engine made of both."""
+
+import os
+from contextlib import ExitStack
+
+from embstore.cache.policies import policy_of
+from embstore.checks import expect, integer, number
+from embstore.config import Limits
+from embstore.device.base import Device
+from embstore.device.choice import open_device
+from embstore.engine.engine import Engine
+from embstore.errors import InvalidArgumentError
+from embstore.handles.store import Store
+from embstore.host.workers import COPY_THREADS_MAX
+from embstore.storage.files import Files
+from embstore.storage.storage import Storage
+
+DEFAULT_CACHE_BYTES = 1 << 30
+"""Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    device: str | Device = "auto",
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    policy: str = "lru",
+    warm_up: float = 0.0,
+    count_rate: float = 0.0,
+    checkpoints_keep: int = 3,
+    read_only: bool = False,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    files: Files | None = None,
+) -> Store:
+    """Open the store in directory `path`, made if need be, at its last commit.
+
+    Parameters
+    ----------
+    device : "cpu"; "cuda:N", GPU number N ("cuda": the first); "auto": the first GPU if there is
+        one and CuPy is installed, else the CPU; or a device, which the store closes
+    cache_bytes : memory of the device for resident rows, their index and staging
+    policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that
+        `Store.import_profile` was given
+    warm_up : share of the cache, 0 to 1, that is filled by the profile once the store is open, in
+        the background
+    count_rate : share of lookups, 0 to 1, whose accesses are counted, for `Store.export_profile`
+    checkpoints_keep : labels that can be restored; older ones are folded into the base
+    read_only : share the directory with other readers; nothing can be written
+    threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
+        core, at most 4, or 8
+    limits : named bounds, see `embstore.config.Limits`
+    files : the file operations; tests inject faults here
+
+    Raises
+    ------
+    StoreInUseError : another process, or this one, holds the directory.
+    TableMismatchError : another format, version or byte order.
+    CorruptTableError : a file is missing or not what was written.
+    CapacityError : the device has no memory for the cache.
+    InvalidArgumentError : a bad option, a device that is not there, or a directory that is no
+        store.
+    """
+    policy_of(policy)
+    integer(cache_bytes, "cache_bytes", 1)
+    integer(checkpoints_keep, "checkpoints_keep", 1)
+    number(warm_up, "warm_up", 0, 1)
+    number(count_rate, "count_rate", 0, 1)
+    if threads is not None:
+        integer(threads, "threads", 1)
+    limits = Limits() if limits is None else limits
+    expect(isinstance(limits, Limits), "limits to be Limits", limits)
+    if "\0" in os.fsdecode(path):
+        raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
+    with ExitStack() as undo:  # where the engine cannot be made
+        made = open_device(device, threads)
+        undo.callback(made.close)
+        made.memory.check_budget(cache_bytes, 0)
+        storage = Storage(
+            files or Files(path),
+            read_only=read_only,
+            checkpoints_keep=checkpoints_keep,
+            limits=limits,
+            threads=threads or min(COPY_THREADS_MAX, os.cpu_count() or 1),
+        )
+        undo.callback(storage.close)
+        engine = Engine(
+            storage,
+            made,
+            cache_bytes=cache_bytes,
+            policy=policy,
+            limits=limits,
+            count_rate=count_rate,
+        )
+        undo.pop_all()
+    engine.hot_pins.start()
+    engine.warming.start(warm_up)
+    return Store(engine)

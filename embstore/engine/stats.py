@@ -1,0 +1,161 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""The stats of an open store, in one document: `Store.stats()`. In its turn on the engine.
+
+REST shows the same document, with what only the server knows, and metrics and `embstore stats` are
+made of it. Resident and dirty rows are counted in one pass over a pool's slots for all of its
+tables: a pass for each table would stall training whenever somebody asks.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS
+from embstore.cache.counters import Counters
+from embstore.device.facts import DeviceFacts
+from embstore.hotness.stats import FrequencyStats
+from embstore.lookahead.stats import SessionsStats
+from embstore.stages import StageStats
+from embstore.stats import document, flag, gauge, info, inline, label, part, ratio, share, text
+from embstore.storage.storage import StorageStats
+
+if TYPE_CHECKING:
+    from embstore.cache.pool import Pool
+    from embstore.engine.engine import Engine
+    from embstore.tables.state import TableState
+    from embstore.tables.tables import Tables
+
+
+class CountedTable(NamedTuple):
+    """A table, and how many of its rows are resident and dirty."""
+
+    state: "TableState"
+    resident: int
+    dirty: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row in the cache."""
+        return self.state.pool.layout.row_bytes
+
+
+@dataclass
+class TableStats:
+    """One table."""
+
+    rows: int = gauge("Number of rows: 0 <= key < rows.", lambda t: t.state.rows)
+    dim: int = gauge("Elements of a row's weights.", lambda t: t.state.dim)
+    optimizer: str = text("Kind of optimizer.", lambda t: t.state.config.optimizer.kind)
+    learning_rate: float = gauge("For updates that give none.", lambda t: t.state.learning_rate)
+    t: int = gauge("Updates applied (t); a restore sets it back.", lambda t: t.state.t)
+    resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)
+    dirty_rows: int = gauge("Resident rows that are newer than on the disk.", lambda t: t.dirty)
+    row_bytes: int = gauge("Size of a row, weights and state.")
+    resident_bytes: int = gauge("Size of the resident rows.", lambda t: t.resident * t.row_bytes)
+
+
+@dataclass
+class PoolStats:
+    """The rows of all tables of one layout, which share slots. Counts are since it was made."""
+
+    dim: int = label("Elements of a row's weights.", lambda p: p.layout.dim)
+    optimizer: str = label("Kind of optimizer.", lambda p: p.layout.optimizer)
+    slots: int = gauge("Rows that the pool has room for.", lambda p: p.slots.count)
+    resident_rows: int = gauge("Rows in the pool.", lambda p: p.slots.resident_count)
+    dirty_rows: int = gauge(
+        "Resident rows that are newer than on the disk.",
+        lambda p: int(np.count_nonzero(p.slots.contents().dirty)),
+    )
+    memory_bytes: int = gauge("Memory of rows, index and staging.", lambda p: p.slots.memory_bytes)
+    occupancy: float | None = ratio(
+        "Slots with a row.", lambda p: share(p.slots.resident_count, p.slots.count)
+    )
+    counters: Counters = inline(lambda p: p.counters)
+
+
+@dataclass
+class CacheStats:
+    """The whole cache."""
+
+    budget_bytes: int = gauge("Memory that the cache may take.", lambda t: t.arena.budget_bytes)
+    memory_bytes: int = gauge("Memory that the cache takes.", lambda t: t.arena.memory_bytes)
+    access_hit_rate: float | None = ratio(
+        "Accesses that hit.", lambda t: share(_sum(t, "access_hits"), _sum(t, "accesses"))
+    )
+    unique_hit_rate: float | None = ratio(
+        "Unique keys that hit.", lambda t: share(_sum(t, "unique_hits"), _sum(t, "unique_keys"))
+    )
+    pools: list[PoolStats] = part("By layout of rows.", lambda t: t.pools.values(), metric="pool")
+
+
+def _sum(tables: "Tables", name: str) -> int:
+    return sum(getattr(pool.counters, name) for pool in tables.pools.values())
+
+
+@dataclass
+class StoreStats:
+    """What a store is and did since it was opened."""
+
+    store_id: str = info(
+        "Id of the directory, which never changes.",
+        lambda e: e.storage.catalogue.store_id,
+        metric="build",
+    )
+    epoch: int = gauge("Grows with every restore.", lambda e: e.storage.catalogue.epoch)
+    command: int = gauge(
+        "Number of the last acknowledged mutating command.",
+        lambda e: e.tables.frame.command_number,
+    )
+    device: str = info(
+        "Where rows are cached and computed.", lambda e: e.device.name, metric="device"
+    )
+    policy: str = text("Which rows leave the cache first.", lambda e: e.tables.policy)
+    read_only: bool = flag("Nothing can be written.", lambda e: e.storage.read_only)
+    device_facts: DeviceFacts = part("The device.", lambda e: dict(e.device_facts), metric="device")
+    tables: dict[str, TableStats] = part(
+        "By name.", lambda e: _counted_tables(e.tables), metric="table", label="table"
+    )
+    cache: CacheStats = part("The whole cache.", lambda e: e.tables, metric="cache")
+    storage: StorageStats = part("Log, base and merges.", metric="")
+    stages: dict[str, StageStats] = part(
+        "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"
+    )
+    sessions: SessionsStats = part("Look-ahead sessions.", lambda e: e.sessions.stats(), metric="")
+    frequency: FrequencyStats = part("Access frequencies.", lambda e: e, metric="")
+
+
+def store_stats(engine: "Engine") -> dict[str, Any]:
+    """Return the stats of a store; see `Store.stats`."""
+    return document(StoreStats, engine)
+
+
+def table_stats(table: "TableState") -> dict[str, Any]:
+    """Return the stats of one table; see `Table.stats`."""
+    return document(TableStats, _counted(table, *_rows_of_tables(table.pool)))
+
+
+def _counted_tables(tables: "Tables") -> dict[str, CountedTable]:
+    """Return all tables by name, with their resident and dirty rows."""
+    counts = {id(pool): _rows_of_tables(pool) for pool in tables.pools.values()}
+    return {t.name: _counted(t, *counts[id(t.pool)]) for t in tables.by_id.values()}
+
+
+def _counted(table: "TableState", resident: dict[int, int], dirty: dict[int, int]) -> CountedTable:
+    table_id = table.table_id
+    return CountedTable(table, resident.get(table_id, 0), dirty.get(table_id, 0))
+
+
+def _rows_of_tables(pool: "Pool") -> tuple[dict[int, int], dict[int, int]]:
+    """Return how many rows of each table id are resident, and how many of those are dirty."""
+    here = pool.slots.contents()
+    ids = here.keys >> KEY_BITS  # -1 where the slot is free
+    return _counts_of(ids[ids >= 0]), _counts_of(ids[here.dirty])
+
+
+def _counts_of(ids: Any) -> dict[int, int]:
+    if not len(ids):
+        return {}
+    lowest = int(ids.min())  # ids only grow, and those of a pool are often close together
+    counts = np.bincount(ids - lowest)
+    return {lowest + int(i): int(counts[i]) for i in np.flatnonzero(counts)}

@@ -1,0 +1,45 @@
+"""Arguments of calls made into parts of commands: mappings and pairs taken apart.
+
+What cannot be taken apart is refused (InvalidArgumentError); what is in the parts is checked with
+the command (`embstore.checks`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from embstore import commands as c
+from embstore.arrays import refusal
+from embstore.checks import mapping
+from embstore.errors import InvalidArgumentError
+
+
+def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
+    """Return what was given for some of a call's tables; None: for none."""
+    given = mapping({} if value is None else value, what)
+    unknown = sorted(given.keys() - set(names), key=repr)
+    if unknown:
+        raise InvalidArgumentError(f"expected {what} to name tables of the call, found {unknown}")
+    return given
+
+
+def arrays(value: Any, count: int, table: str) -> tuple[Any, ...]:
+    """Return the parts of a tuple or list of so many."""
+    if not isinstance(value, tuple | list) or len(value) != count:
+        raise refusal(table, f"a tuple of {count}", type(value).__name__)
+    return tuple(value)
+
+
+def gradients(value: Any) -> tuple[c.TableGradients, ...]:
+    """Return the parts of {table: (keys, gradients)}."""
+    given = mapping(value, "gradients")
+    return tuple([c.TableGradients(n, None, *arrays(pair, 2, n)) for n, pair in given.items()])
+
+
+def ranks(value: Any, table: str = "") -> list[Any]:
+    """Return what each rank contributes."""
+    if not isinstance(value, list | tuple):
+        where = f"table {table!r}: " if table else ""
+        raise InvalidArgumentError(
+            f"{where}expected ranks to be a list, one entry a rank, found {type(value).__name__}"
+        )
+    return list(value)

@@ -1,0 +1,273 @@
+"""Look-ahead sessions by their verbs."""
+
+from collections.abc import Mapping, Sequence
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore import commands as c
+from embstore.arrays import Rows
+from embstore.checks import checked_bags, mapping
+from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
+from embstore.handles import parts
+from embstore.results import AcknowledgedUpdate, Announced, Membership, RowsRead, SessionFacts
+
+
+class StepBags(NamedTuple):
+    """The bags of one table in one step: which announced keys lie in which bag.
+
+    The keys of a step are known once each, in announced order, so a bag is a run of indices into
+    them: bag b pools the rows of the keys inverse[offsets[b]:offsets[b + 1]], as docs/contract.md,
+    rule 8 says. A key that occurs twice in a bag is there twice.
+    """
+
+    inverse: NDArray[np.int32]
+    """(n,), the index of each occurrence into the announced keys."""
+    offsets: NDArray[np.int64]
+    """(bags + 1,), rising from 0 to n."""
+    mode: Pooling = "sum"
+    weights: NDArray[np.float32] | None = None
+    """(n,), finite, with mode "sum" only; None: no weights."""
+
+    @classmethod
+    def of(
+        cls,
+        inverse: NDArray[np.int32],
+        offsets: Any,
+        mode: Pooling = "sum",
+        weights: Any = None,
+        *,
+        table: str,
+    ) -> "StepBags":
+        """Check a caller's bags of `table`; `inverse` is known to be right.
+
+        Raises
+        ------
+        InvalidArgumentError : another shape, dtype or mode; weights that are not finite, or that
+            stand beside another mode than "sum".
+        """
+        bags = checked_bags(c.Bags(offsets, mode, weights), len(inverse), table)
+        return cls(inverse, bags.offsets, bags.mode, bags.weights)
+
+
+class Sessions:
+    """Look-ahead sessions by their verbs. Any thread.
+
+    A rank names itself by its **member**, which `join` gave it. Steps are numbered one after the
+    other from the session's place; what a rank sends for a step it may send again, and gets the
+    same answer. A call renews its member's lease as it begins, and not while it waits for a
+    server: whoever may wait for longer calls `renew` meanwhile.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    # Opening and closing
+
+    def open(
+        self,
+        name: str,
+        tables: Sequence[str],
+        *,
+        lookahead_steps_max: int = c.LOOKAHEAD,
+        world_size: int = 1,
+        planner: str = "per_step",
+        shared: bool = False,
+        lease_ms: int = c.LEASE_MS,
+        rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
+    ) -> SessionFacts:
+        """Open a session, or return the one that is open by this name with these options.
+
+        Parameters
+        ----------
+        name : 1 to 255 printable characters; a name that was used before goes on at its place
+        tables : that steps may name; held until the session ends
+        lookahead_steps_max : steps that may be announced beyond the last finished one
+        world_size : ranks that share each step
+        planner : "per_step", "group:N" (N steps are planned as one) or "window" (rows leave the
+            cache by their next use, as far as it is announced)
+        shared : others may write to the tables as well; no rows are early then
+        lease_ms : a rank that is silent for longer loses its place
+        rank_timeout_ms : how long ranks wait for one another before the session fails
+
+        Raises
+        ------
+        InvalidArgumentError, TableNotFoundError : nothing has changed.
+        TableHeldError : the name is open with other options, or another session holds a table.
+        """
+        named: Any = tuple(tables) if isinstance(tables, list) else tables
+        command = c.OpenSession(
+            name,
+            named,
+            lookahead_steps_max,
+            world_size,
+            planner,
+            shared,
+            lease_ms,
+            rank_timeout_ms,
+        )
+        return self._executor.execute(command)
+
+    def join(self, name: str, rank: int, *, member: str | None = None) -> Membership:
+        """Take the place of a rank.
+
+        member : 16 to 64 characters that nobody can guess; a join that is sent again with them is
+            answered as before. None: chosen here
+
+        Raises
+        ------
+        SessionExpiredError : no session of this name is open.
+        TableHeldError : the rank is taken, by a client whose lease has not run out.
+        InvalidArgumentError : the session has no such rank.
+        """
+        chosen = token_hex(16) if member is None else member
+        return self._executor.execute(c.JoinSession(name, rank, chosen))
+
+    def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
+        """Renew the rank's lease, as every other call of it does. Waits for nobody."""
+        return self._executor.execute(c.RenewLease(member), timeout_s=timeout_s)
+
+    def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
+        """Leave a session; the last rank's leaving ends it. Closing twice is harmless.
+
+        forget : the name's place is forgotten as well
+        """
+        self._executor.execute(c.CloseSession(member, bool(forget)), timeout_s=timeout_s)
+
+    # Steps
+
+    def announce(self, member: str, steps: Mapping[int, Mapping[str, ArrayLike]]) -> Announced:
+        """Say which keys coming steps will use.
+
+        Parameters
+        ----------
+        steps : {step: {table: (u,) int64, unique}}, each the next one; a step that was announced
+            with the same keys is passed over
+
+        Raises
+        ------
+        InvalidArgumentError : not the next step, more than the session's lookahead_steps_max ahead,
+            keys that repeat or are out of range, a table that is not the session's. None of the
+            steps is announced.
+        """
+        named = tuple(
+            c.StepKeys(step, tuple(c.StepTable(name, keys) for name, keys in of_step.items()))
+            for step, given in mapping(steps, "steps").items()
+            for of_step in (mapping(given, f"step {step}: keys"),)
+        )
+        return self._executor.execute(c.Announce(member, named))
+
+    def lookup_step(
+        self,
+        member: str,
+        step: int,
+        *,
+        out: Mapping[str, Rows] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Rows]:
+        """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
+
+        timeout_s : how long to wait for that; None: the session's rank_timeout_ms
+
+        Raises
+        ------
+        DeadlineError : earlier steps are not finished in time.
+        """
+        outs = None if out is None else mapping(out, "out")
+        command = c.LookupStep(member, step)
+        return _by_table(self._executor.execute(command, out=outs, timeout_s=timeout_s))
+
+    def prefetch_step(self, member: str, step: int) -> Prefetched | None:
+        """Ask for a step's rows, and return at once what waits for them; None: nothing is gained by
+        it, as the store is in this process."""
+        return self._executor.prefetch(c.LookupStep(member, step))
+
+    def lookup_step_pooled(
+        self,
+        member: str,
+        step: int,
+        bags: Mapping[str, StepBags],
+        *,
+        timeout_s: float | None = None,
+    ) -> dict[str, Rows]:
+        """Return the pooled rows of bags of announced keys, {table: (bags, dim)}."""
+        named = tuple(
+            c.StepBags(name, b.inverse, c.Bags(b.offsets, b.mode, b.weights))
+            for name, b in mapping(bags, "bags").items()
+        )
+        command = c.LookupStepPooled(member, step, named)
+        return _by_table(self._executor.execute(command, timeout_s=timeout_s))
+
+    # Finishing a step
+
+    def update_step(
+        self,
+        member: str,
+        step: int,
+        gradients: Mapping[str, ArrayLike],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+        timeout_s: float | None = None,
+    ) -> AcknowledgedUpdate:
+        """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
+        finished; the last rank's applies all.
+
+        Raises
+        ------
+        InvalidArgumentError : tables, shapes or dtypes other than announced, options other than
+            another rank's, a sum that is not finite. The step is open, for another try or a skip.
+        """
+        named = tuple(
+            c.StepGradients(name, rows) for name, rows in mapping(gradients, "gradients").items()
+        )
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        command = c.UpdateStep(member, step, named, options)
+        return self._executor.execute(command, timeout_s=timeout_s)
+
+    def release_step(
+        self, member: str, step: int, *, timeout_s: float | None = None
+    ) -> AcknowledgedUpdate:
+        """Finish a step of which rows were read only, and wait until all ranks have."""
+        return self._executor.execute(c.ReleaseStep(member, step), timeout_s=timeout_s)
+
+    def skip_step(
+        self, member: str, step: int, *, timeout_s: float | None = None
+    ) -> AcknowledgedUpdate:
+        """Finish a step whose gradients are not to be applied; all ranks must say so."""
+        return self._executor.execute(c.SkipStep(member, step), timeout_s=timeout_s)
+
+    # Rows that were trained elsewhere
+
+    def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
+        """Set rows of the session's tables, as its only writer: what a hot replica sends back.
+
+        One command for all tables, as `Table.put_rows` is for one. Steps that are announced may
+        have been sent early; so all must be finished before.
+
+        Parameters
+        ----------
+        puts : {table: (keys (n,), weights (n, dim), state (n, state_dim), updates to add to t)}
+
+        Raises
+        ------
+        InvalidArgumentError : steps are announced and not finished, the session is shared, or has
+            no such table; or an argument is wrong. Nothing has changed.
+        """
+        named = tuple(
+            c.StepPut(name, *parts.arrays(put, 4, name))
+            for name, put in mapping(puts, "puts").items()
+        )
+        return self._executor.execute(c.PutStepRows(member, named))
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return the stats of every open session, each with those of planning."""
+        found = self._executor.execute(c.GetStats())["sessions"]
+        return [session | found["planning"] for session in found["open"]]
+
+
+def _by_table(read: RowsRead) -> dict[str, Rows]:
+    return {table.table: table.rows for table in read.tables}

@@ -1,0 +1,437 @@
+"""A store: its tables, sessions and checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import ArrayLike
+
+from embstore import commands as c
+from embstore.arrays import Rows
+from embstore.checks import mapping
+from embstore.commands import Executor, OnNonfinite, Progress
+from embstore.config import Initializer, Limits, Optimizer, TableConfig
+from embstore.handles import parts
+from embstore.handles.sessions import Sessions
+from embstore.handles.table import Table
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
+from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts, ServerInfo, TableFacts
+
+if TYPE_CHECKING:
+    from embstore_training.run import Run
+
+
+class Store:
+    """A store: its tables, sessions and checkpoints. A context manager that closes it.
+
+    Closing an embedded store commits it; closing a server's ends the connection. One class, because
+    it is what users see: a method for each verb that names no table.
+    """
+
+    def __init__(self, executor: Executor, *, timeout_s: float | None = None) -> None:
+        """Have commands executed by `executor`, which shall answer within `timeout_s`."""
+        self.executor = executor
+        """What executes commands; of an embedded store the engine."""
+        self.sessions = Sessions(executor)
+        """Look-ahead sessions by their verbs; `session` is the way for a trainer."""
+        info = executor.execute(c.GetServerInfo(), timeout_s=timeout_s)
+        self.store_id = info.context.store_id
+        """The directory's own name, made with it and never changed."""
+        self.limits: Limits = info.limits
+        """The named bounds that calls are held to; of a server as it said when connected to."""
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<embstore.Store {self.executor!r}>"
+
+    def close(self) -> None:
+        """Commit an embedded store and give memory and directory back; end the connection to a
+        server, whose calls that run are cut off. Closing twice is harmless."""
+        self.executor.close()
+
+    # Tables
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        rows: int,
+        optimizer: Optimizer,
+        initializer: Initializer,
+        seed: int | None = None,
+    ) -> Table:
+        """Make a table, or return the one that was made so before.
+
+        Parameters
+        ----------
+        name : parts of [a-z0-9_.-] joined by '/'
+        dim : elements of a row, 1 to 4096
+        rows : keys are in [0, rows), up to 2**40; a row takes no space until it is written
+        seed : of the initial rows, 0 to 2**64 - 1; None: derived from the name
+
+        Raises
+        ------
+        TableExistsError : the name has another identity, or other rows (then see `Table.grow`).
+        InvalidArgumentError, CapacityError : nothing has changed.
+        """
+        config = TableConfig.checked(
+            name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
+        )
+        return Table(self.executor, self.executor.execute(c.CreateTable(config)))
+
+    def table(self, name: str) -> Table:
+        """Return a table by name, or raise TableNotFoundError."""
+        return Table(self.executor, self.executor.execute(c.GetTable(name)))
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables, sorted."""
+        return [table.config.name for table in self.executor.execute(c.ListTables())]
+
+    def table_facts(self) -> dict[str, TableFacts]:
+        """Return rows, t and learning rate of all tables, by name, as one call."""
+        return {
+            table.config.name: TableFacts(
+                table.config.rows, table.t, table.config.optimizer.learning_rate
+            )
+            for table in self.executor.execute(c.ListTables())
+        }
+
+    def drop_table(self, name: str) -> int:
+        """Forget a table and its rows; return the command number.
+
+        Kept checkpoints still have it.
+        """
+        return self.executor.execute(c.DropTable(name)).command
+
+    # Several tables in one call
+
+    def lookup(
+        self,
+        keys: Mapping[str, ArrayLike],
+        *,
+        admit: bool = True,
+        out: Mapping[str, Rows] | None = None,
+        counts: Mapping[str, ArrayLike] | None = None,
+    ) -> dict[str, Rows]:
+        """Return the rows of several tables, {name: (n, dim) float32}, for what one call costs.
+
+        Parameters
+        ----------
+        keys : {name: (n,) int64}
+        admit, out, counts : as in `Table.lookup`; `out` and `counts` may name some of the tables
+        """
+        named = mapping(keys, "keys")
+        given, counted = parts.some_of(out, "out", named), parts.some_of(counts, "counts", named)
+        named_parts = tuple(
+            [c.TableKeys(name, None, of, counted.get(name)) for name, of in named.items()]
+        )
+        outs = [given.get(name) for name in named] if given else None
+        read = self.executor.execute(c.Lookup(named_parts, admit), out=outs)
+        return {table.table: table.rows for table in read.tables}
+
+    def update(
+        self,
+        gradients: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply one update to several tables, all or none: {name: (keys (n,), gradients (n, dim))}.
+
+        The options are those of `Table.update`.
+        """
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        return self.executor.execute(c.Update(parts.gradients(gradients), options))
+
+    def update_ranks(
+        self,
+        ranks: Sequence[Mapping[str, tuple[ArrayLike, ArrayLike]]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply one update from several ranks, each as in `update`, added in rank order.
+
+        t grows for every table that any rank names.
+        """
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        named_parts = tuple(c.Rank(parts.gradients(rank)) for rank in parts.ranks(ranks))
+        return self.executor.execute(c.UpdateRanks(named_parts, options))
+
+    # Look-ahead
+
+    def session(
+        self,
+        tables: Sequence[str],
+        *,
+        lookahead: int = c.LOOKAHEAD,
+        name: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        planner: str = "per_step",
+        shared: bool = False,
+        lease_ms: int = c.LEASE_MS,
+        rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
+        wait_s: float | None = None,
+    ) -> "Run":
+        """Return a run: training that tells the store which rows its coming steps will use.
+
+            with store.session(tables=["ads"], lookahead=16) as run:
+                for step in run.steps(batches, keys=lambda batch: {"ads": batch.ads}):
+                    rows = step.lookup()["ads"]
+                    ...
+                    step.update({"ads": gradients})
+
+        Every lookup of a step hits the cache, and no bit of the tables depends on it. Over a
+        network, the rows of a step come while the step before computes. When a server has
+        restarted, the run's next call raises SessionExpiredError or OutcomeUnknownError: with a
+        `name`, another run goes on after the `last_step` of the server's last commit.
+
+        Parameters
+        ----------
+        tables : that steps may name; while the run is open it is their only writer
+        lookahead : steps that are announced ahead
+        name : by which the run can be resumed, and its ranks find each other; None: neither
+        rank, world_size : of several trainers that share each step
+        planner : "per_step", "group:N" or "window", see `Sessions.open`
+        shared : let others write to the tables too
+        lease_ms : a trainer that is silent for longer loses its place
+        rank_timeout_ms : how long ranks wait for one another before the session fails
+        wait_s : how long entering a named run waits for a place that a trainer has which was
+            killed, at most: until its lease runs out; None: one and a half leases
+
+        Raises
+        ------
+        InvalidArgumentError : at once; what the store has to say comes when the run is entered.
+        """
+        from embstore_training.run import Run  # a loop over any store: nothing here needs it
+
+        return Run(
+            self.sessions,
+            tables,
+            lookahead=lookahead,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            planner=planner,
+            shared=shared,
+            lease_ms=lease_ms,
+            rank_timeout_ms=rank_timeout_ms,
+            wait_s=wait_s,
+        )
+
+    # The cache, and how often rows are used
+
+    def resize_cache(self, cache_bytes: int) -> None:
+        """Change the cache's budget at run time. Where rows are may change, no bit of them does.
+
+        The cache is then as if it had been opened with that budget, the sizes of its slabs too. A
+        larger one fills as rows are used. For a smaller one, rows leave until the rest fits, those
+        of the last slabs and not the coldest; dirty ones go to the log first, and the memory goes
+        back to the system. No command is counted, and a store opened read-only takes it too.
+
+        Parameters
+        ----------
+        cache_bytes : memory for resident rows, their index and staging
+
+        Raises
+        ------
+        InvalidArgumentError : no integer >= 1.
+        CapacityError : too little for the layouts there are (the message names the least that is
+            enough), more address space than the system gives, or no disk space for the dirty rows
+            that must leave. The budget stays; in the last case some rows have left the cache.
+        """
+        self.executor.execute(c.ResizeCache(cache_bytes))
+
+    def export_profile(self, *, source: c.ProfileSource = "counted") -> Profile:
+        """Return how often the rows of each table are accessed.
+
+        Parameters
+        ----------
+        source : "counted" by this store, of the share `count_rate` of its lookups (exact up to a
+            million rows of a table, see `TableProfile.error`), with a recording of the order of
+            calls; or "imported"
+        """
+        return self.executor.execute(c.ExportProfile(source))
+
+    def import_profile(self, profile: Profile, *, rename: Mapping[str, str] | None = None) -> None:
+        """Have the store go by a profile, from now on and when it is opened again.
+
+        Under the rank policy it decides which rows leave the cache; warming goes by it under every
+        policy; under LFU, rows that are in the cache start with counts in its proportion. No row,
+        t or digest changes.
+
+        Parameters
+        ----------
+        rename : the names of tables here by their names in the profile, where they differ
+
+        Raises
+        ------
+        TableNotFoundError : the profile has a table that is not here.
+        InvalidArgumentError : it has rows beyond a table's. Nothing has changed.
+        PermissionDeniedError : the store was opened read-only.
+        """
+        renamed: Any = {} if rename is None else rename
+        self.executor.execute(c.ImportProfile(profile, renamed))
+
+    def clear_counts(self) -> None:
+        """Count accesses anew; what was counted before does not come back with a restart either."""
+        self.executor.execute(c.ClearCounts())
+
+    def warm_cache(
+        self,
+        share: float = c.WARM_SHARE,
+        *,
+        progress: Progress | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Bring the rows of highest profiled frequency into the cache; return how many.
+
+        Other calls go on in between. A server goes on when this call has ended, by `timeout_s` or
+        by an error that `progress` raises; the same call again joins it.
+
+        Parameters
+        ----------
+        share : of the slots to fill, above 0 and at most 1
+        progress : called with how many rows have been done, and of how many
+        """
+        command = c.WarmCache(share)
+        return self.executor.execute(command, progress=progress, timeout_s=timeout_s).rows
+
+    def pin_hot_set(self, hot_set: HotSet | None, *, timeout_s: float | None = None) -> HotSetFacts:
+        """Bring a hot set into the cache and keep it there, in place of the one before; None: none.
+
+        A row that both sets have stays in the cache throughout; other calls go on in between. The
+        set is pinned again when the store is opened. A server goes on when `timeout_s` has passed.
+
+        Raises
+        ------
+        InvalidArgumentError : its version is not above that of the pinned one, or a key is beyond
+            its table.
+        TableNotFoundError, CapacityError : a table is not there; more rows than three quarters of
+            the slots. Nothing has changed.
+        """
+        if hot_set is None:
+            return self.executor.execute(c.UnpinHotSet(), timeout_s=timeout_s)
+        return self.executor.execute(c.PinHotSet(hot_set), timeout_s=timeout_s)
+
+    def hot_set(self) -> HotSet | None:
+        """Return the hot set that is pinned, or is to be."""
+        return self.executor.execute(c.GetHotSet())
+
+    # Durability
+
+    def checkpoint(
+        self,
+        label: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
+
+        The `checkpoints_keep` newest labels can be restored. A label is used once while it is kept.
+
+        Raises
+        ------
+        CheckpointExistsError, InvalidArgumentError, CapacityError : the store goes on as it was.
+        StorageError : the disk failed; the store must be opened again.
+        """
+        noted: Any = {} if metadata is None else metadata
+        return self.executor.execute(c.Checkpoint(label, noted), timeout_s=timeout_s)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
+        return list(self.executor.execute(c.ListCheckpoints()))
+
+    def restore(self, label: str) -> int:
+        """Go back to a kept checkpoint; return the command number. Table handles stay valid.
+
+        What is newer than the checkpoint is gone, for all clients of a server.
+
+        Raises
+        ------
+        CheckpointNotFoundError : the label is not kept. Nothing has changed.
+        """
+        return self.executor.execute(c.Restore(label)).command
+
+    def flush(self) -> int:
+        """Write all dirty rows to the log and return how many; durable is only a checkpoint."""
+        return self.executor.execute(c.Flush())
+
+    # Looking
+
+    def server_info(self) -> ServerInfo:
+        """Return what the store, or the server, says of itself: version, device, limits."""
+        return self.executor.execute(c.GetServerInfo())
+
+    @property
+    def command(self) -> int:
+        """The number of the last acknowledged mutating command, of any client."""
+        return self.server_info().context.command
+
+    @property
+    def epoch(self) -> int:
+        """Grows whenever acknowledged commands were undone, by a restore or by a crash: what was
+        known of rows and t before is void."""
+        return self.server_info().context.epoch
+
+    @property
+    def device(self) -> str:
+        """What keeps and computes the rows: "cpu" or "cuda:N"."""
+        return self.server_info().device
+
+    @property
+    def device_facts(self) -> dict[str, Any]:
+        """The device's model, memory and versions, as opening, `warm_up` or `stats` last found
+        them.
+
+        "model", "memory_bytes" and "memory_free_bytes"; of the CPU also "threads"; of a GPU also
+        "driver_version", "runtime_version", "multiprocessors", "compile_seconds" (of `warm_up`) and
+        "scratch_bytes" (memory for calls, beside the cache). Waits for no call: a device is asked
+        by calls alone.
+        """
+        return self.server_info().device_info
+
+    @property
+    def cache_bytes(self) -> int:
+        """The budget of the cache."""
+        return self.server_info().cache_bytes
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the store is and did.
+
+        The names and their meaning are declared in `embstore.engine.stats.StoreStats`: "tables" by
+        name, "cache" with its "pools", "storage", "stages", "sessions" and "frequency".
+        """
+        return self.executor.execute(c.GetStats())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of cache or storage does not hold.
+
+        For tests and idle times.
+        """
+        violation = self.executor.execute(c.CheckIntegrity())
+        assert not violation, violation
+
+    def warm_up(self) -> None:
+        """Compile every kernel now, or load it from the cache of an earlier process.
+
+        A kernel that was not warmed up is compiled at its first use, which takes seconds. A server
+        has done so before it said that it is ready.
+        """
+        self.executor.warm_up()

@@ -1,0 +1,277 @@
+"""One table of a store."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from numpy.typing import ArrayLike
+
+from embstore import commands as c
+from embstore.arrays import Rows
+from embstore.commands import Executor, OnNonfinite, Pooling
+from embstore.config import Initializer, Optimizer, TableConfig
+from embstore.handles import parts
+from embstore.results import Acknowledged, AcknowledgedUpdate, TableDescription
+
+
+class Table:
+    """One table of a store. Any thread.
+
+    Keys are int64 in [0, rows), in any order, repeated or not; rows and gradients float32 (float16
+    is widened). Arrays passed as `out` are filled and returned. The handle means this table, and
+    never another that gets its name.
+
+    A property asks the store: of a server's table it is a call, of half a millisecond. In a loop,
+    keep its value in a variable.
+    """
+
+    def __init__(self, executor: Executor, described: TableDescription) -> None:
+        self._executor = executor
+        self.name = described.config.name
+        self.table_id = described.table_id
+        """The number that this table has in the store, and no other ever gets."""
+
+    def __repr__(self) -> str:
+        return f"<embstore.Table {self.name!r}>"
+
+    # What it is
+
+    def describe(self) -> TableDescription:
+        """Return configuration, id and t, as one call."""
+        return self._executor.execute(c.GetTable(self.name, self.table_id))
+
+    @property
+    def config(self) -> TableConfig:
+        """The whole configuration, with today's rows and learning rate."""
+        return self.describe().config
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self.config.dim
+
+    @property
+    def rows(self) -> int:
+        """Keys are below this; `grow` raises it."""
+        return self.config.rows
+
+    @property
+    def t(self) -> int:
+        """Updates that named the table and were applied."""
+        return self.describe().t
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, with today's learning rate."""
+        return self.config.optimizer
+
+    @property
+    def initializer(self) -> Initializer:
+        """What a row holds that was never written."""
+        return self.config.initializer
+
+    @property
+    def seed(self) -> int:
+        """The seed of the initial rows."""
+        return self.config.seed
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of updates that give none; setting it is a mutating command."""
+        return self.config.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._executor.execute(c.SetLearningRate(self.name, self.table_id, value))
+
+    # Reading
+
+    def _keys(self, keys: Any, counts: Any = None) -> c.TableKeys:
+        return c.TableKeys(self.name, self.table_id, keys, counts)
+
+    def lookup(
+        self,
+        keys: ArrayLike,
+        admit: bool = True,
+        *,
+        out: Rows | None = None,
+        counts: ArrayLike | None = None,
+    ) -> Rows:
+        """Return the rows of `keys`, (n, dim) float32.
+
+        Parameters
+        ----------
+        keys : (n,) int64; of an embedded store on a GPU also an array in its memory (of CuPy,
+            PyTorch or Numba: of what has `__cuda_array_interface__`), and `out` likewise, which
+            then must be given
+        admit : keep missed rows in the cache; False reads around it, for evaluation
+        out : (n, dim) float32 to fill and return
+        counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
+            that has de-duplicated its keys; None: 1 each. They are for `accesses` and `access_hits`
+            of the store's stats, and nothing else depends on them.
+
+        Raises
+        ------
+        InvalidArgumentError : keys or counts of another shape, dtype or range; the call is too
+            large.
+        """
+        command = c.Lookup((self._keys(keys, counts),), admit)
+        outs = None if out is None else [out]
+        return self._executor.execute(command, out=outs).tables[0].rows
+
+    def lookup_pooled(
+        self,
+        keys: ArrayLike,
+        offsets: ArrayLike,
+        mode: Pooling = "sum",
+        weights: ArrayLike | None = None,
+        *,
+        admit: bool = True,
+        out: Rows | None = None,
+    ) -> Rows:
+        """Return the sum or mean of each bag's rows, (bags, dim) float32; an empty bag is zeros.
+
+        Parameters
+        ----------
+        keys : (n,) int64, bag after bag
+        offsets : (bags + 1,) int64, from 0 to n: bag b is keys[offsets[b]:offsets[b + 1]]
+        weights : (n,) float32, finite; with mode "sum" only
+
+        Raises
+        ------
+        InvalidArgumentError : any of that does not hold.
+        """
+        bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
+        command = c.LookupPooled(self._keys(keys), bags, admit)
+        outs = None if out is None else [out]
+        return self._executor.execute(command, out=outs).tables[0].rows
+
+    def read_rows(
+        self, keys: ArrayLike, *, out: tuple[Rows, Rows] | None = None
+    ) -> tuple[Rows, Rows]:
+        """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache.
+
+        `out` is a pair of arrays of these shapes, to fill and return.
+        """
+        outs = None if out is None else parts.arrays(out, 2, self.name)
+        read = self._executor.execute(c.ReadRows(self._keys(keys)), out=outs).tables[0]
+        return read.rows, cast(Rows, read.state)
+
+    # Writing
+
+    def _acknowledged(self, done: AcknowledgedUpdate) -> Acknowledged:
+        return Acknowledged(done.command, done.t.get(self.name, 0), done.skipped)
+
+    def update(
+        self,
+        keys: ArrayLike,
+        grads: ArrayLike,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> Acknowledged:
+        """Sum the gradients by key and apply the optimizer once to each.
+
+        Parameters
+        ----------
+        keys : (n,) int64; of an embedded store on a GPU also an array in its memory, see `lookup`
+        grads : (n, dim) float32, likewise
+        learning_rate : for this update only; None: the table's
+        gradient_scale : multiplies every sum, finite and >= 0
+        on_nonfinite : "refuse" raises for a sum that is not finite, "skip" acknowledges and does
+            nothing
+
+        Raises
+        ------
+        InvalidArgumentError : shape, dtype, range, or a non-finite sum, which is named.
+        CapacityError : no disk space for the rows that would leave the cache.
+        """
+        part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        return self._acknowledged(self._executor.execute(c.Update((part,), options)))
+
+    def update_pooled(
+        self,
+        keys: ArrayLike,
+        offsets: ArrayLike,
+        grads: ArrayLike,
+        mode: Pooling = "sum",
+        weights: ArrayLike | None = None,
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> Acknowledged:
+        """Apply the gradients of bags: the backward pass of `lookup_pooled`, then `update`.
+
+        Parameters
+        ----------
+        grads : (bags, dim) float32; the others as in `lookup_pooled` and `update`
+        """
+        part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
+        bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        return self._acknowledged(self._executor.execute(c.UpdatePooled(part, bags, options)))
+
+    def update_ranks(
+        self,
+        ranks: Sequence[tuple[ArrayLike, ArrayLike]],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> Acknowledged:
+        """Apply one update from several ranks: (keys, gradients) of each, added in rank order.
+
+        The result is that of docs/contract.md, rule 6, which differs in its last bits from one
+        update with all keys together.
+        """
+        pairs = [parts.arrays(rank, 2, self.name) for rank in parts.ranks(ranks, self.name)]
+        shares = [c.TableGradients(self.name, self.table_id, *pair) for pair in pairs]
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        command = c.UpdateRanks(tuple(c.Rank((share,)) for share in shares), options)
+        done = self._executor.execute(command)
+        return self._acknowledged(done)
+
+    def assign(self, keys: ArrayLike, rows: ArrayLike) -> Acknowledged:
+        """Set rows, (n, dim) float32; of repeated keys the last wins. Optimizer state starts anew.
+
+        Infinities are stored as they are, NaNs as the one NaN of the contract; t stays.
+        """
+        command: Any = c.Assign(self._keys(keys), rows)  # type: ignore[arg-type]
+        return self._acknowledged(self._executor.execute(command))
+
+    def put_rows(
+        self, keys: ArrayLike, weights: ArrayLike, state: ArrayLike, add_t: int
+    ) -> Acknowledged:
+        """Set weights (n, dim) and optimizer state (n, state_dim), and add `add_t` to t.
+
+        What a hot replica sends back: rows trained elsewhere, and by how many updates.
+        """
+        command: Any = c.PutRows(self._keys(keys), weights, state, add_t)  # type: ignore[arg-type]
+        return self._acknowledged(self._executor.execute(command))
+
+    def grow(self, rows: int) -> Acknowledged:
+        """Let the table have `rows` rows, no fewer than now."""
+        return self._executor.execute(c.GrowTable(self.name, self.table_id, rows))
+
+    # Looking after it
+
+    def flush(self) -> int:
+        """Write dirty rows to the log and return how many.
+
+        They stay in the cache; durable is only a checkpoint.
+        """
+        return self._executor.execute(c.Flush(self.name, self.table_id))
+
+    def digest(self, *, timeout_s: float | None = None) -> str:
+        """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
+
+        Costs what was written since the last call, about a second for each GB; the first call reads
+        the whole table.
+        """
+        command = c.GetDigest(self.name, self.table_id)
+        return self._executor.execute(command, timeout_s=timeout_s).digest
+
+    def stats(self) -> dict[str, Any]:
+        """Return rows, dim, t, learning rate, and how many rows are resident and dirty."""
+        return self._executor.execute(c.GetStats(self.name, self.table_id))

@@ -1,0 +1,60 @@
+"""Tables of (key, value) in host memory, and the loops that all of them share.
+
+    table[place] = (key, value), or (anything, 0): free
+
+A place is found by linear probing from the key's home; the table is a power of two in size, and
+never full. Any int64 may be a key. No device has a twin of these loops.
+"""
+
+import numpy as np
+
+from embstore.arithmetic.compiled import mix
+from embstore.arithmetic.jit import Int, Int64Rows, Int64RowsIn, kernel
+from embstore.host.memory import reserve
+
+PLACE_BYTES = 16
+_NEXT = np.uint64(1)
+
+
+def new_table(places: int) -> Int64Rows:
+    """Return an empty table (places, 2) of int64; `places` is a power of two."""
+    return reserve(PLACE_BYTES * places).view(np.int64).reshape(places, 2)
+
+
+@kernel
+def lower(table: Int64Rows, limit: Int, amount: Int) -> int:
+    """Free the places of values up to `limit`, and take `amount` from the others, in place.
+
+    Returns how many entries stay. From one free place round to it again, each entry is taken out
+    and entered anew. All places between its home and where it was are done by then, so it comes to
+    lie there or before, and nothing is moved that still has to be seen.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    first, kept = np.uint64(0), 0
+    while table[first, 1] != 0:
+        first += _NEXT
+    for i in range(table.shape[0]):
+        place = (first + np.uint64(i)) & mask
+        key, value = table[place, 0], table[place, 1]
+        table[place, 1] = 0
+        if value > limit:
+            place = mix(key) & mask
+            while table[place, 1] != 0:
+                place = (place + _NEXT) & mask
+            table[place, 0] = key
+            table[place, 1] = value - amount
+            kept += 1
+    return kept
+
+
+@kernel
+def carry(table: Int64RowsIn, other: Int64Rows) -> None:
+    """Enter every entry into an empty table that has room for them."""
+    mask = np.uint64(other.shape[0] - 1)
+    for old in range(table.shape[0]):
+        if table[old, 1] != 0:
+            place = mix(table[old, 0]) & mask
+            while other[place, 1] != 0:
+                place = (place + _NEXT) & mask
+            other[place, 0] = table[old, 0]
+            other[place, 1] = table[old, 1]

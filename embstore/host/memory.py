@@ -1,0 +1,82 @@
+"""Anonymous memory whose pages are allocated when first written, and freed when released.
+
+Address space is reserved for the most that a budget may use, so that a pool grows without moving
+and its arrays keep their addresses until the budget itself is raised. Huge pages matter: two
+million rows of 272 bytes are 133,000 small pages, far more than a TLB holds, and random reads would
+pay for a page walk each.
+"""
+
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.jit import address
+from embstore.errors import CapacityError
+
+HUGE_PAGE_BYTES = 2 << 20
+_PIECE_BYTES = 32 * HUGE_PAGE_BYTES
+"""What `move` has in memory twice: small compared to a cache."""
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # named by the mmap module from 3.13 on
+
+
+def reserve(byte_count: int) -> NDArray[np.uint8]:
+    """Return (byte_count,) zeros in a mapping of their own, which ends with the last view.
+
+    The first byte is aligned to a huge page if `byte_count` reaches one, else to a page.
+    """
+    huge = byte_count >= HUGE_PAGE_BYTES
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        mapping = mmap.mmap(-1, max(byte_count, 1) + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
+    except (OSError, OverflowError) as exc:
+        raise CapacityError(
+            f"expected {byte_count} bytes of address space, which the system refused ({exc}); "
+            "give a smaller cache_bytes"
+        ) from exc
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(mapping, np.uint8)
+    skipped = -address(whole) % HUGE_PAGE_BYTES if huge else 0
+    return whole[skipped : skipped + byte_count]
+
+
+def release(array: NDArray[Any]) -> None:
+    """Free the whole pages inside a contiguous view of a reserved array; they read as zeros."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    assert isinstance(mapping, mmap.mmap), "expected a view of reserve()"
+    offset = address(array) - address(np.frombuffer(mapping, np.uint8))
+    first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def move(source: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copy a reserved array to the beginning of another, and free it piece by piece.
+
+    Rejected: mremap, which moves pages and no bytes. Python refuses it while a view exists, and the
+    result is not aligned to huge pages.
+    """
+    step = max(1, _PIECE_BYTES // max(1, source[:1].nbytes))
+    for low in range(0, len(source), step):
+        piece = slice(low, min(low + step, len(source)))
+        target[piece] = source[piece]
+        release(source[piece])
+
+
+def lengthened(array: NDArray[Any], used: int, length: int) -> NDArray[Any]:
+    """Return a reserved (length,) array that begins with array[:used]; `array` is freed.
+
+    Raises
+    ------
+    CapacityError : no address space; `array` is as it was.
+    """
+    longer = reserve(length * array.itemsize).view(array.dtype)
+    move(array[:used], longer)
+    return longer

@@ -1,0 +1,161 @@
+"""Counting accesses by key: exactly up to a number of distinct keys, beyond that by a sketch.
+
+A counter is one hash table of (key, count), which grows as keys come until it holds `keys_max`.
+Then there is a key too many, and it becomes a **sketch** of frequent items: the median of all
+counts is taken from each of them, and those that reach 0 go, half of them (Misra and Gries 1982,
+with the decrement of Anderson et al., IMC 2017, which Apache DataSketches has as well). What was
+taken so far is the `error`:
+
+    true count - error <= count <= true count, and a key that is not held has a true count <= error
+
+Each decrement takes at least its amount from half of the counts, so error <= 2 * accesses /
+keys_max, or a little more: from a table of more than _SAMPLED_PLACES the median is that of a
+sample. Skewed accesses do far better than this bound, for the decrements are then small.
+
+**Memory** is 16 bytes a place, with at most 3/4 of the places taken: `memory_bytes_max` is what
+a counter never exceeds, also in the moment when two tables exist because one grows. Rejected: an
+array of counts by key, which takes the table's length even if a hundredth of it is ever seen, and a
+Count-Min sketch, which has no keys in it and errs upwards.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.host.key_table import PLACE_BYTES, carry, lower, new_table
+from embstore.hotness.count_keys import count_keys, entries_of
+from embstore.profiles.profile import Counts, TableProfile
+
+_PLACES = 1 << 12
+_GROWTH = 4
+_SAMPLED_PLACES = 1 << 17
+
+
+def _places_for(keys: int) -> int:
+    """Return the smallest size of a table that so many keys fill to 3/4 at most."""
+    return max(_PLACES, 1 << (-(-4 * keys // 3) - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class CountedKeys:
+    """What a counter held at one moment: copying it is far faster than making a profile of it."""
+
+    keys: Keys
+    """(k,) unique, in any order."""
+    counts: Counts
+    accesses: int
+    error: int
+
+    def items(self) -> tuple[Keys, Counts]:
+        """Return the keys, ascending, and their counts."""
+        order = np.argsort(self.keys)
+        return self.keys[order], self.counts[order]
+
+    def profile(self, name: str, rows: int) -> TableProfile:
+        """Return what was counted as the profile of a table of `rows` rows, 0: unknown."""
+        return TableProfile(name, rows, *self.items(), self.accesses, self.error)
+
+
+class KeyCounter:
+    """The accesses of one table by key. One thread at a time.
+
+    Parameters
+    ----------
+    keys_max : keys that are held at most; up to so many distinct ones every count is exact
+    """
+
+    def __init__(self, keys_max: int = 1 << 22) -> None:
+        assert keys_max >= 2, "a sketch of fewer keys tells nothing"
+        self._keys_max = keys_max
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, and give the memory back."""
+        self._table = new_table(_PLACES)
+        self.distinct = 0
+        """Keys that are kept: all there were, while counts are exact."""
+        self.accesses = 0
+        """Accesses added since the last `clear`."""
+        self.error = 0
+        """Each count is low by at most this; a key not kept was accessed at most so often."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every count is the true one."""
+        return self.error == 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    @property
+    def memory_bytes_max(self) -> int:
+        """Bytes that the table never exceeds, together with the one that it grows from."""
+        places = _places_for(self._keys_max)
+        return (places + places // 2) * PLACE_BYTES
+
+    def add(self, keys: Keys, counts: Counts | None = None) -> None:
+        """Count accesses.
+
+        Parameters
+        ----------
+        keys : (n,) int64, any order, repeats allowed
+        counts : (n,) int64, accesses that each stands for, >= 1; None: one each
+        """
+        keys = np.ascontiguousarray(keys)
+        if counts is None:
+            counts, added = np.empty(0, np.int64), len(keys)
+        else:
+            assert len(counts) == len(keys), "a count a key"
+            assert counts.min(initial=1) >= 1, "a key that is given was accessed"
+            counts, added = np.ascontiguousarray(counts), int(counts.sum())
+        self.accesses += added
+        position = 0
+        while True:
+            position, self.distinct = count_keys(
+                self._table, keys, counts, position, self.distinct, self._limit
+            )
+            if position == len(keys):
+                break
+            self._make_room()
+
+    def copied(self) -> CountedKeys:
+        """Return a copy of what was counted, which stays as it is when counting goes on."""
+        keys, counts = np.empty((2, self.distinct), np.int64)
+        entries_of(self._table, keys, counts)
+        return CountedKeys(keys, counts, self.accesses, self.error)
+
+    def profile(self, name: str, rows: int) -> TableProfile:
+        """Return what was counted as the profile of a table of `rows` rows, 0: unknown."""
+        return self.copied().profile(name, rows)
+
+    @classmethod
+    def resumed(cls, profile: TableProfile, keys_max: int = 1 << 22) -> "KeyCounter":
+        """Return the counter that a profile was made of, or one as good where it held more keys."""
+        counter = cls(keys_max)
+        counter.add(profile.keys, profile.counts)
+        counter.accesses = profile.accesses
+        counter.error += profile.error
+        return counter
+
+    @property
+    def _limit(self) -> int:
+        return min(self._keys_max, len(self._table) * 3 // 4)
+
+    def _make_room(self) -> None:
+        if self.distinct < self._keys_max:
+            table = new_table(min(_GROWTH * len(self._table), _places_for(self._keys_max)))
+            carry(self._table, table)
+            self._table = table
+        else:
+            median = self._median()
+            self.distinct = lower(self._table, median, median)
+            self.error += median
+
+    def _median(self) -> int:
+        """Return the upper median of the counts: at least half are as much, and some go by it."""
+        counts = self._table[:: max(1, len(self._table) // _SAMPLED_PLACES), 1]
+        counts = counts[counts > 0]
+        return int(np.partition(counts, len(counts) // 2)[len(counts) // 2])

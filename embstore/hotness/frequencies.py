@@ -1,0 +1,84 @@
+"""What an open store knows of how often its rows are used: its own counts, and imported profiles.
+
+The counts (accesses.py) and the files (kept.py) know tables by id; here they meet the tables: what
+the directory has of a table is taken up when the table is, its levels go to its pool where the
+policy goes by them, and what was counted is written when the store is closed.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from embstore.cache.levels import RowLevels
+from embstore.device.base import Device
+from embstore.errors import EmbstoreError
+from embstore.hotness.accesses import Accesses, TableAccess, within
+from embstore.hotness.kept import KeptProfiles
+from embstore.storage.files import Files
+from embstore.tables.state import Share, TableState
+
+
+class Frequencies:
+    """The access frequencies of one store. Engine thread only, but for `kept` and `importing`."""
+
+    def __init__(self, files: Files, device: Device, *, count_rate: float, read_only: bool) -> None:
+        self.accesses = Accesses(count_rate)
+        self.kept = KeptProfiles(files, read_only=read_only)
+        self.importing = threading.Lock()
+        """Held while a profile is kept and ranked, so that what is kept is what is ranked."""
+        self.profiled_rows: dict[int, int] = {}
+        """By table id: how many rows of it the imported profile ranks."""
+        self._device = device
+
+    def load(self, table: TableState) -> None:
+        """Go by what the directory knows of a table."""
+        imported = self.kept.profile("imported", table.table_id)
+        if imported is not None:
+            profile = within(imported[0], table.rows)
+            levels = RowLevels(profile, imported[1]) if table.pool.policy.has_levels else None
+            self.rank(table, len(profile.keys), levels)
+        if self.accesses.rate and table.table_id not in self.accesses.counters:
+            counted = self.kept.profile("counted", table.table_id)
+            if counted is not None:
+                self.accesses.resume(table.table_id, *counted, table.rows)
+
+    def rank(self, table: TableState, rows: int, levels: RowLevels | None) -> None:
+        """Rank a table's rows, `rows` of which have a profile; None: the policy has no levels."""
+        self.profiled_rows[table.table_id] = rows
+        if levels is not None:
+            table.pool.ranks.tables[table.table_id] = levels
+
+    def forget(self, table: TableState) -> None:
+        """Let a table go."""
+        self.accesses.forget(table.table_id, table.name)
+        self.profiled_rows.pop(table.table_id, None)
+
+    def go_back(self, tables: Iterable[TableState], rows: Mapping[int, int]) -> None:
+        """Let go what a restore takes from the present tables, which has `rows` by table id."""
+        for table in tables:
+            if table.table_id not in rows:
+                self.forget(table)
+            elif rows[table.table_id] < table.rows:
+                self.accesses.cut(table.table_id, table.name, rows[table.table_id])
+
+    def clear_counts(self) -> None:
+        """Count anew, whatever was kept."""
+        self.accesses.clear()
+        self.kept.forget_counted()
+
+    def note(self, shares: Sequence[Share]) -> None:
+        """Count a lookup, if it is one of those that are counted."""
+        if self.accesses.begin_call():
+            download = self._device.memory.download
+            self.accesses.note(
+                TableAccess(s.table.table_id, s.table.name, download(s.keys), s.counts)
+                for s in shares
+            )
+
+    def keep_counts(self, tables: Iterable[TableState]) -> None:
+        """Write what has changed. Where the disk refuses a table's, its counts of before stay."""
+        for table in [table for table in tables if table.table_id in self.accesses.changed]:
+            with suppress(EmbstoreError):
+                counted = self.accesses.table_profile(table.table_id, table.name, table.rows)
+                self.kept.keep("counted", table.table_id, counted, self.accesses.rate)
+                self.accesses.changed.discard(table.table_id)

@@ -1,0 +1,409 @@
+"""A hot set in the cache: its rows are brought in, and pinned until another set takes its place.
+
+A set is pinned piece by piece, so that calls get on in between. When a new version comes, a row
+that both have keeps its pin; rows of the new one are pinned while there is room, and where there
+is none, as many of the old one are let go before. So there is no moment at which the hot rows are
+out of the cache together, and the whole is never twice as large. Pins say where rows are and never
+what they are: a swap changes no bit, whatever runs beside it.
+
+Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions have what is
+left of the slots that may be pinned; where a session's pins stand in a hot row's way they are taken
+from it, and its steps planned again.
+
+A set that is asked for is pinned whole, or the one before comes back. What takes slots or tables
+away (a smaller cache, a restore, a drop) takes pins along; what is wanted then is pinned again as
+far as it can be: as far as there is room, and but for rows that cannot be read.
+
+The set belongs to tables, not to names: a table that is dropped leaves it, and another one of its
+name is not in it. In the directory it is therefore by table id.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.cache.pins import PoolPins
+from embstore.cache.pool import Pool
+from embstore.errors import (
+    CapacityError,
+    CorruptTableError,
+    EmbstoreError,
+    InvalidArgumentError,
+    TableNotFoundError,
+)
+from embstore.hotness.background import Background
+from embstore.hotness.kept import KeptProfiles
+from embstore.profiles.hotset import HotSet
+from embstore.results import HotSetFacts
+from embstore.tables.state import TableState
+from embstore.tables.tables import Tables
+from embstore.values import same
+
+PIECE_ROWS = 1024
+"""Pinned at once: a few milliseconds of the engine's where all must be read."""
+_HOT_QUARTERS = 3
+_LOOKED_AT = 16 * PIECE_ROWS
+_PATIENCE_S = 0.05
+_WANTED, _PINNED, _UNREADABLE = 0, 1, 2
+
+Places = NDArray[np.int64]
+
+
+@contextmanager
+def turn(lock: threading.Lock, tables: Tables) -> Iterator[None]:
+    """Hold a lock that is not the engine's; who waits for it finds out when the store is closed."""
+    while not lock.acquire(timeout=_PATIENCE_S):
+        tables.frame.check_open()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass(eq=False)
+class _HotRows:
+    """The hot rows of one table, and which of them are pinned."""
+
+    table: TableState
+    keys: Keys  # (k,) ascending row keys
+    states: NDArray[np.int8]  # (k,)
+    pinned_count: int = 0
+    begin: int = 0
+    """Where the next piece is looked for: the places before have been dealt with."""
+
+    def take_over(self, other: "_HotRows", here: Places, there: Places) -> None:
+        """Take the pins of rows that another set has too: its places `there`, `here` in this."""
+        pinned = other.states[there] == _PINNED
+        other.mark(there[pinned], _WANTED)
+        self.mark(here[pinned], _PINNED)
+
+    def piece(self, state: int) -> Places:
+        """Return the places of a piece of the rows in a state.
+
+        Rows are gone through once: all of one state are asked for, and marked, one piece after the
+        other, before any of another state.
+        """
+        while self.begin < len(self.keys):
+            here = self.states[self.begin : self.begin + _LOOKED_AT] == state
+            places: Places = self.begin + np.flatnonzero(here)[:PIECE_ROWS]
+            if len(places):
+                return places
+            self.begin += _LOOKED_AT
+        return np.empty(0, np.int64)
+
+    def mark(self, places: Places, state: int) -> None:
+        """Note the state of rows; places are unique."""
+        self.pinned_count -= int(np.count_nonzero(self.states[places] == _PINNED))
+        self.states[places] = state
+        self.pinned_count += len(places) if state == _PINNED else 0
+
+
+class HotPins:
+    """The pinned hot set of one store. Any thread; sets are swapped one after the other."""
+
+    def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
+        self._tables = tables
+        self._kept_files = kept
+        self._background = Background("hot set")
+        self._swapping = threading.Lock()
+        self._rows: list[_HotRows] = []  # of the wanted set
+        self._old: list[_HotRows] = []  # of the one before, while it is let go
+        self._ids: dict[str, int] = {}  # of the tables of the wanted set
+        self.wanted = self._kept()
+
+    def _kept(self) -> HotSet | None:
+        kept = self._kept_files.hot_set()
+        if kept is None:
+            return None
+        names = {str(table.table_id): table.name for table in self._tables.by_id.values()}
+        tables = {names[known]: keys for known, keys in kept.tables.items() if known in names}
+        self._ids = {names[known]: int(known) for known in kept.tables if known in names}
+        return replace(kept, tables=tables)
+
+    def pin(self, hot_set: HotSet | None) -> HotSetFacts:
+        """Pin a set in place of the one that is pinned, as `Store.pin_hot_set`.
+
+        After an error, also of the disk or of a row that cannot be read, the set before is pinned.
+        """
+        with turn(self._swapping, self._tables):
+            if hot_set is not None and not self._is_wanted(hot_set):
+                self._check(hot_set)
+            before, ids = self.wanted, self._ids
+            try:
+                self._want(hot_set)
+                self._swap(hot_set or HotSet({}), at_all_costs=True)
+                self._keep()
+            except BaseException:
+                self.wanted, self._ids = before, ids
+                with suppress(EmbstoreError):
+                    self._pin_possible()
+                raise
+            return self.facts()
+
+    def pin_wanted(self) -> None:
+        """Pin what is wanted and not pinned, as far as it can be."""
+        with suppress(EmbstoreError), turn(self._swapping, self._tables):
+            self._pin_possible()
+
+    def _pin_possible(self) -> None:
+        if self.wanted is not None:
+            self._swap(self._possible(self.wanted), at_all_costs=False)
+
+    def _want(self, hot_set: HotSet | None) -> None:
+        """Take a set for the one wanted."""
+        with self._tables.reading():
+            names = hot_set.tables if hot_set is not None else ()
+            self._ids = {name: self._tables.find(name).table_id for name in names}
+            self.wanted = hot_set if hot_set is not None and hot_set.tables else None
+
+    def _keep(self) -> None:
+        """Have the directory keep what is wanted, whole or not at all."""
+        wanted = self.wanted
+        if wanted is not None:  # its tables by their ids
+            tables = {str(self._ids[name]): keys for name, keys in wanted.tables.items()}
+            wanted = replace(wanted, tables=tables)
+        self._kept_files.keep_hot_set(wanted)
+
+    def _is_wanted(self, hot_set: HotSet) -> bool:
+        """Say whether the set is the pinned one, asked for again."""
+        wanted = self.wanted
+        if wanted is None:
+            return False
+        if hot_set.version == wanted.version and same(hot_set.tables, wanted.tables):
+            return True
+        if hot_set.version <= wanted.version:
+            raise InvalidArgumentError(
+                f"expected a hot set of a version above {wanted.version}, which is pinned, found "
+                f"{hot_set.version}; unpin it first, or give a larger version"
+            )
+        return False
+
+    def _check(self, hot_set: HotSet) -> None:
+        found: list[tuple[Pool, Keys]] = []
+        with self._tables.reading():
+            for name, keys in hot_set.tables.items():
+                table = self._tables.find(name)
+                if len(keys) and keys[-1] >= table.rows:
+                    raise InvalidArgumentError(
+                        f"hot set: table {name!r}: expected keys in [0, {table.rows}), found "
+                        f"{keys[-1]}"
+                    )
+                found.append((table.pool, keys))
+        for pool, rows in self._grow(found).items():
+            if rows > _hot_max(pool):
+                raise _no_room(pool, rows)
+
+    def _grow(self, found: Iterable[tuple[Pool, Keys]]) -> Counter[Pool]:
+        """Have pools take the slabs that there are for these hot rows; return how many each has."""
+        needed: Counter[Pool] = Counter()
+        for pool, keys in found:
+            needed[pool] += len(keys)
+        for pool, rows in needed.items():
+            while _hot_max(pool) < rows:
+                with self._tables.background():
+                    if not pool.evictor.grow():
+                        break
+        return needed
+
+    def _possible(self, hot_set: HotSet) -> HotSet:
+        """Return as much of a set as there are tables and slots for now."""
+        found: dict[str, tuple[Pool, Keys]] = {}
+        with self._tables.reading():
+            for name, keys in hot_set.tables.items():
+                with suppress(TableNotFoundError):
+                    table = self._tables.find(name)
+                    if table.table_id == self._ids[name]:
+                        found[name] = table.pool, keys[keys < table.rows]
+        left = {pool: _hot_max(pool) for pool in self._grow(found.values())}
+        tables = {}
+        for name, (pool, keys) in found.items():
+            tables[name] = keys[: left[pool]]
+            left[pool] -= len(tables[name])
+        return replace(hot_set, tables=tables)
+
+    # Swapping
+
+    def _swap(self, hot_set: HotSet, *, at_all_costs: bool) -> None:
+        """Pin a set in place of what is pinned; not `at_all_costs`: what is possible of it."""
+        with self._tables.reading():
+            tables = {name: self._tables.find(name) for name in hot_set.tables}
+            before = self._all_rows
+        rows = [
+            _HotRows(table, table.table_id << KEY_BITS | keys, np.zeros(len(keys), np.int8))
+            for table, keys in zip(tables.values(), hot_set.tables.values(), strict=True)
+        ]
+        shared = [
+            (new, old, *np.intersect1d(new.keys, old.keys, True, return_indices=True)[1:])
+            for new in rows
+            for old in before
+            if old.table is new.table
+        ]
+        with self._tables.reading():
+            alive = self._tables.by_id.values()
+            self._old = [old for old in before if old in self._all_rows]
+            self._rows = [new for new in rows if new.table in alive]
+            for new, old, here, there in shared:
+                if new in self._rows and old in self._old:
+                    new.take_over(old, here, there)
+            for old in self._old:
+                old.begin = 0
+        while self._pin_some(at_all_costs):
+            pass
+        while self._unpin_some():
+            pass
+        self._old = []
+
+    @property
+    def _all_rows(self) -> list[_HotRows]:
+        return [*self._old, *self._rows]
+
+    def _pin_some(self, at_all_costs: bool) -> bool:
+        with self._tables.background():
+            for rows in self._rows:
+                places = rows.piece(_WANTED)
+                if len(places):
+                    self._pin_piece(rows, places, at_all_costs)
+                    return True
+        return False
+
+    def _pin_piece(self, rows: _HotRows, places: Places, at_all_costs: bool) -> None:
+        pool = rows.table.pool
+        pool.pins.add_reclaimer(self)
+        while (room := _hot_max(pool) - self._pinned_in(pool)) < len(places):
+            if not self._unpin_of(pool) and not pool.evictor.grow():
+                break
+        if pool.pins.count + len(places) > pool.pins.most:
+            pool.pins.reclaim(but_of=self)
+        places = places[: max(0, min(room, pool.pins.most - pool.pins.count))]
+        if len(places):
+            self._pin_places(rows, places, at_all_costs)
+        elif at_all_costs:
+            raise _no_room(pool, len(rows.keys))
+        else:
+            rows.begin = len(rows.keys)  # no more of them
+
+    def _pin_places(self, rows: _HotRows, places: Places, at_all_costs: bool) -> None:
+        """Bring rows in and pin them; those that cannot be read are passed over, or raised."""
+        pool = rows.table.pool
+        places = places[: pool.residency.part_keys(len(places))]
+        try:
+            slots = pool.residency.make_resident(pool.device.memory.upload(rows.keys[places]))
+        except CorruptTableError:
+            if at_all_costs:
+                raise
+            if len(places) == 1:
+                rows.mark(places, _UNREADABLE)
+            else:
+                middle = len(places) // 2
+                for half in (places[:middle], places[middle:]):
+                    self._pin_places(rows, half, at_all_costs)
+            return
+        pool.pins.pin(slots)
+        rows.mark(places, _PINNED)
+
+    def _pinned_in(self, pool: Pool) -> int:
+        return sum(rows.pinned_count for rows in self._all_rows if rows.table.pool is pool)
+
+    def _unpin_of(self, pool: Pool) -> bool:
+        """Let a piece of the set before go, in a pool; False: nothing of it is left there."""
+        for rows in self._old:
+            if rows.table.pool is pool and len(places := rows.piece(_PINNED)):
+                self._unpin(rows, places)
+                return True
+        return False
+
+    def _unpin_some(self) -> bool:
+        with self._tables.background():
+            return any(self._unpin_of(rows.table.pool) for rows in self._old)
+
+    def _unpin(self, rows: _HotRows, places: Places) -> None:
+        """Take the pins of rows, which are where they were pinned. Engine thread."""
+        pool = rows.table.pool
+        d_slots, missing = pool.finder.locate(pool.device.memory.upload(rows.keys[places]))
+        assert not missing, "a pinned row does not leave"
+        pool.pins.unpin(d_slots)
+        rows.mark(places, _WANTED)
+
+    # What takes pins away. Engine thread
+
+    def reclaim(self, pins: PoolPins) -> None:
+        """Take all pins of a pool back, before its slots go."""
+        self._unpin_all([rows for rows in self._all_rows if rows.table.pool.pins is pins])
+        self._background.start(self.pin_wanted)
+
+    def release_tables(self, tables: Sequence[TableState], *, are_dropped: bool) -> None:
+        """Take the pins of tables back, before these go or become others. Engine thread."""
+        gone = [rows for rows in self._all_rows if rows.table in tables]
+        self._unpin_all(gone)
+        self._rows = [rows for rows in self._rows if rows not in gone]
+        self._old = [rows for rows in self._old if rows not in gone]
+        if are_dropped and self.wanted is not None:
+            self._forget(tables)
+
+    def _forget(self, tables: Iterable[TableState]) -> None:
+        """Want no rows of tables any more that have been dropped."""
+        assert self.wanted is not None
+        ids = {table.table_id for table in tables}
+        wanted, left = self.wanted, dict(self.wanted.tables)
+        for name in [name for name, known in self._ids.items() if known in ids]:
+            del left[name]
+        if len(left) < len(wanted.tables):
+            self.wanted = HotSet(left, wanted.version, wanted.threshold) if left else None
+            with suppress(EmbstoreError):  # what is there of it means no table that there is
+                self._keep()
+
+    def _unpin_all(self, gone: list[_HotRows]) -> None:
+        for rows in gone:
+            places = np.flatnonzero(rows.states == _PINNED)
+            if len(places):
+                self._unpin(rows, places)
+            rows.begin = 0
+
+    # Life
+
+    def start(self) -> None:
+        """Pin what is wanted, in the background, if anything is missing."""
+        if not self.is_complete:
+            self._background.start(self.pin_wanted)
+
+    def stop(self) -> None:
+        """Begin no more work in the background."""
+        self._background.stop()
+
+    def join_threads(self) -> None:
+        """Wait for the work in the background. Not with the engine."""
+        self._background.join()
+
+    # Looking
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that is wanted is pinned."""
+        wanted = self.wanted.row_count if self.wanted is not None else 0
+        return self.facts().pinned_rows >= wanted
+
+    def facts(self) -> HotSetFacts:
+        """Return which set is wanted, and how much of it is pinned."""
+        wanted = self.wanted
+        pinned = sum(rows.pinned_count for rows in self._rows)
+        if wanted is None:
+            return HotSetFacts(0, 0, 0, pinned)
+        return HotSetFacts(wanted.version, wanted.row_count, wanted.bytes, pinned)
+
+
+def _hot_max(pool: Pool) -> int:
+    """Return how many hot rows a pool takes, of the slots that it has."""
+    return pool.slots.count * _HOT_QUARTERS // 4
+
+
+def _no_room(pool: Pool, rows: int) -> CapacityError:
+    return CapacityError(
+        f"hot set: {rows} rows are more than {_hot_max(pool)}, three quarters of the slots for "
+        f"rows of dim {pool.layout.dim}; a larger cache_bytes has more"
+    )

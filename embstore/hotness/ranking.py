@@ -1,0 +1,172 @@
+"""What a store knows of how often its rows are used: counts of its own, and profiles it was given.
+
+A profile that is imported ranks the rows of its tables: under the rank policy it decides what
+leaves the cache, warm-up goes by it under every policy, and under LFU rows that are there start
+with counts in its proportion. It is checked whole before anything changes, and kept in the
+directory (kept.py). No row, no t and no digest depends on any of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, KEY_MASK
+from embstore.cache.levels import RowLevels
+from embstore.cache.policies import POLICIES
+from embstore.cache.pool import Pool
+from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore.hotness.accesses import at_rate, no_counts, within
+from embstore.hotness.frequencies import Frequencies
+from embstore.hotness.pins import turn
+from embstore.profiles.profile import Counts, Profile, TableProfile, Trace
+from embstore.tables.state import TableState
+from embstore.tables.tables import Tables
+
+PIECE_SLOTS = 1 << 17
+"""Ranked at once: a few milliseconds of the engine's."""
+
+
+class Ranking:
+    """Profiles exported from a store, and imported. Any thread."""
+
+    def __init__(self, tables: Tables, frequencies: Frequencies) -> None:
+        self._tables = tables
+        self._frequencies = frequencies
+
+    def export_profile(self, source: str) -> Profile:
+        """Return what was counted, or what was imported; tables without either are there, empty.
+
+        Other calls go on in between: only copies are made while they wait, of a table at a time.
+        """
+        with self._tables.reading():
+            tables = self._tables.sorted()
+        return self._counted(tables) if source == "counted" else self._imported(tables)
+
+    def _counted(self, tables: Sequence[TableState]) -> Profile:
+        accesses, copies = self._frequencies.accesses, []
+        for table_id in [table.table_id for table in tables]:
+            with self._tables.background():
+                table = self._tables.by_id.get(table_id)
+                if table is not None:  # a restore may have made it anew, and it may be gone
+                    copies.append((table.name, table.rows, accesses.copied(table_id)))
+        with self._tables.background():
+            trace = accesses.recorder.copied()
+        profiles = [
+            no_counts(name, rows) if copy is None else copy.profile(name, rows)
+            for name, rows, copy in copies
+        ]
+        return Profile(
+            {profile.name: profile for profile in profiles},
+            rate=accesses.rate or 1.0,
+            trace=Trace(**trace),
+            store_id=self._tables.storage.catalogue.store_id,
+        )
+
+    def _imported(self, tables: Sequence[TableState]) -> Profile:
+        kept = [self._frequencies.kept.profile("imported", table.table_id) for table in tables]
+        rates = {found[1] for found in kept if found}
+        rate = rates.pop() if len(rates) == 1 else 1.0
+        profiles = {
+            table.name: no_counts(table.name, table.rows)
+            if found is None
+            else at_rate(within(found[0], table.rows), found[1], rate)
+            for table, found in zip(tables, kept, strict=True)
+        }
+        return Profile(profiles, rate=rate, store_id=self._tables.storage.catalogue.store_id)
+
+    def import_profile(self, profile: Profile, rename: dict[str, str]) -> None:
+        """Rank the rows of the profile's tables by it, as `Store.import_profile`.
+
+        One import after the other. Other calls go on in between; what one of them has done to a
+        table, the import finds. If it cannot be kept, some tables may have it.
+        """
+        with turn(self._frequencies.importing, self._tables):
+            with self._tables.reading():
+                self._tables.storage.check_usable(write=True)
+                found = self._checked(profile, rename)
+            for table_id, given in found.items():
+                self._frequencies.kept.keep("imported", table_id, given, profile.rate)
+            self._rank(found, profile.rate)
+
+    def _checked(self, profile: Profile, rename: dict[str, str]) -> dict[int, TableProfile]:
+        """Return the profiles by the ids of their tables."""
+        unknown = sorted(rename.keys() - profile.tables.keys())
+        if unknown:
+            raise InvalidArgumentError(
+                f"expected rename to name tables of the profile {sorted(profile.tables)}, found "
+                f"{unknown}"
+            )
+        targets = {name: rename.get(name, name) for name in profile.tables}
+        if len(set(targets.values())) < len(targets):
+            raise InvalidArgumentError(f"expected each table to get one profile, found {targets}")
+        found = {}
+        for name, target in targets.items():
+            table, given = self._found(target, name), profile.tables[name]
+            if given.key_bound > table.rows:
+                raise InvalidArgumentError(
+                    f"table {target!r} has {table.rows} rows, the profile of {name!r} is of a "
+                    f"table of {given.key_bound} or more: it is another table's, or was counted "
+                    "after it had grown"
+                )
+            found[table.table_id] = replace(given, name=target, rows=table.rows)
+        return found
+
+    def _found(self, target: str, name: str) -> TableState:
+        try:
+            return self._tables.find(target)
+        except TableNotFoundError as exc:
+            raise TableNotFoundError(
+                f"the profile has table {name!r}: {exc}; rename={{{name!r}: ...}} names the table "
+                "that it is for"
+            ) from exc
+
+    def _rank(self, found: Mapping[int, TableProfile], rate: float) -> None:
+        """Have tables, by id, go by their profiles, and so the rows that are resident."""
+        levels: dict[int, RowLevels] = {}
+        if POLICIES[self._tables.policy].has_levels:
+            levels = {table_id: RowLevels(given, rate) for table_id, given in found.items()}
+        with self._tables.reading():
+            pools: dict[int, Pool] = {}
+            for table_id, given in found.items():
+                table = self._tables.by_id.get(table_id)
+                if table is not None:  # a restore may have made it anew, and it may be gone
+                    self._frequencies.rank(table, len(given.keys), levels.get(table_id))
+                    pools[id(table.pool)] = table.pool
+        for pool in pools.values():
+            low = 0
+            while low >= 0:
+                low = self._rank_piece(pool, found, low)
+
+    def _rank_piece(self, pool: Pool, found: Mapping[int, TableProfile], low: int) -> int:
+        """Rank the rows of some slots from `low` on; return where the next begin, -1: nowhere.
+
+        Rows that change slots meanwhile come with their levels, but not with LFU's counts: some of
+        them may have to earn these.
+        """
+        with self._tables.background():
+            if pool not in self._tables.pools.values() or low >= pool.slots.count:
+                return -1
+            high = min(low + PIECE_SLOTS, pool.slots.count)
+            if pool.policy.counts_touches:
+                _seed(pool, found, low, high)
+            pool.residency.rank_again(low, high)
+            return high
+
+
+def _seed(pool: Pool, found: Mapping[int, TableProfile], low: int, high: int) -> None:
+    keys = pool.device.slots.read_range(pool.slots.memory, low, high).keys
+    for table_id in found.keys() & pool.tables:
+        given = found[table_id]
+        places = np.flatnonzero(keys >> KEY_BITS == table_id)
+        if len(places):
+            counts = _counts_of(given, keys[places] & KEY_MASK)
+            pool.scores.seed(low + places, counts, given.accesses)
+
+
+def _counts_of(profile: TableProfile, keys: NDArray[np.int64]) -> Counts:
+    if not len(profile.keys):
+        return np.zeros(len(keys), np.int64)
+    places = np.minimum(np.searchsorted(profile.keys, keys), len(profile.keys) - 1)
+    return np.where(profile.keys[places] == keys, profile.counts[places], 0)

@@ -1,0 +1,164 @@
+"""Warming: the rows that will be asked for most come to the cache before they are asked for.
+
+Rows are chosen by their profiled counts over all tables of a pool, for a share of its slots, and
+brought in piece by piece, so that calls get on in between. The most frequent come last: under LRU
+they leave last then. Under LFU they start with the counts that they would have by now.
+
+At opening this goes on in a thread of its own; where somebody asks for it, it is done in their
+thread. Which rows are warm changes no bit of any.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.cache.pool import Pool
+from embstore.commands import Progress
+from embstore.errors import CorruptTableError, EmbstoreError, StoreClosedError
+from embstore.hotness.accesses import within
+from embstore.hotness.background import Background
+from embstore.hotness.kept import KeptProfiles
+from embstore.hotness.pins import PIECE_ROWS, turn
+from embstore.hotness.stats import WarmingStats
+from embstore.profiles.profile import Counts
+from embstore.results import Warmed
+from embstore.tables.tables import Tables
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The rows of one pool that are to be warm, the least frequent first."""
+
+    pool: Pool
+    keys: Keys  # (n,) row keys
+    counts: Counts  # (n,) in the profile
+    accesses: int
+
+
+class Warming:
+    """Brings rows in. Any thread."""
+
+    def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
+        self._tables = tables
+        self._kept = kept
+        self._background = Background("warming")
+        self._warming = threading.Lock()
+        self.stats = WarmingStats()
+
+    def start(self, share: float) -> None:
+        """Warm a share in the background."""
+
+        def warm() -> None:
+            with suppress(EmbstoreError):  # whoever asks for the rows gets the error
+                self._warm(share, None, at_all_costs=False)
+
+        if share:
+            self._background.start(warm)
+
+    def warm(self, share: float, progress: Progress | None) -> Warmed:
+        """Bring the most frequent rows in, for a share of the slots.
+
+        Raises
+        ------
+        CapacityError, CorruptTableError : some rows are warm.
+        """
+        stats = self._warm(share, progress, at_all_costs=True)
+        return Warmed(stats.rows, stats.of, finished=True)
+
+    def _warm(self, share: float, progress: Progress | None, *, at_all_costs: bool) -> WarmingStats:
+        with turn(self._warming, self._tables):
+            stats = self.stats = WarmingStats(running=True)
+            try:
+                self._bring_all(stats, share, progress, at_all_costs=at_all_costs)
+            except EmbstoreError as exc:
+                stats.error = str(exc)
+                raise
+            finally:
+                stats.running = False
+            return stats
+
+    def _bring_all(
+        self, stats: WarmingStats, share: float, progress: Progress | None, *, at_all_costs: bool
+    ) -> None:
+        chosen = list(self._chosen(share))
+        stats.of = sum(len(one.keys) for one in chosen)
+        for one in chosen:
+            for low in range(0, len(one.keys), PIECE_ROWS):
+                piece = slice(low, low + PIECE_ROWS)
+                try:
+                    stats.rows += self._bring(one, piece)
+                except CorruptTableError:
+                    if at_all_costs:
+                        raise
+                if progress is not None:
+                    progress(stats.rows, stats.of)
+
+    def _chosen(self, share: float) -> Iterator[_Chosen]:
+        with self._tables.reading():
+            tables = self._tables.by_id.values()
+            pools = [
+                (pool, [t.table_id for t in tables if t.pool is pool])
+                for pool in self._tables.pools.values()
+            ]
+        for pool, ids in pools:
+            parts = [part for table_id in ids if (part := self._profiled(table_id)) is not None]
+            if parts:
+                yield self._most_frequent(pool, share, parts)
+
+    def _profiled(self, table_id: int) -> tuple[Keys, NDArray[np.float64]] | None:
+        """Return the row keys of a table that have a profile, and about how many accesses each."""
+        kept = self._kept.profile("imported", table_id)
+        if kept is None or not len(kept[0].keys):
+            return None
+        table, rate = kept
+        with self._tables.reading():
+            if table_id not in self._tables.by_id:
+                return None
+            table = within(table, self._tables.by_id[table_id].rows)
+        return table_id << KEY_BITS | table.keys, table.counts / rate
+
+    def _most_frequent(
+        self, pool: Pool, share: float, parts: list[tuple[Keys, NDArray[np.float64]]]
+    ) -> _Chosen:
+        keys = np.concatenate([part[0] for part in parts])
+        counts = np.concatenate([part[1] for part in parts])
+        while share * pool.slots.count < len(keys):
+            with self._tables.background():
+                if not pool.evictor.grow():
+                    break
+        room = int(share * min(pool.slots.count, pool.pins.most))
+        accesses = int(counts.sum())
+        if not room:
+            keys, counts = keys[:0], counts[:0]
+        elif room < len(keys):
+            top = np.argpartition(counts, len(counts) - room)[len(counts) - room :]
+            keys, counts = keys[top], counts[top]
+        order = np.argsort(counts, kind="stable")
+        return _Chosen(pool, keys[order], counts[order].astype(np.int64), accesses)
+
+    def _bring(self, one: _Chosen, piece: slice) -> int:
+        pool, keys, counts = one.pool, one.keys[piece], one.counts[piece]
+        with self._tables.background():
+            if self._background.is_stopping:
+                raise StoreClosedError("the store was closed while the cache was warmed")
+            ids = [table_id for table_id in pool.tables if table_id in self._tables.by_id]
+            here = np.isin(keys >> KEY_BITS, ids)  # a table may have been dropped meanwhile
+            room = pool.residency.part_keys(int(np.count_nonzero(here))) if here.any() else 0
+            keys, counts = keys[here][:room], counts[here][:room]
+            if room:
+                slots = pool.residency.make_resident(pool.device.memory.upload(keys))
+                pool.scores.seed(slots, counts, one.accesses)
+        return len(keys)
+
+    def stop(self) -> None:
+        """Have what runs end soon, and begin nothing."""
+        self._background.stop()
+
+    def join_threads(self) -> None:
+        """Wait for the work in the background. Not with the engine."""
+        self._background.join()

@@ -1,0 +1,48 @@
+// Accesses of a call, and how many of them hit.
+//
+//     count_accesses   findings[ACCESSES], findings[HITS] += positions with an id in [low, high),
+//                      those of them with a slot; a position weighs counts[p], or 1
+//
+// Grid: PER_THREAD positions a thread and round, a whole grid apart, so that their loads are under
+// way together; sums in registers, then in the block, and an atomic of one thread: a grid no larger
+// than fills the device. Deterministic: sums of integers.
+// CPU twin: count_accesses.py. Bytes of n positions: 4 n, and sectors of slots, in the L2 cache.
+
+#define PER_THREAD 4
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_accesses(
+    const int32* __restrict__ inverse,  // (n,)
+    const int64 n,
+    const int64* __restrict__ slots,  // (high - low,), -1 where absent
+    const int64 low,
+    const int64 high,
+    const int64* __restrict__ counts,  // (n,) or null: 1 each
+    int64* findings) {
+    __shared__ int64 access_counts[WARPS], hit_counts[WARPS];
+    const int64 step = thread_count();
+    int64 accesses = 0, hits = 0;
+    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
+        int64 ids[PER_THREAD], found[PER_THREAD];
+        UNROLLED(j, PER_THREAD) {
+            const int64 p = begin + j * step;
+            ids[j] = p < n ? __ldg(inverse + p) : high;
+        }
+        UNROLLED(j, PER_THREAD) {
+            const bool counted = low <= ids[j] && ids[j] < high;
+            found[j] = counted ? __ldg(slots + ids[j] - low) : -1;
+        }
+        UNROLLED(j, PER_THREAD) {
+            if (low <= ids[j] && ids[j] < high) {
+                const int64 weight = counts ? __ldg(counts + begin + j * step) : 1;
+                accesses += weight;
+                hits += found[j] >= 0 ? weight : 0;
+            }
+        }
+    }
+    accesses = block_sum(accesses, access_counts);
+    hits = block_sum(hits, hit_counts);
+    if (threadIdx.x == 0 && accesses > 0) {
+        add_to(findings + ACCESSES, accesses);
+        add_to(findings + HITS, hits);
+    }
+}

@@ -1,0 +1,129 @@
+// Scores of slots, as calls, policies, pins and announced steps change them. The
+// result is that of its twin: scores.py; what a kernel returns there is added to `count` here.
+//
+// Grid: a slot a thread, grid-stride; counts add up in the block, and end in an atomic of one
+// thread. Preconditions: slots unique but for -1, which is skipped, or unique (arrive); ranks below
+// PIN_ONE, counts at most COUNT_MAX; count zeroed. Deterministic: sums of integers.
+// Bytes of n slots: touch, add_pins, arrive 72 n, foresee and set_counts
+// 80 n, count_pending 40 n, age_scores and forget_foreseen 16 n.
+
+__device__ __forceinline__ int64 pins_of(int64 score) {
+    return (score >> PIN_SHIFT) & PINS_MAX;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,), -1: skipped
+    const int64 n,
+    const int64 clock,
+    const int32 counting) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot < 0) {
+            continue;
+        }
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        const int64 before = *score;
+        const int64 touches = before & FORESEEN ? 0 : (before >> CLOCK_BITS) & COUNT_MAX;
+        const int64 more = counting == COUNT_UP;
+        const int64 count = counting == COUNT_NONE ? 0 : min(touches + more, COUNT_MAX);
+        *score = (before & ABOVE_RANK) | count << CLOCK_BITS | clock;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) set_counts(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,   // (n,), -1: skipped
+    const int64* __restrict__ counts,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot < 0) {
+            continue;
+        }
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        if (!(*score & FORESEEN)) {
+            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | __ldg(counts + i) << CLOCK_BITS;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) age_scores(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64 slot_count) {
+    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        const int64 half = ((*score >> CLOCK_BITS) & COUNT_MAX) >> 1;
+        if (!(*score & FORESEEN)) {
+            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) add_pins(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,), -1: skipped
+    const int64 n,
+    const int64 step,  // 1 or -1
+    int64* count) {    // (1,), zeroed
+    __shared__ int64 counts[WARPS];
+    int64 alone = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        if (slot >= 0) {
+            int64* score = score_of(slabs, slab_shift, stride, slot);
+            const int64 before = *score, after = before + step * PIN_ONE;
+            alone += pins_of(before) == 0 || pins_of(after) == 0;
+            *score = after;
+        }
+    }
+    add_of_block(count, alone, counts);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_pending(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,), -1: skipped
+    const int64 n,
+    int64* count) {  // (1,), zeroed
+    __shared__ int64 counts[WARPS];
+    int64 pending = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        pending += slot >= 0 && __ldg(score_of(slabs, slab_shift, stride, slot)) < 0;
+    }
+    add_of_block(count, pending, counts);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) arrive(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,)
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        *score_of(slabs, slab_shift, stride, __ldg(slots + i)) &= ~PENDING;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) foresee(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,), -1: skipped
+    const int64* __restrict__ ranks,  // (n,), negative: skipped
+    const int64 n) {
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i), rank = __ldg(ranks + i);
+        if (slot >= 0 && rank >= 0) {
+            int64* score = score_of(slabs, slab_shift, stride, slot);
+            *score = (*score & ABOVE_RANK) | rank;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) forget_foreseen(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64 slot_count) {
+    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        if (*score & FORESEEN) {
+            *score &= ABOVE_RANK;
+        }
+    }
+}

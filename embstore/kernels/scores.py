@@ -1,0 +1,159 @@
+"""Scores of slots, as calls, policies, pins and announced steps change them.
+
+The fields of a score stand in `embstore.score`.
+
+    touch            of slots[i], foreseen no longer: the clock; and the count, that of a foreseen
+                     one being 0 before, is 0 (COUNT_NONE), one more but saturating (COUNT_UP), or
+                     as it was (COUNT_KEEP)
+    set_counts       of slots[i], unless foreseen: count = counts[i]
+    age_scores       of all slots, unless foreseen: count becomes count // 2, the clock stays
+    add_pins         of slots[i]: pins + step; how many have none, before or after
+    count_pending    how many slots[i] are PENDING
+    arrive           of slots[i]: no longer PENDING
+    foresee          of slots[i], where ranks[i] >= 0: low 52 bits = ranks[i]
+    forget_foreseen  of all slots that are foreseen: low 52 bits = 0
+
+`slots` are unique but for -1, which is skipped; those of arrive have no -1. Pins are not checked
+for overflow or underflow: whoever counts pins bounds them.
+
+A touch ends what was foreseen, because only the present clock in the low 40 bits says that the
+running call needs the row: a rank left in its place would let the call take its own row as victim.
+"""
+
+from embstore.arithmetic.jit import Int, Int64s, Int64sIn, kernel, prefetch, prefetch_to_write
+from embstore.score import (
+    CLOCK_BITS,
+    CLOCK_MASK,
+    COUNT_MAX,
+    COUNT_NONE,
+    COUNT_UP,
+    FORESEEN,
+    PENDING,
+    PIN_ONE,
+    PIN_SHIFT,
+    PINS_MAX,
+)
+
+_AHEAD = 16
+_ABOVE_COUNT = -FORESEEN  # bits 51..63
+_ABOVE_RANK = -PIN_ONE  # bits 52..63
+_PIN_BITS = PINS_MAX << PIN_SHIFT
+
+
+@kernel
+def touch(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (u,), unique but for -1
+    clock: Int,
+    counting: Int,
+) -> None:
+    """Score the slots of a call."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        slot = slots[i]
+        if slot < 0:
+            continue
+        score = scores[slot]
+        before = 0 if score & FORESEEN else (score >> CLOCK_BITS) & COUNT_MAX
+        count = 0 if counting == COUNT_NONE else min(before + (counting == COUNT_UP), COUNT_MAX)
+        scores[slot] = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
+
+
+@kernel
+def set_counts(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+    counts: Int64sIn,  # (n,), at most COUNT_MAX
+) -> None:
+    """Give the slots their counts."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0 and not scores[slots[i]] & FORESEEN:
+            kept = scores[slots[i]] & (_ABOVE_COUNT | CLOCK_MASK)
+            scores[slots[i]] = kept | counts[i] << CLOCK_BITS
+
+
+@kernel
+def age_scores(scores: Int64s) -> None:
+    """Halve every count."""
+    for slot in range(scores.shape[0]):
+        score = scores[slot]
+        half = ((score >> CLOCK_BITS) & COUNT_MAX) >> 1
+        aged = (score & (_ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS
+        scores[slot] = score if score & FORESEEN else aged
+
+
+@kernel
+def add_pins(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+    step: Int,  # 1 or -1
+) -> int:
+    """Change each slot's pins; return how many have none, before or after."""
+    start = scores.ctypes.data
+    count = 0
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0:
+            before = scores[slots[i]]
+            after = before + step * PIN_ONE
+            count += (before & _PIN_BITS == 0) | (after & _PIN_BITS == 0)
+            scores[slots[i]] = after
+    return count
+
+
+@kernel
+def count_pending(
+    scores: Int64sIn,  # (slot count,)
+    slots: Int64sIn,  # (n,), -1 skipped
+) -> int:
+    """Return how many of the slots wait for their row."""
+    start = scores.ctypes.data
+    count = 0
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0:
+            count += scores[slots[i]] < 0
+    return count
+
+
+@kernel
+def arrive(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique
+) -> None:
+    """Say that the rows of the slots are there."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        scores[slots[i]] &= ~PENDING
+
+
+@kernel
+def foresee(
+    scores: Int64s,  # (slot count,)
+    slots: Int64sIn,  # (n,), unique but for -1
+    ranks: Int64sIn,  # (n,), below PIN_ONE; a negative one is skipped
+) -> None:
+    """Rank the slots."""
+    start = scores.ctypes.data
+    for i in range(slots.shape[0]):
+        if i + _AHEAD < slots.shape[0]:
+            prefetch_to_write(start + slots[i + _AHEAD] * 8)
+        if slots[i] >= 0 and ranks[i] >= 0:
+            scores[slots[i]] = (scores[slots[i]] & _ABOVE_RANK) | ranks[i]
+
+
+@kernel
+def forget_foreseen(scores: Int64s) -> None:
+    """Rank the slots that are foreseen below all others."""
+    for slot in range(scores.shape[0]):
+        score = scores[slot]
+        scores[slot] = score & _ABOVE_RANK if score & FORESEEN else score

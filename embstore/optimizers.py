@@ -1,0 +1,236 @@
+"""The optimizers, each described once: parameters, state, scalars, formula (contract.md, rule 4).
+
+A formula is the update of one element, in Python. It takes the gradient g, the weight w, the
+element's state and the scalars, and returns the new weight and state. It runs in three forms:
+
+    NumPy   embstore.arithmetic.optimizers           arrays (n, dim), scalars np.float32
+    Numba   embstore.kernels.apply                   float32, inlined in the loop over a row
+    Torch   embstore_training.hotcold.torch_replica  tensors (n, dim), scalars tensors (1,)
+
+All three must give the same bits, so a formula uses what rounds once in fp32 in each of them: + - *
+/, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this module. It is written
+operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut for a zero gradient
+or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form, kernels/apply.cu,
+is written by hand and compared with these bit by bit.
+
+An optimizer may also have a **row formula**. It takes the sum of g*g over the row (rule 3), the
+state that the row has once, and the scalars. It returns the one scalar of the element formula, and
+the new state.
+
+Scalars are computed in float64 once per update and table, and rounded to fp32 once. The digest
+names the fixed parameters, which are all but the learning rate. All state starts at
+`initial_state`. In a row, element state follows the weights, one array of dim after the other;
+then comes row state.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, ClassVar
+
+import numpy as np
+
+from embstore.arrays import fp32_scalar
+from embstore.errors import InvalidArgumentError
+
+__all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Optimizer", "RowWiseAdagrad", "Sgd"]
+
+# The operations that are no operators. NumPy's are the default; Torch registers its own by type,
+# and Numba compiles what `embstore.kernels.apply` gives it for them.
+
+
+@singledispatch
+def sqrt(x: Any) -> Any:
+    """Return the correctly rounded square root."""
+    return np.sqrt(x)
+
+
+@singledispatch
+def copysign(magnitude: Any, sign: Any) -> Any:
+    """Return `magnitude` with the sign of `sign`."""
+    return np.copysign(magnitude, sign)
+
+
+@singledispatch
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """Return `x` where `condition` is true, else `y`. One of the two may be a number."""
+    return np.where(condition, x, y)
+
+
+def power(base: float, n: int) -> float:
+    """Return base**n, n >= 0, by square-and-multiply in float64; math.pow differs by machine."""
+    result = 1.0
+    while n:
+        if n & 1:
+            result *= base
+        base *= base
+        n >>= 1
+    return result
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What every optimizer has; its docstring gives the formula."""
+
+    learning_rate: float
+
+    kind: ClassVar[str]
+    """Its name in identities, on the wire and on the command line."""
+    scalars: ClassVar[tuple[str, ...]]
+    """What the row formula takes, or the element formula where there is no row formula; at most
+    `embstore.arithmetic.SCALARS`, in the order in which the CUDA kernels read them."""
+    element_state: ClassVar[tuple[str, ...]] = ()
+    """State that each element has: one fp32 each."""
+    row_state: ClassVar[tuple[str, ...]] = ()
+    """State that a row has once: one fp32 each. Only the row formula sees it."""
+    element_formula: ClassVar[Callable[..., tuple[Any, ...]]]
+    """(g, w, *element_state, *scalars) -> (w, *element_state)"""
+    row_formula: ClassVar[Callable[..., tuple[Any, ...]] | None] = None
+    """(sum of g*g, *row_state, *scalars) -> (scalar, *row_state)"""
+
+    def __post_init__(self) -> None:
+        self.check_learning_rate(self.learning_rate)
+
+    @classmethod
+    def check_learning_rate(cls, value: Any, name: str = "learning_rate") -> float:
+        """Return `value` as a float if updates may have it as their rate; the error says `name`."""
+        return fp32_scalar(value, name)
+
+    @classmethod
+    def state_dim(cls, dim: int) -> int:
+        """Return the number of fp32 state elements of a row of `dim` weights."""
+        return len(cls.element_state) * dim + len(cls.row_state)
+
+    @property
+    def initial_state(self) -> float:
+        """What every state element starts as."""
+        return 0.0
+
+    def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
+        """Return the `scalars` of an update in float64; t counts this update, t >= 1."""
+        raise NotImplementedError
+
+
+def _check_normal(value: float, name: str) -> None:
+    if not np.float32(value) >= np.finfo(np.float32).tiny:
+        raise InvalidArgumentError(f"expected {name} to be a normal fp32 > 0, found {value!r}")
+
+
+@dataclass(frozen=True)
+class Sgd(Optimizer):
+    """w = w - lr*g. No state."""
+
+    kind = "sgd"
+    scalars = ("lr",)
+
+    def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
+        return (learning_rate,)
+
+    @staticmethod
+    def element_formula(g: Any, w: Any, lr: Any) -> tuple[Any, ...]:
+        return (w - lr * g,)
+
+
+@dataclass(frozen=True)
+class _Accumulating(Optimizer):
+    """The parameters that both forms of Adagrad have."""
+
+    epsilon: float = 1e-8
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fp32_scalar(self.initial_accumulator, "initial_accumulator")
+        _check_normal(fp32_scalar(self.epsilon, "epsilon"), "epsilon")
+
+    @property
+    def initial_state(self) -> float:
+        return self.initial_accumulator
+
+
+@dataclass(frozen=True)
+class Adagrad(_Accumulating):
+    """s = s + g*g; w = w - (lr*g) / (sqrt(s) + epsilon). State: s, one per weight."""
+
+    kind = "adagrad"
+    scalars = ("lr", "epsilon")
+    element_state = ("s",)
+
+    def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
+        return learning_rate, self.epsilon
+
+    @staticmethod
+    def element_formula(g: Any, w: Any, s: Any, lr: Any, epsilon: Any) -> tuple[Any, ...]:
+        s = s + g * g
+        return w - (lr * g) / (sqrt(s) + epsilon), s
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(_Accumulating):
+    """s = s + mean(g*g); w = w - (lr / (sqrt(s) + epsilon)) * g. State: one s per row.
+
+    The mean is the sum of rule 3, divided by dim.
+    """
+
+    kind = "rowwise_adagrad"
+    scalars = ("lr", "epsilon", "dim")
+    row_state = ("s",)
+
+    def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
+        return learning_rate, self.epsilon, dim
+
+    @staticmethod
+    def row_formula(squares: Any, s: Any, lr: Any, epsilon: Any, dim: Any) -> tuple[Any, ...]:
+        s = s + squares / dim
+        return lr / (sqrt(s) + epsilon), s
+
+    @staticmethod
+    def element_formula(g: Any, w: Any, rate: Any) -> tuple[Any, ...]:
+        return (w - rate * g,)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """m = b1*m + (1-b1)*g; v = b2*v + ((1-b2)*g)*g; w = w - (lr_t*m) / (sqrt(v) + eps_t).
+
+    State: m, then v. Both bias corrections are folded into lr_t and eps_t, so that no element needs
+    another division. It is lazy: a row that an update does not name keeps m and v.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    kind = "adam"
+    scalars = ("lr_t", "eps_t", "b1", "one_minus_b1", "b2", "one_minus_b2")
+    element_state = ("m", "v")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            if not fp32_scalar(getattr(self, name), name) < 1.0:
+                raise InvalidArgumentError(
+                    f"expected 0 <= {name} < 1, found {getattr(self, name)!r}"
+                )
+        _check_normal(fp32_scalar(self.epsilon, "epsilon"), "epsilon")
+        _check_normal(self.epsilon * (1.0 - self.beta2) ** 0.5, "epsilon * sqrt(1 - beta2)")
+
+    def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
+        b1, b2 = self.beta1, self.beta2
+        correction = math.sqrt(1.0 - power(b2, t))
+        lr_t = learning_rate * correction / (1.0 - power(b1, t))
+        return lr_t, self.epsilon * correction, b1, 1.0 - b1, b2, 1.0 - b2
+
+    @staticmethod
+    def element_formula(
+        g: Any, w: Any, m: Any, v: Any, lr_t: Any, eps_t: Any,
+        b1: Any, one_minus_b1: Any, b2: Any, one_minus_b2: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        m = b1 * m + one_minus_b1 * g
+        v = b2 * v + (one_minus_b2 * g) * g
+        return w - (lr_t * m) / (sqrt(v) + eps_t), m, v
+
+
+OPTIMIZERS: dict[str, type[Any]] = {c.kind: c for c in (Sgd, Adagrad, RowWiseAdagrad, Adam)}
+"""The optimizers there are, by kind."""

@@ -1,0 +1,301 @@
+"""Files of profiles and hot sets: a JSON header and arrays of integers, in an .npz archive.
+
+Arrays are of unsigned integers, each of the narrowest kind that its values fit. The same content
+makes the same bytes.
+
+**What a file says is never trusted.** Nothing is unpickled, and the checksum of each array is read
+to its end. Before memory is taken, sizes are compared:
+
+    directory    at most DIRECTORY_BYTES_MAX, found at the file's end before anything else is read
+    members      not compressed, each once, all together no longer than the file: members may
+                 overlap in it, and a MiB then has hundreds
+    header       at most HEADER_BYTES_MAX, since JSON becomes objects of up to 28 times its size,
+                 and no other thread runs meanwhile
+    arrays       exactly those that the header calls for, known before the first is read; then read
+                 and widened to int64 one at a time, when they are asked for
+
+So a file of n bytes takes the header's objects, one array as it is written, and 8 n at most of
+arrays that were widened. No file is written whose header or directory would not be read again.
+
+NumPy only: clients import this.
+"""
+
+import io
+import json
+import math
+import os
+import secrets
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError, StorageError
+from embstore.profiles.checks import check
+from embstore.values import Value
+
+HEADER_BYTES_MAX = 4 << 20
+"""Names and figures of as many tables as a store may have, their names as long as they may be."""
+DIRECTORY_BYTES_MAX = 4 << 20
+"""About 60 bytes of each member; a table has two."""
+
+_END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_FRONT_BYTES = 128
+"""What NumPy writes before an array of one dimension."""
+_REASON_CHARACTERS_MAX = 1000
+
+
+class Members:
+    """The arrays of a file, each read when it is taken."""
+
+    def __init__(self, file: zipfile.ZipFile, content_bytes: int) -> None:
+        self._file = file
+        self._members = {member.filename: member for member in file.infolist()}
+        members = file.infolist()
+        check(len(self._members) == len(members), "each array once", "one twice")
+        for member in members:
+            is_stored = member.compress_type == zipfile.ZIP_STORED
+            check(is_stored, "no compression", member.filename)
+        total = sum(member.file_size for member in members)
+        check(total <= content_bytes, f"{total} bytes of arrays", f"{content_bytes} bytes in all")
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise unless these arrays are left, and no others."""
+        expected = {_filename(name) for name in names}
+        missing = sorted(expected - self._members.keys())
+        check(not missing, "an array", f"no {''.join(missing[:1])}")
+        more = sorted(self._members.keys() - expected)
+        check(not more, "no more in it", more[:1])
+
+    def take_header(self) -> bytes:
+        """Read the header, as it is written. It is there no more."""
+        member = self._members[_filename("header")]
+        size, most = member.file_size, HEADER_BYTES_MAX + _FRONT_BYTES
+        check(size <= most, f"a header of at most {most} bytes", size)
+        values = self._read("header")
+        check(values.dtype == np.uint8, "a header of bytes", values.dtype)
+        return values.tobytes()
+
+    def take(self, name: str) -> NDArray[np.int64]:
+        """Read an array; one of its values that is 2**63 or more becomes negative.
+
+        It is there no more.
+        """
+        return self._read(name).astype(np.int64)
+
+    def _read(self, name: str) -> NDArray[np.unsignedinteger[Any]]:
+        content = self._file.read(self._members.pop(_filename(name)))
+        file = io.BytesIO(content)
+        version = npy.read_magic(file)
+        check(version == (1, 0), "arrays of NumPy's format 1.0", version)
+        shape, is_transposed, dtype = npy.read_array_header_1_0(file)
+        check(dtype.kind == "u" and not is_transposed, "arrays of unsigned integers", dtype)
+        values = np.frombuffer(content, dtype, offset=file.tell())
+        check(len(values) == math.prod(shape), f"an array of shape {shape}", len(values))
+        return values.reshape(shape)
+
+
+Unpacked = TypeVar("Unpacked")
+
+
+class Archive:
+    """One kind of file: a JSON header and arrays of integers >= 0, in an .npz archive."""
+
+    def __init__(self, what: str, version: int) -> None:
+        self.what = what
+        """As errors call it: "an embstore profile"."""
+        self._version = version
+
+    def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+        """Return the file. Its bytes depend on the arguments alone.
+
+        Raises
+        ------
+        InvalidArgumentError : names and figures are too long, or tables too many.
+        """
+        whole = {"format": self.what, "version": self._version, **header}
+        text = json.dumps(whole, allow_nan=False).encode()
+        expected = f"{self.what} whose names and figures take at most {HEADER_BYTES_MAX} bytes"
+        check(len(text) <= HEADER_BYTES_MAX, expected, len(text))
+        file = io.BytesIO()
+        narrow: dict[str, Any] = {name: _narrowest(values) for name, values in arrays.items()}
+        np.savez(file, header=np.frombuffer(text, np.uint8), **narrow)
+        content = file.getvalue()
+        _check_directory(content)
+        return content
+
+    def read(
+        self, content: bytes, what: str, unpack: Callable[[dict[str, Any], Members], Unpacked]
+    ) -> Unpacked:
+        """Return what `unpack` makes of header and arrays.
+
+        It takes out of the header all that it knows, and calls `Members.check_names` before it
+        takes the first array.
+
+        Raises
+        ------
+        InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves
+            some of its header; `what` is named.
+        """
+        try:
+            _check_directory(content)
+            with zipfile.ZipFile(io.BytesIO(content)) as file:
+                members = Members(file, len(content))
+                header = json.loads(members.take_header())
+                self._check_format(header)
+                unpacked = unpack(header, members)
+            check(not header, "no more in it", [*header])
+            return unpacked
+        except MemoryError:
+            raise  # It may well be one.
+        except Exception as exc:  # zipfile, json and NumPy have a dozen for bytes that are foreign.
+            reason = str(exc) if isinstance(exc, InvalidArgumentError) else repr(exc)
+            raise InvalidArgumentError(
+                f"{what}: expected {self.what}, found another file, or a damaged one: "
+                f"{reason[:_REASON_CHARACTERS_MAX]}"
+            ) from exc
+
+    def _check_format(self, header: Any) -> None:
+        check(isinstance(header, dict), "a header", type(header).__name__)
+        found = header.pop("format", "none"), header.pop("version", "none")
+        expected = f"{self.what} of format version {self._version}"
+        check(found == (self.what, self._version), expected, f"{found[0]} of version {found[1]}")
+
+
+class Saved(Value):
+    """Base of the values that are kept in files."""
+
+    archive: ClassVar[Archive]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all: what was there under the name stays until then.
+
+        Raises
+        ------
+        StorageError : the disk said no.
+        """
+        replace_file(path, self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file.
+
+        Raises
+        ------
+        InvalidArgumentError : it cannot be read, or is of another kind; it is named.
+        """
+        try:
+            content = Path(path).read_bytes()
+        except OSError as exc:
+            raise InvalidArgumentError(
+                f"{path}: expected {cls.archive.what}, found {exc.strerror}"
+            ) from exc
+        return cls.from_bytes(content, what=str(path))
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` would write."""
+        return self.archive.to_bytes(*self._pack())
+
+    @classmethod
+    def from_bytes(cls, content: bytes, what: str = "bytes") -> Self:
+        """Return the value that `to_bytes` or a file has; `what` names it in errors.
+
+        Raises
+        ------
+        InvalidArgumentError : it is of another kind.
+        """
+        return cls.archive.read(content, what, cls._unpack)
+
+    def _pack(self) -> tuple[dict[str, Any], Mapping[str, NDArray[Any]]]:
+        raise NotImplementedError
+
+    @classmethod
+    def _unpack(cls, header: dict[str, Any], arrays: Members) -> Self:
+        raise NotImplementedError
+
+
+def _filename(name: str) -> str:
+    return f"{name}.npy"
+
+
+def _check_directory(content: bytes) -> None:
+    """Check how long a list of members the file's end announces.
+
+    zipfile would make an object of half a KiB of each. It looks for the end in the same places, for
+    an archive without a comment, and takes the longer form of it where there is one.
+    """
+    end = len(content) - _END.size
+    check(end >= 0, "the end of an archive", f"{len(content)} bytes")
+    signature, *_, size, _offset, comment = _END.unpack_from(content, end)
+    is_end = signature == b"PK\x05\x06" and comment == 0
+    check(is_end, "the end of an archive", f"{signature!r}")
+    longer = end - _LOCATOR.size - _END_64.size
+    if longer >= 0 and content.startswith(b"PK\x06\x07", end - _LOCATOR.size):
+        *_, size, _offset = _END_64.unpack_from(content, longer)
+    check(size <= DIRECTORY_BYTES_MAX, f"a list of at most {DIRECTORY_BYTES_MAX} bytes", size)
+
+
+def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
+    """Return integers >= 0 in the narrowest unsigned kind that holds them all."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
+def is_replaceable(path: str | os.PathLike[str]) -> bool:
+    """Say whether there is a regular file, or none, and a folder to have one.
+
+    A device or a pipe must not become a file. Of a symbolic link it is asked what it leads to.
+    """
+    final = Path(os.path.realpath(path))
+    try:
+        return final.parent.is_dir() and (final.is_file() or not Path(path).exists())
+    except OSError:
+        return False
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file beside `path` and give it that name when all of it is on the disk.
+
+    Where `path` is a symbolic link, it is the file that it leads to that is replaced.
+
+    Raises
+    ------
+    StorageError : the disk said no, or there is something that is no regular file; what was there
+        before is as it was.
+    """
+    if not is_replaceable(path):
+        raise StorageError(
+            f"{path}: expected a regular file, or none yet in a folder that is there"
+        )
+    final = Path(os.path.realpath(path))
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as exc:
+        raise StorageError(f"{path}: expected to write {len(content)} bytes, found {exc}") from exc
+
+
+def keys_to_gaps(keys: Keys) -> NDArray[np.int64]:
+    """Return the first of ascending keys, and how far each is above the one before."""
+    return np.diff(keys, prepend=np.int64(0))
+
+
+def gaps_to_keys(gaps: NDArray[np.int64]) -> Keys:
+    """Make gaps the keys of `keys_to_gaps` again, where they stand.
+
+    Too large a sum wraps round, and no longer ascends.
+    """
+    return np.cumsum(gaps, out=gaps)

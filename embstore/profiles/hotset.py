@@ -1,0 +1,237 @@
+"""Hot sets: the rows that are worth keeping at hand, chosen under a budget over all tables.
+
+A row is **hot** when its profiled count reaches a threshold, one for all tables: no cold row was
+used more often than a hot one, whatever table it is in. The threshold is the lowest whose rows fit
+the budget. Rows of equal count go together; a part of them, the lowest keys say, would be hot by
+the accident of their numbers, and another part after the next sample. So a budget is hardly ever
+used to the last byte, and a profile that tells no rows apart may leave none of them hot.
+
+**Small tables**, of at most 1/256 of the budget, are whole: a sample is hot when all of its ids
+are, and one cold id, of a table of three rows, would make it cold. Together they take at most half
+of the budget, the smallest first; any others go by the threshold as large ones do.
+
+FAE (Adnan et al., VLDB 2022) tries thresholds, and estimates the rows above each from random
+chunks of the tables. A profile has the counts, so the rows above every threshold are known. One of
+a sample does as well: the threshold is in sampled accesses then. FAE's code keeps the numbers of
+hot rows as float32, which cannot tell 16,777,217 from the one before; here they are int64 from the
+profile to the file.
+
+NumPy only: clients import this.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import DIM_MAX, ROWS_MAX, Keys
+from embstore.layout import ELEMENT_BYTES
+from embstore.optimizers import OPTIMIZERS
+from embstore.profiles.archive import Archive, Members, Saved, gaps_to_keys, keys_to_gaps
+from embstore.profiles.checks import ascends, check, check_int
+from embstore.profiles.profile import Profile, TableProfile, exact_sum
+
+ROW_BYTES_MAX = ELEMENT_BYTES * (
+    DIM_MAX + max(kind.state_dim(DIM_MAX) for kind in OPTIMIZERS.values())
+)
+"""Of the widest row that a table may have."""
+SMALL_TABLE_SHARE = 256
+"""A table of at most so small a part of the budget is hot as a whole."""
+_SMALL_TABLES_SHARE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class HotSet(Saved):
+    """The hot rows of some tables.
+
+    Raises
+    ------
+    InvalidArgumentError : on construction, if a value is not what is written beside it.
+    """
+
+    archive = Archive("an embstore hot set", 1)
+    tables: dict[str, Keys]
+    """By table name: (k,) int64, ascending and unique, 0 <= key < ROWS_MAX; k may be 0."""
+    version: int = 1
+    """>= 1. Of two sets of one store the later has the larger one."""
+    threshold: int = 0
+    """Accesses in the profile from which on a row was hot; 0: it was chosen in another way."""
+    bytes: int = 0
+    """That the rows take; 0: unknown."""
+
+    def __post_init__(self) -> None:
+        is_dict, found = isinstance(self.tables, dict), type(self.tables).__name__
+        check(is_dict, "tables to be a dict of keys by name", found, "hot set: ")
+        for name, keys in self.tables.items():
+            _check_keys(name, keys)
+        check_version(self.version)
+        check_int(self.threshold, "hot set: threshold")
+        check_int(self.bytes, "hot set: bytes")
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all tables."""
+        return sum(len(keys) for keys in self.tables.values())
+
+    def _pack(self) -> tuple[dict[str, Any], dict[str, Keys]]:
+        facts = {name: getattr(self, name) for name in ("version", "threshold", "bytes")}
+        gaps = {f"keys_{i}": keys_to_gaps(keys) for i, keys in enumerate(self.tables.values())}
+        return {"set": facts, "tables": list(self.tables)}, gaps
+
+    @classmethod
+    def _unpack(cls, header: dict[str, Any], arrays: Members) -> "HotSet":
+        names = header.pop("tables")
+        check(len(set(names)) == len(names), "each table once", names)
+        places = {name: f"keys_{place}" for place, name in enumerate(names)}
+        arrays.check_names(places.values())
+        tables = {name: gaps_to_keys(arrays.take(place)) for name, place in places.items()}
+        return cls(tables, **header.pop("set"))
+
+
+def choose_hot_set(
+    profile: Profile, budget_bytes: int, row_bytes: Mapping[str, int], version: int = 1
+) -> HotSet:
+    """Return the largest set of rows with `threshold` accesses or more that fits the budget.
+
+    Parameters
+    ----------
+    row_bytes : what a hot row takes, weights and state, for every table of the profile
+
+    Raises
+    ------
+    InvalidArgumentError : a budget smaller than every row; a table without row bytes; a profile
+        with keys beyond the rows of a table.
+
+    Notes
+    -----
+    Small tables (see above) need a profile that knows their rows. The counts of a sketch are low by
+    up to the table's `error`, and so may rows be cold that are worth more than hot ones by as much.
+    """
+    check_int(budget_bytes, "the budget in bytes", low=1)
+    check_version(version)
+    costs = _checked_costs(profile, budget_bytes, row_bytes)
+    small = _small_tables(profile, budget_bytes, costs)
+    left = budget_bytes - sum(profile.tables[name].rows * costs[name] for name in small)
+    large = [table for name, table in profile.tables.items() if name not in small]
+    threshold = _lowest_threshold(large, left, costs)
+    tables = {
+        name: np.arange(table.rows) if name in small else table.keys[table.counts >= threshold]
+        for name, table in profile.tables.items()
+    }
+    taken = sum(len(keys) * costs[name] for name, keys in tables.items())
+    return HotSet(tables, version, threshold, taken)
+
+
+def _checked_costs(
+    profile: Profile, budget_bytes: int, row_bytes: Mapping[str, int]
+) -> dict[str, int]:
+    missing = sorted(profile.tables.keys() - row_bytes.keys())
+    check(not missing, "row_bytes of every table of the profile", f"none of {missing}")
+    costs = {name: row_bytes[name] for name in profile.tables}
+    for name, cost in costs.items():
+        check_int(cost, f"table {name!r}: row_bytes", low=1, high=ROW_BYTES_MAX)
+        rows, bound = profile.tables[name].rows, profile.tables[name].key_bound
+        is_below, found = not rows or bound <= rows, f"{bound - 1} in the profile"
+        check(is_below, f"keys below its {rows} rows", found, f"table {name!r}: ")
+    least = min(costs.values(), default=0)
+    expected = f"a budget of at least one row ({least} bytes)"
+    check(budget_bytes >= least, expected, f"{budget_bytes} bytes")
+    return costs
+
+
+def _small_tables(profile: Profile, budget_bytes: int, costs: Mapping[str, int]) -> set[str]:
+    sizes = sorted((t.rows * costs[name], name) for name, t in profile.tables.items() if t.rows)
+    small: set[str] = set()
+    left = budget_bytes // _SMALL_TABLES_SHARE
+    for size, name in sizes:
+        if size > min(budget_bytes // SMALL_TABLE_SHARE, left):
+            break
+        left -= size
+        small.add(name)
+    return small
+
+
+def _lowest_threshold(
+    tables: Iterable[TableProfile], budget_bytes: int, costs: Mapping[str, int]
+) -> int:
+    """Return the lowest threshold of at least 1 whose rows fit."""
+    counts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for table in tables:
+        values, rows = np.unique(table.counts, return_counts=True)
+        counts.append(values)
+        sizes.append(rows.astype(np.int64) * costs[table.name])
+    values, places = np.unique(np.concatenate(counts), return_inverse=True)
+    bytes_at = np.zeros(len(values), np.int64)
+    np.add.at(bytes_at, places, np.concatenate(sizes))
+    taken = np.cumsum(bytes_at[::-1])[::-1]  # by the rows of each count and all above it
+    too_low = values[taken > budget_bytes]
+    return int(too_low[-1]) + 1 if len(too_low) else 1
+
+
+@dataclass(frozen=True)
+class HotCoverage:
+    """What a hot set would have served of what a profile saw."""
+
+    accesses: float
+    """The share of accesses that are to hot rows."""
+    samples: float
+    """The share of samples whose ids are all hot."""
+    samples_counted: bool
+    """Whether `samples` was counted, in the whole samples that the profile kept. Else it is the
+    product of the tables' shares of accesses, as though a sample had one id of each and they were
+    independent; they are not, so more samples are hot as a rule."""
+
+
+def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
+    """Return what shares of a profile's accesses and samples a hot set covers.
+
+    Raises
+    ------
+    InvalidArgumentError : a table of the hot set that the profile does not have.
+    """
+    unknown = sorted(hot_set.tables.keys() - profile.tables.keys())
+    check(not unknown, "a profile with the tables of the hot set", f"none of {unknown}")
+    hits = dict.fromkeys(profile.tables, 0)
+    for name, hot in hot_set.tables.items():
+        table = profile.tables[name]
+        hits[name] = exact_sum(table.counts[contained(hot, table.keys)])
+    accesses = {name: table.accesses for name, table in profile.tables.items()}
+    share = sum(hits.values()) / max(sum(accesses.values()), 1)
+    samples = profile.samples
+    if samples is not None and len(samples):
+        is_hot = np.ones(len(samples), np.bool_)
+        for name, ids, owners in samples.columns():
+            hot = hot_set.tables.get(name, np.empty(0, np.int64))
+            is_hot[owners[~contained(hot, ids)]] = False
+        return HotCoverage(share, float(is_hot.mean()), True)
+    of_tables = [hits[name] / count for name, count in accesses.items() if count]
+    return HotCoverage(share, float(np.prod(of_tables)) if of_tables else 0.0, False)
+
+
+def contained(keys: Keys, wanted: Keys) -> NDArray[np.bool_]:
+    """Return which of `wanted`, in any order, are among ascending unique `keys`."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.bool_)
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    found: NDArray[np.bool_] = keys[places] == wanted
+    return found
+
+
+def check_version(version: object) -> None:
+    """Raise InvalidArgumentError if this is no version of a hot set."""
+    check_int(version, "hot set: version", low=1)
+
+
+def _check_keys(name: object, keys: object) -> None:
+    check(isinstance(name, str) and name, "a table's name", repr(name), "hot set: ")
+    where = f"hot set, table {name!r}: "
+    if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
+        found = f"{getattr(keys, 'dtype', type(keys).__name__)} {getattr(keys, 'shape', '')}"
+        check(False, "keys of shape (k,), int64", found, where)
+    assert isinstance(keys, np.ndarray)
+    check(ascends(keys), "keys in ascending order, each once", "others", where)
+    if len(keys):
+        is_in = 0 <= keys[0] and keys[-1] < ROWS_MAX
+        check(is_in, f"keys from 0 to {ROWS_MAX - 1}", keys[[0, -1]], where)

@@ -1,0 +1,348 @@
+"""Profiles: how often each row of each table is accessed, as a value and as a file.
+
+An **access** is one occurrence of a key in a lookup. A **profile** holds, for every table, the keys
+that were seen with their counts of accesses; a key that was not seen is not there. It may have two
+things more, which counts alone cannot tell: **samples**, whole training samples drawn uniformly
+(how many have hot rows only?), and a **trace**, the calls of a stretch as they followed each other
+(how long until a key comes again?).
+
+    rate     the share of all samples or calls that was counted; counts are of those, not scaled
+    error    each count of a table is low by at most this, and a key that is not there was accessed
+             at most so often: 0, unless a sketch counted (`counter.py`)
+    ranked   by descending count, equal counts by ascending key: so a **rank** means the same row
+             after every restart
+
+**Spatial sampling.** A trace of all keys of a server would be as long as its life. So it keeps a
+random part of the keys, with every access to these (SHARDS: Waldspurger et al., FAST 2015): a key
+of a table is in iff its hash is below rate * 2**64. Half the rate is half the keys, a subset, and
+so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64 over
+the key mixed with the hash of the table's name.
+
+**The file** is an archive (archive.py), with keys as the differences to the one before. The same
+checks that meet a caller's arrays meet those of a file. A profile read back is equal to the one
+written, and both have the same bytes.
+
+NumPy only: clients import this.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.arrays import ROWS_MAX, Keys
+from embstore.profiles.archive import Archive, Members, Saved, gaps_to_keys, keys_to_gaps
+from embstore.profiles.checks import (
+    INT64_MAX,
+    ascends,
+    check,
+    check_array,
+    check_below,
+    check_int,
+    check_lengths,
+    check_name,
+    check_names,
+    check_rate,
+)
+from embstore.values import Value
+
+Arrays = dict[str, NDArray[Any]]
+Counts = NDArray[np.int64]
+
+_FITTED_RANKS = 10_000
+"""The skew is that of the first four decades of ranks: it is theirs that a cache lives off."""
+_FITTED_COUNT = 10
+"""Below so many accesses a count says little of the rank's true share."""
+_MIX_SHIFT = np.uint64(33)
+_MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+
+
+def table_seed(name: str) -> int:
+    """Return what a table's keys are mixed with before they are hashed: 63 bits of its name.
+
+    The highest bit is set, so that no key >= 0 has the hash 0.
+    """
+    name_hash = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(name_hash, "little") | 1 << 63
+
+
+def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
+    """Return the hash (n,) of keys of a table; one to one over the keys of one table."""
+    h = keys.astype(np.uint64) ^ np.uint64(table_seed(name))
+    for multiplier in _MIX_MULTIPLIERS:
+        h ^= h >> _MIX_SHIFT
+        h *= multiplier
+    return h ^ (h >> _MIX_SHIFT)
+
+
+def spatial_limit(rate: float) -> int:
+    """Return the largest hash of a key that is in a sample of this rate; -1 if none is."""
+    return int(rate * 2.0**64) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class TableProfile(Value):
+    """The accesses of one table.
+
+    Raises
+    ------
+    InvalidArgumentError : on construction, if a value is not what is written beside it.
+    """
+
+    name: str
+    rows: int
+    """Of the table when it was counted; 0: unknown, as of files."""
+    keys: Keys
+    """(k,) ascending, unique, >= 0: the rows that were accessed."""
+    counts: Counts
+    """(k,) accesses of each, >= 1."""
+    accesses: int
+    """All that were counted; more than the sum of `counts` where a sketch let some go."""
+    error: int = 0
+    """Each count is low by at most this; a key that is not there has at most so many accesses."""
+
+    def __post_init__(self) -> None:
+        where = f"table {self.name!r}"
+        check_name(self.name, "a table")
+        check_int(self.rows, f"{where}: rows", high=ROWS_MAX)
+        check_array(self.keys, f"{where}: keys")
+        check_array(self.counts, f"{where}: counts", least=1)
+        check_lengths(where, keys=self.keys, counts=self.counts)
+        check(ascends(self.keys), f"{where}: keys ascending and unique", "others")
+        check_array(self.keys, f"{where}: keys", least=0)
+        check_int(self.error, f"{where}: error")
+        check_int(self.accesses, f"{where}: accesses", low=exact_sum(self.counts))
+
+    @property
+    def key_bound(self) -> int:
+        """One more than the largest key that the table may have had."""
+        return max(self.rows, int(self.keys[-1]) + 1 if len(self.keys) else 0)
+
+    def ranked(self) -> tuple[Keys, Counts]:
+        """Return keys and counts by descending count, equal counts by ascending key."""
+        order = np.argsort(-self.counts, kind="stable")
+        return self.keys[order], self.counts[order]
+
+    def top_share(self, count: int) -> float:
+        """Return the share of all accesses that the `count` most accessed keys take."""
+        count = min(max(count, 0), len(self.counts))
+        if count == 0:
+            return 0.0
+        top = np.partition(self.counts, len(self.counts) - count)[-count:]
+        return exact_sum(top) / self.accesses
+
+    def coverage(self, shares: ArrayLike) -> NDArray[np.float64]:
+        """Return the share of accesses that each share of the rows takes, the top ones.
+
+        Parameters
+        ----------
+        shares : (s,) of the table's rows; of the keys seen, where its rows are not known
+        """
+        rows = self.rows or len(self.keys)
+        wanted = np.rint(np.asarray(shares, np.float64) * rows)
+        sums = np.zeros(len(self.counts) + 1)
+        np.cumsum(np.sort(self.counts)[::-1], out=sums[1:], dtype=np.float64)
+        taken: NDArray[np.float64] = sums[np.clip(wanted, 0, len(self.counts)).astype(np.int64)]
+        return taken / max(self.accesses, 1)
+
+    def zipf_exponent(self) -> float:
+        """Return the skew s of counts that fall as rank**-s; 0.0 where too few were counted.
+
+        Least squares of log count on log rank, over ranks evenly spaced in the logarithm, so that
+        each decade weighs the same; up to rank 10,000 and as far as counts reach 10.
+        """
+        counts = np.sort(self.counts)[::-1][:_FITTED_RANKS]
+        last = np.count_nonzero(counts >= _FITTED_COUNT)
+        if last < 2:
+            return 0.0
+        ranks = np.unique(np.rint(np.geomspace(1, last, 1 + 16 * len(str(last)))).astype(np.int64))
+        slope, _ = np.polyfit(np.log(ranks), np.log(counts[ranks - 1]), 1)
+        return max(0.0, -float(slope))
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Value):
+    """Whole training samples, drawn uniformly from all.
+
+    A sample has a list of ids in each column, of any length: one long list makes no other longer.
+    """
+
+    tables: tuple[str, ...]
+    """Of each column, at least one; a table may have several."""
+    lengths: NDArray[np.int64]
+    """(n, columns) of each sample's list in each column, >= 0."""
+    ids: NDArray[np.int64]
+    """(sum of `lengths`,) >= 0: column after column, in each the samples in their order."""
+
+    def __post_init__(self) -> None:
+        check_names(self.tables, "samples: tables", "a table of samples")
+        check(self.tables, "samples: a column", "none")
+        check_array(self.lengths, "samples: lengths", least=0, ndim=2)
+        columns = self.lengths.shape[1]
+        check(columns == len(self.tables), f"samples: {len(self.tables)} columns", columns)
+        check_array(self.ids, "samples: ids", least=0)
+        total = exact_sum(self.lengths)
+        check(total == len(self.ids), f"samples: {total} ids", len(self.ids))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def columns(self) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield each column's table, its ids, and the sample (by its place) of each id."""
+        places = np.arange(len(self))
+        start = 0
+        for table, lengths in zip(self.tables, self.lengths.T, strict=True):
+            owners = np.repeat(places, lengths)
+            yield table, self.ids[start : start + len(owners)], owners
+            start += len(owners)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Value):
+    """The accesses of a stretch of calls, by a spatial sample of the keys.
+
+    One event is a key in a call: however often the call has it, it is there once, with its count.
+    """
+
+    rate: float
+    """The share of keys that is in the sample."""
+    tables: tuple[str, ...]
+    calls: int
+    """Of the recorded stretch, those without an event too."""
+    call: NDArray[np.int32]
+    """(e,) never decreasing, from 0."""
+    table: NDArray[np.int16]
+    """(e,) places in `tables`."""
+    keys: Keys
+    """(e,) >= 0, unique within a call and table."""
+    counts: Counts
+    """(e,) accesses in that call, >= 1."""
+    unique_total: int
+    """Unique keys of each call, summed over the stretch: of all keys, not those of the sample."""
+    access_total: int
+    """Accesses of the stretch, to all keys."""
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate, "trace: rate")
+        check_names(self.tables, "trace: tables", "a table of the trace")
+        check(len(set(self.tables)) == len(self.tables), "trace: each table once", self.tables)
+        check_int(self.calls, "trace: calls", high=(1 << 31) - 1)
+        self._check_events()
+        check_int(self.unique_total, "trace: unique_total", low=len(self.keys))
+        low = max(exact_sum(self.counts), self.unique_total)
+        check_int(self.access_total, "trace: access_total", low=low)
+
+    def _check_events(self) -> None:
+        for name, dtype in _TRACE_EVENTS.items():
+            least = int(name == "counts")
+            check_array(getattr(self, name), f"trace: {name}", least=least, dtype=dtype)
+        check_lengths("trace", keys=self.keys, call=self.call, table=self.table, counts=self.counts)
+        check_below(self.call, self.calls, "trace: call")
+        check_below(self.table, len(self.tables), "trace: table")
+        check((self.call[1:] >= self.call[:-1]).all(), "trace: calls in their order", "others")
+        check(self._is_unique(), "trace: each key of a table once in a call", "one twice")
+
+    def _is_unique(self) -> bool:
+        order = np.lexsort((self.keys, self.table, self.call))
+        same = np.ones(max(len(order) - 1, 0), np.bool_)
+        for column in (self.call[order], self.table[order], self.keys[order]):
+            same &= column[1:] == column[:-1]
+        return not same.any()
+
+
+@dataclass(frozen=True, eq=False)
+class Profile(Saved):
+    """The accesses of several tables."""
+
+    archive = Archive("an embstore profile", 1)
+    tables: dict[str, TableProfile]
+    """By their names."""
+    rate: float = 1.0
+    """The share of samples or calls that was counted."""
+    seed: int = 0
+    """Of what was counted and what was not."""
+    samples: Samples | None = None
+    trace: Trace | None = None
+    store_id: str = ""
+    """Of the store that counted; empty if none did."""
+
+    def __post_init__(self) -> None:
+        for name, table in self.tables.items():
+            check(name == table.name, f"table {name!r} under its name", table.name)
+        check_rate(self.rate, "rate")
+        check_int(self.seed, "seed", low=-INT64_MAX)
+        check(isinstance(self.store_id, str), "store_id to be a string", self.store_id)
+
+    def _pack(self) -> tuple[dict[str, Any], Arrays]:
+        header: dict[str, Any] = {name: getattr(self, name) for name in _PROFILE_FACTS}
+        header |= {"tables": [], "samples": None, "trace": None}
+        arrays: Arrays = {}
+        for place, table in enumerate(self.tables.values()):
+            header["tables"].append({name: getattr(table, name) for name in _TABLE_FACTS})
+            arrays[f"keys_{place}"] = keys_to_gaps(table.keys)
+            arrays[f"counts_{place}"] = table.counts
+        if self.samples is not None:
+            header["samples"] = {"tables": self.samples.tables}
+            arrays |= {f"samples_{name}": getattr(self.samples, name) for name in _SAMPLES_ARRAYS}
+        if self.trace is not None:
+            header["trace"] = {name: getattr(self.trace, name) for name in _TRACE_FACTS}
+            arrays |= {f"trace_{name}": getattr(self.trace, name) for name in _TRACE_EVENTS}
+        return header, arrays
+
+    @classmethod
+    def _unpack(cls, header: dict[str, Any], arrays: Members) -> "Profile":
+        facts, samples, trace = header.pop("tables"), header.pop("samples"), header.pop("trace")
+        arrays.check_names(_array_names(len(facts), samples, trace))
+        tables: dict[str, TableProfile] = {}
+        for place, fact in enumerate(facts):
+            keys = gaps_to_keys(arrays.take(f"keys_{place}"))
+            table = TableProfile(keys=keys, counts=arrays.take(f"counts_{place}"), **fact)
+            check(table.name not in tables, "each table once", table.name)
+            tables[table.name] = table
+        if samples is not None:
+            values = {name: arrays.take(f"samples_{name}") for name in _SAMPLES_ARRAYS}
+            samples = Samples(tables=tuple(samples.pop("tables")), **values, **samples)
+        if trace is not None:
+            trace = _unpack_trace(trace, arrays)
+        facts = {name: header.pop(name) for name in _PROFILE_FACTS}
+        return cls(tables, samples=samples, trace=trace, **facts)
+
+
+def exact_sum(counts: Counts) -> int:
+    """Return the sum of counts >= 0; int64 might not hold what a file's damaged ones add up to."""
+    high = int((counts >> 32).sum())  # one after the other: each takes as much as the counts
+    return (high << 32) + int((counts & 0xFFFFFFFF).sum())
+
+
+_PROFILE_FACTS = "rate", "seed", "store_id"
+_TABLE_FACTS = "name", "rows", "accesses", "error"
+_SAMPLES_ARRAYS = "lengths", "ids"
+_TRACE_FACTS = "rate", "tables", "calls", "unique_total", "access_total"
+_TRACE_EVENTS: dict[str, Any] = {
+    "call": np.int32,
+    "table": np.int16,
+    "keys": np.int64,
+    "counts": np.int64,
+}
+
+
+def _array_names(table_count: int, samples: object, trace: object) -> Iterator[str]:
+    for place in range(table_count):
+        yield f"keys_{place}"
+        yield f"counts_{place}"
+    if samples is not None:
+        yield from (f"samples_{name}" for name in _SAMPLES_ARRAYS)
+    if trace is not None:
+        yield from (f"trace_{name}" for name in _TRACE_EVENTS)
+
+
+def _unpack_trace(facts: dict[str, Any], arrays: Members) -> Trace:
+    events: dict[str, Any] = {}
+    for name, dtype in _TRACE_EVENTS.items():
+        values = arrays.take(f"trace_{name}")
+        check_below(values, np.iinfo(dtype).max, f"trace: {name}")
+        events[name] = values.astype(dtype)
+    return Trace(tables=tuple(facts.pop("tables")), **facts, **events)

@@ -1,0 +1,142 @@
+"""Stats: what a store counts and measures, each declared once, where it is counted.
+
+Each part of the store declares its stats as fields of a dataclass:
+
+    @dataclass
+    class Counters:
+        accesses: int = counter("Keys of lookups, repeated ones each time.")
+
+    @dataclass
+    class StorageStats:
+        log_bytes: int = gauge("Bytes of the log.", lambda storage: storage.log.bytes)
+
+A declaration has a kind, a help text and, if the value is not an attribute of that name, a function
+that reads it from its source: `Counters` counts in its own fields, `StorageStats` only says where
+the values of a `Storage` are. `document` reads all stats of a source as plain numbers and texts.
+From the declarations (`declared`) follow the models of REST, the metrics of Prometheus and the
+output of `embstore stats`; nothing else names a stat.
+
+Kinds: a **counter** only grows; a **gauge** is any other number; a **ratio** is a share of two
+counts, which Prometheus computes from these, so it has no metric; a **flag** is true or false; a
+**text** or a list of **texts** describes; an **info** is a text that labels an info metric; a
+**label** names the part that it stands in, in all metrics of that part; a **part** has stats of its
+own: it is one, a dict by name, or a list; a **histogram** is a part that summarizes times.
+
+A name ends with its unit: `_bytes`, `_s` (seconds). The metric of a stat is its name behind the
+prefix of its part, with `_seconds` for `_s`, unless the declaration names another one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, get_args, get_type_hints
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One declaration."""
+
+    name: str
+    type: Any
+    kind: str
+    help: str
+    read: Callable[[Any], Any]
+    """Returns the value, given the source."""
+    metric: str
+    """Name of the metric behind the prefix; of a part, the prefix; of an info, the info metric."""
+    label: str
+    """Label of a dict's keys, or of a text; of a list of parts, the metric of their number."""
+    labels: Mapping[str, str]
+    """Labels that every sample of the metric has."""
+
+    @property
+    def unit(self) -> str:
+        """Bytes, seconds, or nothing."""
+        words = f"{self.name}_{self.metric}".split("_")
+        return "bytes" if "bytes" in words else "seconds" if {"s", "seconds"} & {*words} else ""
+
+    @property
+    def part(self) -> type | None:
+        """The class of a part's declarations; None: it is no part."""
+        found = (one for one in (self.type, *get_args(self.type)) if is_dataclass(one))
+        return next(found, None)
+
+
+def _declare(
+    kind: str,
+    help: str,
+    read: Callable[[Any], Any] | None = None,
+    *,
+    metric: str | None = None,
+    label: str = "",
+    labels: Mapping[str, str] | None = None,
+    default: Any = 0,
+) -> Any:
+    declaration = {"kind": kind, "help": help, "read": read, "metric": metric, "label": label}
+    return field(default=default, metadata=declaration | {"labels": labels or {}})
+
+
+counter = partial(_declare, "counter")
+gauge = partial(_declare, "gauge")
+ratio = partial(_declare, "ratio", default=None)
+flag = partial(_declare, "flag", default=False)
+text = partial(_declare, "text", default=None)
+info = partial(_declare, "info", default=None)
+texts = partial(_declare, "texts", default=())
+label = partial(_declare, "label", default="")
+histogram = partial(_declare, "histogram", default=None)
+part = partial(_declare, "part", default=None)
+
+
+def inline(read: Callable[[Any], Any]) -> Any:
+    """Declare a part whose stats stand among those of its owner."""
+    return _declare("inline", "", read, default=None)
+
+
+@cache
+def declared(of: type) -> tuple[Stat, ...]:
+    """Return the declarations of a class, in their order."""
+    return tuple(_declared(of))
+
+
+def _declared(of: type) -> Iterator[Stat]:
+    types = get_type_hints(of)
+    for one in fields(of):
+        given = {name: value for name, value in one.metadata.items() if value is not None}
+        by_rule = {"read": attrgetter(one.name), "metric": re.sub("_s$", "_seconds", one.name)}
+        stat = Stat(one.name, types[one.name], **(by_rule | given))
+        if stat.kind == "inline":
+            for inner in declared(stat.type):
+                yield replace(inner, read=_chained(stat.read, inner.read))
+        else:
+            yield stat
+
+
+def _chained(outer: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda source: inner(outer(source))
+
+
+def document(of: type, source: Any) -> dict[str, Any]:
+    """Return the stats of a source, by name: numbers, texts, lists and dicts of these.
+
+    A part may be a document already; it is taken as it is.
+    """
+    return {stat.name: _value(stat, stat.read(source)) for stat in declared(of)}
+
+
+def _value(stat: Stat, found: Any) -> Any:
+    of = stat.part
+    if of is None:
+        return found
+    if stat.type is of:
+        return found if isinstance(found, dict) else document(of, found)
+    if isinstance(found, Mapping):
+        return {name: document(of, one) for name, one in found.items()}
+    return [document(of, one) for one in found]
+
+
+def share(count: float, whole: float, of_nothing: float | None = None) -> float | None:
+    """Return count / whole; `of_nothing` where whole is 0."""
+    return count / whole if whole else of_nothing

@@ -1,0 +1,82 @@
+"""Dirty rows that leave the cache, appended to the log.
+
+Room for every row that a command may push out of the cache is reserved before it changes one, so
+that a full disk refuses the command whole. Rows are packed and indexed in pieces, one while the
+piece before is written.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+from embstore.host.workers import Workers
+from embstore.layout import record_bytes_of
+from embstore.storage.contents import Contents
+from embstore.storage.records import pack
+
+_APPEND_BYTES = 4 << 20
+"""Rows are packed and written in pieces of this size: a piece stays in the processor's cache."""
+
+
+class Appender:
+    """Appends rows to the log of a store. Engine thread only."""
+
+    def __init__(self, contents: Contents, workers: Workers) -> None:
+        self.bytes_written = 0
+        self._contents = contents
+        self._workers = workers
+
+    def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
+        """Make room in the log for so many records of at most `record_bytes`.
+
+        A checkpoint is not `bounded` by the limit on the log's rows: it makes room for more.
+        """
+        if records:
+            self._contents.log.reserve(records, record_bytes, bounded=bounded)
+
+    def expect(self, records: int) -> None:
+        """Grow the log index once for so many more rows, rather than again and again."""
+        self._contents.log.index.make_room(records)
+
+    def append(self, keys: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
+        """Log rows[slots] under unique row keys. Room has been reserved."""
+        words = rows.view(np.uint64)
+        step = max(1, _APPEND_BYTES // record_bytes_of(rows))
+        shape = (min(step, len(keys)), 2 + words.shape[1])
+        with self._contents.irreversible():
+            if len(keys) <= step:
+                self._place(keys, words, slots, np.empty(shape, np.uint64))()
+                return
+            buffers = [np.empty(shape, np.uint64), np.empty(shape, np.uint64)]
+            with ThreadPoolExecutor(1) as thread:
+                written: Future[None] | None = None
+                for number, low in enumerate(range(0, len(keys), step)):
+                    part, buffer = slice(low, low + step), buffers[number % 2]
+                    write = self._place(keys[part], words, slots[part], buffer)
+                    if written is not None:
+                        written.result()
+                    written = thread.submit(write)
+                if written is not None:
+                    written.result()
+
+    def _place(
+        self,
+        keys: Keys,
+        words: NDArray[np.uint64],
+        slots: NDArray[np.int64],
+        buffer: NDArray[np.uint64],
+    ) -> Callable[[], None]:
+        """Pack and index the records of rows; return what writes them."""
+        records = buffer[: len(keys)]
+
+        def work(low: int, high: int) -> None:
+            pack(words, slots, keys, records, low, high)
+
+        record_bytes = int(records.shape[1]) * records.itemsize
+        self._workers.run(work, self._workers.ranges(len(keys), record_bytes))
+        self.bytes_written += records.nbytes
+        return partial(self._contents.log.place(keys, record_bytes), records)

@@ -1,0 +1,132 @@
+"""Rows that are not in the cache, read from the log, else the base, else not found.
+
+A read has two halves: `locate` finds the records' addresses in maps of the files, and copying them
+checks every record. The second half may run in any thread (`collect`), whatever the engine does
+meanwhile: what was located stays mapped as long as the `Located` lives; a fold writes to the base
+only rows that the log has, and a key that is located in the base is in the log only once a newer
+row of it has left the cache.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.errors import CorruptTableError
+from embstore.host.workers import Workers
+from embstore.layout import record_bytes_of
+from embstore.storage.cold import prefetch_cold_pages
+from embstore.storage.contents import Contents
+from embstore.storage.records import unpack
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where the stored rows of some row keys are, until they are copied."""
+
+    keys: Keys  # (n,) unique
+    addresses: NDArray[np.uint64]  # (n,), 0: nowhere
+    found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base
+    maps: tuple[NDArray[np.uint8], ...]  # what the addresses point into
+
+
+class StoredRows:
+    """Reads the stored rows of a store. Engine thread only, but for `collect`."""
+
+    def __init__(self, contents: Contents, workers: Workers) -> None:
+        self.bytes_read = 0
+        self._contents = contents
+        self._workers = workers
+
+    def read(self, keys: Keys, rows: Rows, found: NDArray[np.uint8]) -> None:
+        """Copy the stored rows of unique row keys.
+
+        rows : (n, stride), written where found
+        found : (n,) uint8, set to 0 nowhere, 1 log, 2 base
+        """
+        located = self.locate(keys)
+        np.copyto(found, located.found)
+        size = record_bytes_of(rows)
+        ranges = self._workers.ranges(len(keys), size)
+        self._copy(located, rows, partial(self._workers.run, ranges=ranges))
+        self.count_read(located, size)
+
+    def locate(self, keys: Keys) -> Located:
+        """Return where the stored rows of unique row keys are."""
+        addresses = np.empty(len(keys), np.uint64)
+        in_log = self._locate(keys, addresses)
+        found = 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8)
+        return Located(keys, addresses, found, self._contents.maps())
+
+    def collect(self, located: Located, rows: Rows) -> None:
+        """Copy located rows to `rows`, (n, stride), written where found. Any thread."""
+        self._copy(located, rows, lambda work: [work(0, len(located.keys))])
+
+    def count_read(self, located: Located, record_bytes: int) -> None:
+        """Count the bytes that were copied."""
+        self.bytes_read += int(np.count_nonzero(located.found)) * record_bytes
+
+    def _copy(
+        self,
+        located: Located,
+        rows: Rows,
+        run: Callable[[Callable[[int, int], int]], Sequence[int]],
+    ) -> None:
+        if not located.found.any():
+            return
+        self._contents.files.reached("read")
+        prefetch_cold_pages(located.addresses, record_bytes_of(rows))
+        words = rows.view(np.uint64)
+
+        def work(low: int, high: int) -> int:
+            return unpack(located.addresses, located.keys, words, low, high)
+
+        wrong = next((i for i in run(work) if i >= 0), -1)
+        if wrong >= 0:
+            key = int(located.keys[wrong])
+            where = "log" if located.found[wrong] == 1 else "base"
+            raise CorruptTableError(
+                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where}'s record of key "
+                f"{key & KEY_MASK} fails its checksum"
+            )
+
+    def prefetch(self, keys: Keys, record_bytes: int) -> None:
+        """Ask the disk for the rows of a large call, which will be read in pieces."""
+        addresses = np.empty(len(keys), np.uint64)
+        self._locate(keys, addresses)
+        prefetch_cold_pages(addresses, record_bytes)
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which row keys have a stored row. Reads no row."""
+        addresses = np.empty(len(keys), np.uint64)
+        self._locate(keys, addresses)
+        stored: NDArray[np.bool_] = addresses != 0
+        return stored
+
+    def blocks(self, table_id: int, block_keys: int) -> Keys:
+        """Return a table's blocks (of `block_keys` keys, dividing 32,768) with a stored row."""
+        first = table_id << KEY_BITS
+        logged = self._contents.log.index.keys_between(first, first + KEY_MASK + 1) - first
+        in_base = self._contents.bases[table_id].written.blocks(block_keys)
+        return np.union1d(in_base, logged // block_keys)
+
+    def _locate(self, keys: Keys, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Write each record's address, 0 for none; return which are in the log."""
+        found = self._contents.log.locate(keys, np.empty(len(keys), np.int64), addresses)
+        in_log: NDArray[np.bool_] = addresses != 0
+        if found < len(keys):
+            self._locate_in_bases(keys, np.flatnonzero(~in_log), addresses)
+        return in_log
+
+    def _locate_in_bases(
+        self, keys: Keys, missing: NDArray[np.int64], addresses: NDArray[np.uint64]
+    ) -> None:
+        tables = keys[missing] >> KEY_BITS
+        if len(tables) and tables[0] == tables[-1] and (tables == tables[0]).all():
+            self._contents.bases[int(tables[0])].locate(keys, missing, addresses)
+            return
+        for table_id in np.unique(tables).tolist():
+            self._contents.bases[table_id].locate(keys, missing[tables == table_id], addresses)

@@ -1,0 +1,9 @@
+"""The tables of an open store: what one is, and how commands read and write its rows.
+
+tables  the tables by name, and their pools
+frame   one call at a time
+state   one table, and a command's share of it
+reads   lookups: rows by key, pooled rows, whole rows
+writes  update by gradients, assign, put_rows
+digest  a table's digest, kept up to date by block
+"""

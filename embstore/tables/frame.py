@@ -1,0 +1,136 @@
+"""The frame of every call: one after the other, on a store that is open and usable.
+
+The engine is single-threaded: a call takes the one lock, whatever thread it comes from, and calls
+of other threads wait for it. Before a call the store is checked to be usable, and a finished merge
+is installed; after each acknowledged command that writes, the **command number** grows by one.
+
+No call runs inside another: a signal handler may try, and may only close. An interrupt can strike
+between any two lines, where memory may be half changed; so it fails the store, which opens again at
+its last commit.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic, sleep
+
+from embstore.device.base import Device
+from embstore.errors import DeviceError, InvalidArgumentError, StorageError, StoreClosedError
+from embstore.stages import Stages
+from embstore.storage.storage import Storage
+
+_PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
+
+
+class Frame:
+    """The turns of one store's calls. Any thread."""
+
+    def __init__(self, storage: Storage, device: Device) -> None:
+        self.storage = storage
+        self.device = device
+        self.stages = Stages()
+        self.command_number = storage.catalogue.head.command
+        self.is_closed = False
+        self._lock = threading.RLock()
+        self._waiting: set[object] = set()  # a token for each call that waits for the lock
+        self._is_busy = False  # a call is running
+        self._close: Callable[[], None] | None = None  # asked for inside the running call
+        self._process = os.getpid()
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Run a call that changes no row; StoreClosedError after `close` or a failure."""
+        return self._call(write=False)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Run a command that writes, counted if it does not raise; not in a read-only store."""
+        return self._call(write=True)
+
+    @contextmanager
+    def background(self) -> Iterator[None]:
+        """Run work that can wait: calls that wait for the lock go first, for a while."""
+        patience = monotonic() + _PATIENCE_S
+        while self._waiting and monotonic() < patience:
+            sleep(_PAUSE_S)
+        with self._call(write=False):
+            yield
+
+    @contextmanager
+    def _call(self, *, write: bool) -> Iterator[None]:
+        self._check_process()
+        token = object()
+        self._waiting.add(token)
+        try:
+            with self._lock:  # whatever interrupts this leaves it free
+                self._waiting.discard(token)
+                self._begin()
+                try:
+                    self.storage.check_usable(write=write)
+                    self.storage.merges.poll()
+                    if write:
+                        self.storage.begin_tail()
+                    yield
+                    self.command_number += write
+                except (KeyboardInterrupt, SystemExit, MemoryError) as exc:
+                    self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
+                    raise
+                except DeviceError as exc:
+                    if self.device.is_lost:
+                        self.storage.fail(exc)  # what it holds is logged no more
+                    raise
+                finally:
+                    self._is_busy = False
+                    if self._close is not None:
+                        self.close(self._close)
+        finally:
+            self._waiting.discard(token)
+
+    def _begin(self) -> None:
+        self._check_open()
+        if self._is_busy:
+            raise InvalidArgumentError(
+                "a call of this thread is still running (is this a signal handler?); "
+                "only close() may be called now, and waits for its end"
+            )
+        self._is_busy = True
+        self.stages.start()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look at what no call is half way through changing; also inside a call."""
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            yield
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the store is closed, or another process's. Takes no lock."""
+        self._check_process()
+        self._check_open()
+
+    def _check_process(self) -> None:
+        """Before any lock: a fork has those that other threads held, and nobody to release them."""
+        if os.getpid() != self._process:
+            raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise StoreClosedError("the store is closed; open it again")
+
+    def close(self, last: Callable[[], None]) -> None:
+        """Run `last` as the last call; inside a running call, at its end. Once only.
+
+        In a forked child nothing is run: all that is open is its parent's.
+        """
+        if os.getpid() != self._process:
+            self.is_closed = True
+            return
+        with self._lock:
+            if self.is_closed:
+                return
+            if self._is_busy:
+                self._close = last
+                return
+            self.is_closed = True
+            last()

@@ -1,0 +1,64 @@
+"""Lookups: rows by key, pooled rows, whole rows. None of them changes a row.
+
+`admit=False` reads around the cache: resident rows are used where they are, others are read and not
+kept, and no score changes; evaluation traffic then costs training nothing but time.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Rows
+from embstore.stages import Stages
+from embstore.tables.state import Share, batches, synchronize
+
+
+def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages: Stages) -> None:
+    """Write the weights of every key of share i to outs[i], (n_i, dim) float32."""
+    out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
+    parts = batches(shares)
+    synchronize(parts)
+    stages.lap("unique")
+    for part in parts:
+        pool_outs = [out_of[id(share)] for share in part.shares]
+        if admit:
+            part.pool.reader.gather(part.batch, pool_outs, part.counts)
+        else:
+            rows, slots = part.pool.reader.peek_rows(part.batch)
+            part.pool.device.rows.gather(rows, slots, part.batch, part.pool.layout.dim, pool_outs)
+        stages.lap("gather")
+
+
+def lookup_pooled(
+    share: Share,
+    offsets: NDArray[np.int64],
+    out: Rows,
+    *,
+    mean: bool,
+    weights: NDArray[np.float32] | None,
+    admit: bool,
+    stages: Stages,
+) -> None:
+    """Write the pooled weights of every bag to `out`, (bags, dim) float32 (contract.md, rule 8)."""
+    (part,) = parts = batches([share])
+    synchronize(parts)
+    stages.lap("unique")
+    if admit:
+        part.pool.reader.gather_pooled(part.batch, offsets, mean, weights, out)
+    else:
+        rows, slots = part.pool.reader.peek_rows(part.batch)
+        part.pool.device.rows.gather_pooled(rows, slots, part.batch, offsets, mean, weights, out)
+    stages.lap("gather_pooled")
+
+
+def read_rows(share: Share, weights: Rows, state: Rows) -> None:
+    """Write weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
+    (part,) = parts = batches([share])
+    synchronize(parts)
+    device, dim = part.pool.device, share.table.dim
+    rows = device.rows.read_rows(*part.pool.reader.peek_rows(part.batch))[
+        device.memory.download(part.batch.inverse)
+    ]
+    weights[:] = rows[:, :dim]
+    state[:] = rows[:, dim : dim + share.table.config.state_dim]

@@ -1,0 +1,121 @@
+"""One table at run time, and a command's share of it: what reads and writes have in common."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from embstore.arrays import Keys, refusal
+from embstore.cache.pool import Pool
+from embstore.config import TableConfig
+from embstore.device.base import Batch, Counts, Gradients
+from embstore.errors import InvalidArgumentError, TableHeldError
+from embstore.results import TableEntry
+from embstore.tables.digest import TableDigest
+
+
+@dataclass(eq=False)
+class TableState:
+    """A table of an open store. Engine thread only."""
+
+    table_id: int
+    config: TableConfig
+    pool: Pool
+    rows: int
+    learning_rate: float
+    t: int = 0
+    digest: TableDigest = field(default_factory=TableDigest)
+    sessions: set[str] = field(default_factory=set)
+    """Names of the look-ahead sessions that are open on it."""
+    writer: str = ""
+    """The one of them that alone may write to it; empty: everyone may."""
+
+    def __post_init__(self) -> None:
+        self.name = self.config.name
+        self.dim = self.config.dim
+        self.identity_json = self.config.identity_json()
+
+    def entry(self) -> TableEntry:
+        """Return what a commit records of the table."""
+        return TableEntry(
+            self.table_id, self.config.identity(), self.rows, self.learning_rate, self.t
+        )
+
+    def current_config(self) -> TableConfig:
+        """Return the configuration with today's tunables."""
+        optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
+        return replace(self.config, rows=self.rows, optimizer=optimizer)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a command names of one table: keys, and in an update their gradients."""
+
+    table: TableState
+    keys: Keys  # (n,)
+    gradients: Gradients | None = None
+    counts: Counts | None = None  # (n,), accesses that each key of a lookup stands for; None: 1
+
+
+@dataclass(frozen=True)
+class PoolBatch:
+    """The shares of one pool in a command, de-duplicated together."""
+
+    pool: Pool
+    shares: list[Share]
+    batch: Batch
+
+    @property
+    def counts(self) -> Counts | None:
+        """Accesses that each position stands for, (n,); None: 1 each.
+
+        No part of the batch, which may be the one of a call before that had other counts.
+        """
+        if all(share.counts is None for share in self.shares):
+            return None
+        ones = [np.ones(len(share.keys), np.int64) for share in self.shares]
+        given = [share.counts for share in self.shares]
+        return np.concatenate([o if c is None else c for o, c in zip(ones, given, strict=True)])
+
+
+def batches(shares: Sequence[Share]) -> list[PoolBatch]:
+    """Return the command's batches, one a pool. Their kernels are queued: `synchronize` before
+    anything is done with their findings."""
+    by_pool: dict[int, list[Share]] = {}
+    for share in shares:
+        by_pool.setdefault(id(share.table.pool), []).append(share)
+    result = []
+    for group in by_pool.values():
+        pool = group[0].table.pool
+        batch = pool.recent.of([(s.table.table_id, s.table.rows, s.keys) for s in group])
+        pool.finder.look(batch)
+        result.append(PoolBatch(pool, group, batch))
+    return result
+
+
+def synchronize(parts: Sequence[PoolBatch]) -> None:
+    """Wait for the devices, and refuse a key outside [0, rows) of its table."""
+    for part in parts:
+        part.pool.finder.synchronize(part.batch)
+    for part in parts:
+        if part.batch.found.outside >= 0:
+            raise _out_of_range(part, part.batch.found.outside)
+
+
+def check_writer(tables: Iterable[TableState], session: str) -> None:
+    """Refuse a write to tables that another session holds; `session` is the writer's, if any."""
+    for table in tables:
+        if table.writer not in ("", session):
+            raise TableHeldError(
+                f"table {table.name!r} is held by session {table.writer!r}, its only writer until "
+                "it is closed; open that session with shared=True to write beside it"
+            )
+
+
+def _out_of_range(part: PoolBatch, position: int) -> InvalidArgumentError:
+    bounds = part.batch.bounds
+    segment = int(np.searchsorted(bounds, position, side="right")) - 1
+    share = part.shares[segment]
+    place = position - int(bounds[segment])
+    key = int(part.pool.device.memory.download(share.keys[place : place + 1])[0])
+    return refusal(share.table.name, f"keys in [0, {share.table.rows})", key)

@@ -1,0 +1,256 @@
+"""The tables of an open store, their pools, and what has to be true for either to come or go.
+
+Tables are known by id, which is never reused, so a handle of a dropped table can never mean
+another. Pools are by layout (dim, state, optimizer kind), made when the first table of a layout
+comes and removed with the last.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from embstore.arithmetic import SCALARS
+from embstore.arrays import TABLE_IDS_MAX
+from embstore.cache.arena import Arena
+from embstore.cache.pool import Pool
+from embstore.cache.sizes import Sizes
+from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
+from embstore.device.base import Device, TableParameters
+from embstore.errors import (
+    CapacityError,
+    TableExistsError,
+    TableHeldError,
+    TableNotFoundError,
+)
+from embstore.layout import Layout
+from embstore.results import Checkpoint, TableEntry
+from embstore.storage.storage import Storage
+from embstore.tables.frame import Frame
+from embstore.tables.state import TableState
+
+
+class Tables:
+    """The tables of one store. Inside a call, but for what says any thread."""
+
+    def __init__(
+        self, storage: Storage, device: Device, *, cache_bytes: int, policy: str, limits: Limits
+    ) -> None:
+        self.frame = Frame(storage, device)
+        self.storage = storage
+        self.device = device
+        self.limits = limits
+        self.policy = policy
+        self.arena = Arena(cache_bytes)
+        self.reading, self.writing = self.frame.reading, self.frame.writing
+        self.background = self.frame.background
+        self.stages = self.frame.stages
+        self.by_id: dict[int, TableState] = {}
+        self.pools: dict[Layout, Pool] = {}
+        self.places: dict[str, int] = {}
+        """Of each look-ahead session that may be resumed, its last finished step."""
+        self._ids: dict[str, int] = {}  # by name
+        self.open_head()
+
+    # Finding
+
+    def find(self, name: str, table_id: int | None = None) -> TableState:
+        """Return the table of this name, and id if one is given, or raise TableNotFoundError."""
+        found = self._ids.get(name)
+        if found is None or (table_id is not None and table_id != found):
+            raise self._not_found(name, table_id)
+        return self.by_id[found]
+
+    def _not_found(self, name: str, table_id: int | None) -> TableNotFoundError:
+        if table_id is not None:
+            return TableNotFoundError(f"table {name!r} no longer exists")
+        have = ", ".join(repr(n) for n in sorted(self._ids)[:10]) or "none"
+        return TableNotFoundError(f"no table {name!r}; tables are: {have}")
+
+    def sorted(self) -> list[TableState]:
+        """Return all tables, by name."""
+        return [self.by_id[self._ids[name]] for name in sorted(self._ids)]
+
+    # Coming and going
+
+    def create(self, config: TableConfig) -> tuple[TableState, bool]:
+        """Make a table, or return the one that has this identity; and whether it is new.
+
+        Raises
+        ------
+        TableExistsError : the name has another identity, or another number of rows.
+        CapacityError : the file system, the cache or a limit cannot take it. Nothing has changed.
+        """
+        if config.name in self._ids:
+            return self._same(config), False
+        self._check_room_for_table(config)
+        entry = TableEntry(
+            self.storage.next_table_id,
+            config.identity(),
+            config.rows,
+            float(config.optimizer.learning_rate),
+            0,
+        )
+        pool = self._pool(config)
+        try:
+            self.storage.create_table(entry)
+        except BaseException:
+            self._leave_if_empty(pool)
+            raise
+        return self._add(entry, config, pool), True
+
+    def _same(self, config: TableConfig) -> TableState:
+        table = self.by_id[self._ids[config.name]]
+        if table.identity_json != config.identity_json():
+            raise TableExistsError(
+                f"table {config.name!r} exists as {table.identity_json.decode()}, "
+                f"asked for was {config.identity_json().decode()}"
+            )
+        if table.rows != config.rows:
+            raise TableExistsError(
+                f"table {config.name!r} exists with {table.rows} rows, asked for were "
+                f"{config.rows}; use grow({config.rows}) to have more"
+            )
+        return table
+
+    def _check_room_for_table(self, config: TableConfig) -> None:
+        if len(self.by_id) >= self.limits.tables_max:
+            raise CapacityError(
+                f"table {config.name!r}: the store has {len(self.by_id)} tables, "
+                f"limits.tables_max is {self.limits.tables_max}"
+            )
+        if self.storage.next_table_id >= TABLE_IDS_MAX:
+            raise CapacityError(
+                f"table {config.name!r}: all {TABLE_IDS_MAX} table ids have been used"
+            )
+
+    def _pool(self, config: TableConfig) -> Pool:
+        layout = config.layout
+        if layout not in self.pools:
+            try:
+                self.pools[layout] = Pool(
+                    self.device, self.storage, self.arena, layout, self.policy, self.stages
+                )
+            except CapacityError as exc:
+                raise CapacityError(f"table {config.name!r}: {exc}") from exc
+        return self.pools[layout]
+
+    def _add(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
+        table = TableState(entry.table_id, config, pool, entry.rows, entry.learning_rate, entry.t)
+        pool.add_table(entry.table_id, _parameters(config))
+        self.by_id[entry.table_id] = table
+        self._ids[config.name] = entry.table_id
+        return table
+
+    def _leave_if_empty(self, pool: Pool) -> None:
+        if not pool.tables:
+            del self.pools[pool.layout]
+            pool.close()
+
+    def remove(self, table: TableState) -> None:
+        """Forget a table and its rows, none of which is pinned."""
+        table.pool.remove_table(table.table_id)
+        self._leave_if_empty(table.pool)
+        del self.by_id[table.table_id], self._ids[table.name]
+
+    def remove_all(self) -> None:
+        """Forget all tables and the rows in the cache, none of which is pinned."""
+        for pool in list(self.pools.values()):
+            pool.tables.clear()
+            self._leave_if_empty(pool)
+        self.by_id.clear()
+        self._ids.clear()
+
+    def open_head(self) -> None:
+        """Take up the tables and places of the last commit."""
+        head = self.storage.catalogue.head
+        for entry in head.tables:
+            config = entry.config()
+            self._add(entry, config, self._pool(config))
+        self.places = dict(head.places)
+
+    # What has to be true
+
+    def check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
+        """Refuse `what` while look-ahead sessions are open on tables."""
+        for table in tables:
+            if table.sessions:
+                names = ", ".join(map(repr, sorted(table.sessions)))
+                raise TableHeldError(
+                    f"table {table.name!r} is in use by look-ahead session {names}; close it, then "
+                    f"{what}"
+                )
+
+    def check_room_for(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint whose tables the cache has no room for."""
+        needed, layouts = 0, set()
+        for entry in checkpoint.state.tables:
+            layout = entry.config().layout
+            if layout in layouts:
+                continue
+            layouts.add(layout)
+            needed += Sizes.of(layout, self.arena.budget_bytes, self.device).least_bytes
+            if needed > self.arena.budget_bytes:
+                raise CapacityError(
+                    f"table {entry.identity['name']!r} of checkpoint {checkpoint.label!r}: "
+                    f"cache_bytes is {self.arena.budget_bytes}, the tables up to this one need "
+                    f"{needed}; open the store with a larger cache_bytes"
+                )
+
+    # Rows
+
+    def flush(self, table: TableState | None = None) -> int:
+        """Log the dirty rows of a table, or of all; return how many."""
+        pools = list(self.pools.values()) if table is None else [table.pool]
+        return sum(pool.writer.flush(table.table_id if table else None) for pool in pools)
+
+    def commit(self, label: str | None = None, metadata: dict[str, object] | None = None) -> None:
+        """Make everything durable; under a label, keep it."""
+        self.flush()
+        entries = [table.entry() for table in self.by_id.values()]
+        self.storage.commit(
+            entries,
+            self.frame.command_number,
+            places=self.places,
+            label=label,
+            metadata=metadata,
+        )
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the last commit holds everything."""
+        head = self.storage.catalogue.head
+        return self.frame.command_number == head.command and self.places == head.places
+
+    def digest(self, table: TableState) -> str:
+        """Return a table's digest."""
+        return table.digest.compute(
+            table.pool, table.table_id, table.rows, table.identity_json, table.t
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of cache or storage does not hold."""
+        for pool in self.pools.values():
+            pool.check_integrity()
+        self.storage.log.check_integrity()
+
+
+def _parameters(config: TableConfig) -> TableParameters:
+    """Return the arrays of one table, as kernels want them."""
+    kind, first, second = _initializer_values(config.initializer)
+    return TableParameters(
+        scalars=np.zeros((1, SCALARS), np.float32),
+        initializer_kinds=np.array([kind], np.int8),
+        initializer_values=np.array([[first, second]], np.float32),
+        seeds=np.array([config.seed], np.uint64),
+        initial_state=np.array([config.optimizer.initial_state], np.float32),
+    )
+
+
+def _initializer_values(initializer: Initializer) -> tuple[int, float, float]:
+    match initializer:
+        case Constant(value):
+            return 0, value, 0.0
+        case Uniform(low, high):
+            return 1, low, float(np.float32(high) - np.float32(low))
+        case Normal(mean, std):
+            return 2, mean, std

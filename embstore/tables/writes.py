@@ -1,0 +1,295 @@
+"""Writes: update by gradients, assign, put_rows. Checked whole, then applied whole.
+
+An update runs in four steps, so that what is refused has changed nothing:
+
+1. the keys of each pool are made unique and looked for; gradients are summed by key and scaled, and
+    in the same pass noticed if not finite (rules 2, 4, 9);
+2. the device is waited for, once; keys and sums are checked;
+3. rows are made resident, or room is reserved for those that will have to leave;
+4. the optimizer is applied, tables count (rules 4, 5).
+
+From step 4 on only a broken disk, a lost device or a corrupt record of a call larger than the cache
+can stop a command; the store then fails as a whole (storage.py), because some of its rows have
+changed.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arithmetic import (
+    add_ranks,
+    canonicalize_nans,
+    scale_sums,
+    unique,
+    update_scalars,
+)
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.cache.pool import Pool
+from embstore.commands import OnNonfinite, UpdateOptions
+from embstore.device.base import Array
+from embstore.errors import InvalidArgumentError
+from embstore.layout import ELEMENT
+from embstore.stages import Stages
+from embstore.tables.state import (
+    PoolBatch,
+    Share,
+    TableState,
+    batches,
+    check_writer,
+    synchronize,
+)
+
+T_MAX = 2**64 - 1
+"""t stands in the digest as eight bytes."""
+Change = Callable[[Array, int, int], None]
+"""change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """Rows of one table that were trained elsewhere, by `add_t` updates."""
+
+    share: Share
+    weights: Rows  # (n, dim)
+    state: Rows  # (n, state_dim)
+    add_t: int
+
+
+def update(shares: Sequence[Share], options: UpdateOptions, *, stages: Stages) -> bool:
+    """Apply one update to every table of `shares`; return False if it was skipped.
+
+    Raises
+    ------
+    InvalidArgumentError : a key out of range, a learning rate that an optimizer does not take, or a
+        non-finite gradient that is not to be skipped.
+    CapacityError, CorruptTableError : nothing has changed.
+    """
+    check_writer([share.table for share in shares], "")
+    parts = batches(shares)
+    stages.lap("unique")
+    return update_batches(parts, shares, options, stages=stages)
+
+
+def update_batches(
+    parts: Sequence[PoolBatch],
+    shares: Sequence[Share],
+    options: UpdateOptions,
+    *,
+    stages: Stages,
+) -> bool:
+    """Do the same with the batches of the shares, whose slots are known or being looked for."""
+    scale = np.float32(options.gradient_scale)
+    sums = [_summed(part, scale) for part in parts]
+    synchronize(parts)
+    tables = [share.table for share in shares]
+    _check_learning_rate(tables, options.learning_rate)
+    wrong = [_key_of(part, id) for part in parts if (id := part.batch.found.not_finite) >= 0]
+    stages.lap("sum_by_key")
+    if wrong:
+        return _refuse(wrong, shares, options.on_nonfinite)
+    named = [(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
+    _apply(named, tables, options.learning_rate, stages)
+    return True
+
+
+def update_ranks(
+    ranks: Sequence[Sequence[Share]],
+    options: UpdateOptions,
+    *,
+    stages: Stages,
+    session: str = "",
+) -> bool:
+    """Apply the shares of several ranks as one update (rule 6); return False if it was skipped.
+
+    Raises
+    ------
+    As `update`. A non-finite sum names the first table by naming and its first key by occurrence,
+    over the ranks in order.
+    """
+    everyone = [share for shares in ranks for share in shares]
+    tables = list({share.table.table_id: share.table for share in everyone}.values())
+    check_writer(tables, session)
+    _check_learning_rate(tables, options.learning_rate)
+    one = np.float32(1.0)
+    by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
+    for shares in ranks:
+        parts = batches(shares)
+        sums = [_summed(part, one) for part in parts]
+        synchronize(parts)
+        for part, d_sums in zip(parts, sums, strict=True):
+            by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(_on_host(part, d_sums))
+    total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
+    wrong = [int(key) for _, keys, g in total for key in keys[~np.isfinite(g).all(axis=1)]]
+    stages.lap("sum_by_key")
+    if wrong:
+        return _refuse(wrong, everyone, options.on_nonfinite)
+    named = [(p, p.device.memory.upload(keys), p.device.memory.upload(g)) for p, keys, g in total]
+    _apply(named, tables, options.learning_rate, stages)
+    return True
+
+
+def assign(share: Share, weights: Rows) -> None:
+    """Set the weights of each key, the last of repeats winning; its state starts anew (rule 7)."""
+    table = share.table
+    initial = table.pool.parameters.initial_state[table.table_id]
+    state = np.full((len(weights), table.config.state_dim), initial, ELEMENT)
+    put_rows([Put(share, weights, state, 0)])
+
+
+def put_rows(puts: Sequence[Put], session: str = "") -> None:
+    """Set weights and state of each key, the last of repeats winning, and add to t (rule 7).
+
+    All tables or none; `session` is the writer's, if any.
+
+    Raises
+    ------
+    TableHeldError, InvalidArgumentError, CapacityError, CorruptTableError : nothing has changed.
+    """
+    tables = [put.share.table for put in puts]
+    check_writer(tables, session)
+    parts = batches([put.share for put in puts])
+    synchronize(parts)
+    by_table = {put.share.table.table_id: put for put in puts}
+    named = [
+        _overwriting(part, [by_table[share.table.table_id] for share in part.shares])
+        for part in parts
+    ]
+    _write(named, tables, [put.add_t for put in puts], Stages())
+
+
+def _check_learning_rate(tables: Sequence[TableState], given: float | None) -> None:
+    """Check that the optimizer of every table takes the rate that a call gives, if any."""
+    for table in tables if given is not None else ():
+        what = f"table {table.name!r}: learning_rate"
+        table.config.optimizer.check_learning_rate(given, what)
+
+
+def _summed(part: PoolBatch, scale: np.float32) -> Array:
+    gradients = [share.gradients for share in part.shares if share.gradients is not None]
+    return part.pool.writer.sum_by_key(part.batch, gradients, scale)
+
+
+def _key_of(part: PoolBatch, id: int) -> int:
+    return int(part.pool.device.memory.download(part.batch.unique_keys[id : id + 1])[0])
+
+
+def _on_host(part: PoolBatch, sums: Array) -> tuple[Keys, Rows]:
+    """Return one rank's unique row keys (u,) and unscaled sums (u, dim), where ranks are added."""
+    device, keys = part.pool.device, part.batch.unique_keys
+    rows = device.memory.download(sums[: len(keys)]).reshape(len(keys), part.pool.layout.dim)
+    return device.memory.download(keys).copy(), rows.copy()
+
+
+def _added(parts: list[tuple[Keys, Rows]], gradient_scale: float) -> tuple[Keys, Rows]:
+    """Add the ranks' sums of one pool in rank order, then scale."""
+    keys, inverse = unique(np.concatenate([own for own, _ in parts]))
+    ids = np.split(inverse, np.cumsum([len(own) for own, _ in parts])[:-1])
+    total = add_ranks(len(keys), [(i, sums) for i, (_, sums) in zip(ids, parts, strict=True)])
+    return keys, scale_sums(total, gradient_scale)
+
+
+def _apply(
+    parts: Sequence[tuple[Pool, Array, Array]],
+    tables: Sequence[TableState],
+    learning_rate: float | None,
+    stages: Stages,
+) -> None:
+    """Apply (pool, unique row keys (u,), scaled sums (u, dim) or more) of each pool."""
+    for table in tables:
+        if table.t == T_MAX:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: t is {T_MAX} and cannot grow; the table must be made anew"
+            )
+    for table in tables:
+        rate = table.learning_rate if learning_rate is None else learning_rate
+        table.pool.parameters.scalars[table.table_id] = update_scalars(
+            table.config.optimizer, table.t + 1, rate, table.dim
+        )
+    named = [(pool, keys, _optimizer(pool, keys, sums)) for pool, keys, sums in parts]
+    _write(named, tables, [1] * len(tables), stages)
+
+
+def _optimizer(pool: Pool, keys: Array, sums: Array) -> Change:
+    def apply(slots: Array, low: int, high: int) -> None:
+        pool.device.rows.apply(
+            pool.layout.optimizer,
+            pool.slots.memory,
+            slots,
+            keys[low:high],
+            sums[low:high],
+            pool.parameters,
+        )
+
+    return apply
+
+
+def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:
+    """Return how the rows of one pool are set; `puts` are in the order of its batch."""
+    pool, keys = part.pool, part.batch.unique_keys
+    last = np.empty(len(keys), np.int64)
+    last[pool.device.memory.download(part.batch.inverse)] = np.arange(part.batch.position_count)
+    rows = np.zeros((len(keys), pool.layout.stride), ELEMENT)
+    dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
+    rows[:, :dim] = np.concatenate([put.weights for put in puts])[last]
+    rows[:, dim:end] = np.concatenate([put.state for put in puts])[last]
+    canonicalize_nans(rows)
+
+    def scatter(slots: Array, low: int, high: int) -> None:
+        pool.device.rows.scatter_rows(
+            rows[low:high], pool.slots.memory.rows, pool.device.memory.download(slots)
+        )
+        pool.device.slots.mark(pool.slots.memory, slots, dirty=True)
+
+    return pool, keys, scatter
+
+
+def _write(
+    writes: Sequence[tuple[Pool, Array, Change]],
+    tables: Sequence[TableState],
+    add_t: Sequence[int],
+    stages: Stages,
+) -> None:
+    prepared = [pool.writer.prepare(keys) for pool, keys, _ in writes]
+    if len(writes) > 1:
+        # Making room for one pool may have evicted rows of another that were resident before.
+        storage = writes[0][0].storage
+        storage.appender.reserve(
+            sum(len(keys) for _, keys, _ in writes),
+            max(pool.layout.record_bytes for pool, _, _ in writes),
+        )
+    stages.lap("hold")
+    # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
+    with tables[0].pool.storage.irreversible() if tables else nullcontext():
+        for (pool, keys, change), slots in zip(writes, prepared, strict=True):
+            pool.writer.write(keys, slots, change)
+            _note_written([table for table in tables if table.pool is pool], keys)
+        for table, more in zip(tables, add_t, strict=True):
+            table.t += more
+    stages.lap("apply")
+
+
+def _note_written(tables: Sequence[TableState], d_keys: Array) -> None:
+    followed = [table for table in tables if table.digest.is_followed]
+    if not followed:
+        return
+    keys = followed[0].pool.device.memory.download(d_keys)
+    for table in followed:
+        one = keys if len(tables) == 1 else keys[keys >> KEY_BITS == table.table_id]
+        table.digest.note_written(one)
+
+
+def _refuse(wrong: list[int], shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:
+    """Name the first table in call order, and of it the first wrong row key by occurrence."""
+    if on_nonfinite == "skip":
+        return False
+    names = {share.table.table_id: share.table.name for share in shares}
+    order = {table_id: place for place, table_id in enumerate(names)}
+    row_key = min(wrong, key=lambda key: order[key >> KEY_BITS])
+    raise InvalidArgumentError(
+        f"table {names[row_key >> KEY_BITS]!r}: expected finite gradients, found a sum or scaled "
+        f"sum that is not, for key {row_key & KEY_MASK}; give "
+        'on_nonfinite="skip" to skip such an update'
+    )

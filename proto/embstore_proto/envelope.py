@@ -1,0 +1,26 @@
+"""What travels with a command that writes: who sent it, so that it is applied once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who sends a mutating command, and what the sender knew of the store."""
+
+    client_id: str
+    """1 to 64 characters, random, one per client object."""
+    sequence: int
+    """From 1; each mutating command of the client has its own."""
+    finished_below: int = 0
+    """The client has the answers of all sequences below."""
+    attempt: int = 0
+    """0: sent for the first time."""
+    instance: str = ""
+    """The server process that the client knew when it sent the command for the first time."""
+    epoch: int = 0
+    """That the sender's rows and t are of; 0: of any."""
+    rank: int | None = None
+    """Of the trainer, for the log of slow calls."""
+    step: int | None = None
+    store_id: str = ""
+    """The store that is meant; empty: any."""

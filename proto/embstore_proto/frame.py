@@ -1,0 +1,479 @@
+"""Bulk messages, framed by hand: valid protobuf whose arrays are never copied by protobuf.
+
+Every bulk message has one shape:
+
+    header  = 1   a message: what the call is, and where each array lies in the payload
+    padding = 2   any bytes: lets the payload begin at a multiple of 64 bytes of the message
+    payload = 3   the arrays' bytes, little-endian, row-major, each at a multiple of 64
+
+A sender (`Message`, `Blank`) has its arrays written once, where they are sent from: into the bytes
+that gRPC takes; a stream's Chunks are joined from them piece by piece. A receiver (`split`,
+`array_of`) gets views of the bytes that came. Protobuf's own `bytes` fields would copy each array
+twice on either side.
+
+Any protobuf library can write and read the same messages; what it does not align is copied here,
+once. All sizes are checked with Python integers, so no offset or shape can overflow.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf import message as protobuf
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidArgumentError
+from embstore.layout import ELEMENT_BYTES
+from embstore_proto.v1 import embstore_pb2 as pb
+
+CHUNK_BYTES = 1 << 20
+"""A stream's pieces: larger ones were no faster, smaller ones cost a wake-up each."""
+
+CHUNK_BYTES_MAX = 4 << 20
+"""What a receiver takes of others: the default limit of gRPC libraries."""
+
+HEADER_BYTES_MAX = 1 << 20
+"""Names and places of the arrays of thousands of tables. A header is parsed into objects of many
+times its size, a payload is not."""
+
+_ALIGNMENT = 64
+_FRONT_BYTES_MAX = 3 + 5 + 5 + 6
+"""Tags and lengths of the three fields, and room to make the padding's length come out."""
+
+_HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
+_TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
+
+M = TypeVar("M", bound=protobuf.Message)
+
+_DTYPES: dict[pb.DType, np.dtype[Any]] = {
+    pb.DTYPE_INT64: np.dtype("<i8"),
+    pb.DTYPE_FLOAT32: np.dtype("<f4"),
+    pb.DTYPE_UINT32: np.dtype("<u4"),
+    pb.DTYPE_UINT8: np.dtype("u1"),
+}
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+# Sending
+
+Writer = Callable[[NDArray[Any]], object]
+"""Computes an array into memory of its shape."""
+
+
+class Computed(NamedTuple):
+    """A float32 array that is computed where it is sent from."""
+
+    shape: tuple[int, ...]
+    write: Writer
+
+
+class Message:
+    """A bulk message in the making: arrays first, then the header that describes them.
+
+    Of a unary call, arrays are written where they are sent from (see `Blank`), when the message is
+    joined; until then they must keep their content.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[pb.Array, NDArray[Any] | Writer]] = []
+        self.payload_bytes = 0
+
+    def add(self, array: "NDArray[Any] | Computed") -> pb.Array:
+        """Append an array of a dtype of the wire, and return its place for the header."""
+        if isinstance(array, Computed):
+            return self._add(pb.DTYPE_FLOAT32, array.shape, array.write)
+        return self._add(_NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array))
+
+    def _add(
+        self, dtype: pb.DType, shape: tuple[int, ...], part: "NDArray[Any] | Writer"
+    ) -> pb.Array:
+        offset = -(-self.payload_bytes // _ALIGNMENT) * _ALIGNMENT
+        place = pb.Array(dtype=dtype, shape=shape, offset=offset)
+        self._parts.append((place, part))
+        self.payload_bytes = offset + _DTYPES[dtype].itemsize * math.prod(shape)
+        return place
+
+    def total_bytes(self, header: bytes) -> int:
+        """Return the size of the whole message with this header."""
+        return len(self._front(header)) + self.payload_bytes
+
+    def joined(self, header: bytes) -> bytes:
+        """Return the whole message with its serialised header, for a unary call."""
+        front = self._front(header)
+        message = _blank_bytes(len(front) + self.payload_bytes)
+        memory = _memory_of(message)
+        memory[: len(front)] = front
+        end = len(front)
+        for place, part in self._parts:
+            begin = len(front) + place.offset
+            memory[end:begin] = bytes(begin - end)
+            out = _array_in(memory, begin, _DTYPES[place.dtype], place)
+            if isinstance(part, np.ndarray):
+                out[:] = part
+            else:
+                part(out)
+            end = begin + out.nbytes
+        return message
+
+    def framed(self, header: bytes) -> "Framed":
+        """Return the message in parts, for a stream, whose chunks are joined from them."""
+        front = self._front(header)
+        parts: list[memoryview | bytes] = [front]
+        end = 0
+        for place, part in self._parts:
+            if isinstance(part, np.ndarray):
+                array = part
+            else:
+                array = np.empty(tuple(place.shape), _DTYPES[place.dtype])
+                part(array)
+            parts += [bytes(place.offset - end), array.data.cast("B") if array.size else b""]
+            end = place.offset + array.nbytes
+        return Framed(parts, len(front) + self.payload_bytes)
+
+    def _front(self, header: bytes) -> bytes:
+        front = _HEADER_TAG + _varint(len(header)) + header
+        payload = _PAYLOAD_TAG + _varint(self.payload_bytes)
+        padding = -(len(front) + 2 + len(payload)) % _ALIGNMENT
+        return front + _PADDING_TAG + _varint(padding) + bytes(padding) + payload
+
+
+def _array_in(
+    memory: memoryview, begin: int, dtype: np.dtype[Any], place: pb.Array
+) -> NDArray[Any]:
+    end = begin + dtype.itemsize * math.prod(place.shape)
+    return np.frombuffer(memory[begin:end], dtype).reshape(tuple(place.shape))
+
+
+class Blank:
+    """A bulk message made before its arrays are known: they are filled where they are sent from.
+
+    gRPC takes a message as one bytes object. Joining it from arrays is a copy of everything, which
+    at several MiB costs as much as a lookup; so the object is made first, blank, as the C interface
+    of bytes allows until anybody else sees it, and `arrays` are views into it. The header comes
+    last, into room left for it in front; what it does not need is padding.
+
+    `header_room` is the bytes that the header will take, at most; the arrays are all float32.
+    """
+
+    def __init__(self, header_room: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._front_bytes = -(-(header_room + _FRONT_BYTES_MAX) // _ALIGNMENT) * _ALIGNMENT
+        self.places: list[pb.Array] = []
+        self._added = 0
+        ends = [0]
+        for shape in shapes:
+            offset = -(-ends[-1] // _ALIGNMENT) * _ALIGNMENT
+            self.places.append(pb.Array(dtype=pb.DTYPE_FLOAT32, shape=shape, offset=offset))
+            ends.append(offset + ELEMENT_BYTES * math.prod(shape))
+        self._payload_bytes = ends[-1]
+        self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
+        self._memory = _memory_of(self._message)
+        self.arrays: list[NDArray[np.float32]] = []
+        for place, end in zip(self.places, ends, strict=False):
+            begin, gap = self._front_bytes + place.offset, self._front_bytes + end
+            self._memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
+            self.arrays.append(_array_in(self._memory, begin, _DTYPES[pb.DTYPE_FLOAT32], place))
+
+    def add(self, array: NDArray[Any]) -> pb.Array:
+        """Return the place of the next of `arrays`, for the header."""
+        place = self.places[self._added]
+        assert array is self.arrays[self._added], "arrays are added in their order"
+        self._added += 1
+        return place
+
+    def framed(self, header: bytes) -> "Framed":
+        """Return the whole message with its serialised header. The arrays may change no more."""
+        payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
+        front = _HEADER_TAG + _varint(len(header)) + header + _PADDING_TAG
+        room = self._front_bytes - len(front) - len(payload)
+        padding = next((n for n in range(room, -1, -1) if n + len(_varint(n)) == room), None)
+        if padding is None:  # the header is larger than its room: the front is made anew, beside
+            rest = memoryview(self._message)[self._front_bytes :]
+            front = _HEADER_TAG + _varint(len(header)) + header + payload
+            return Framed([front, rest], len(front) + len(rest))
+        front += _varint(padding) + bytes(padding) + payload
+        self._memory[: len(front)] = front
+        return Framed([self._message], len(self._message))
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+_address_of = ctypes.pythonapi.PyBytes_AsString
+_address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
+
+
+def _blank_bytes(size: int) -> bytes:
+    """Return a new bytes object of no particular content, which its maker may still write."""
+    blank: bytes = _new_bytes(None, size)
+    return blank
+
+
+class _Owner:
+    """Lends NumPy the memory of a bytes object, which lives as long as an array of it does.
+
+    (A ctypes array would do, but ctypes keeps a type for every length there ever was.)
+    """
+
+    def __init__(self, own: bytes) -> None:
+        self.own = own
+        self.__array_interface__ = {
+            "data": (_address_of(own), False),
+            "shape": (len(own),),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _memory_of(own: bytes) -> memoryview:
+    """Return the memory of a bytes object that nobody else has, to be written; keeps it alive."""
+    return np.asarray(_Owner(own)).data
+
+
+def writable(message: bytes) -> memoryview:
+    """Return a received message as memory that may be written: arrays of it are their reader's own.
+
+    For the one reference that there is, as gRPC hands it over: to copy the rows of a lookup only
+    so that a trainer may change them would cost as much as to look them up.
+    """
+    return _memory_of(message) if message else memoryview(b"")
+
+
+class Framed(NamedTuple):
+    """A serialised bulk message, in parts."""
+
+    parts: list[memoryview | bytes]
+    total_bytes: int
+
+    def joined(self) -> bytes:
+        """Return the message for a unary call."""
+        if len(self.parts) == 1 and isinstance(self.parts[0], bytes):
+            return self.parts[0]
+        return b"".join(self.parts)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the message as serialised Chunks of about CHUNK_BYTES."""
+        front = _TOTAL_TAG + _varint(self.total_bytes)
+        for pieces, size in self._pieces():
+            yield b"".join([front, _PIECE_TAG, _varint(size), *pieces])
+            front = b""
+
+    def _pieces(self) -> Iterator[tuple[list[memoryview | bytes], int]]:
+        pieces: list[memoryview | bytes] = []
+        room = CHUNK_BYTES
+        for part in self.parts:
+            view = memoryview(part)
+            while len(view) >= room:
+                pieces.append(view[:room])
+                yield pieces, CHUNK_BYTES
+                view, pieces, room = view[room:], [], CHUNK_BYTES
+            if len(view):
+                pieces.append(view)
+                room -= len(view)
+        if pieces:
+            yield pieces, CHUNK_BYTES - room
+
+
+# Receiving
+
+
+class Received(NamedTuple):
+    """A bulk message taken apart."""
+
+    header: bytes
+    payload: memoryview
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield (field number, value) of a serialised message with varint and bytes fields only."""
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        value, position = _read_varint(message, position)
+        match tag & 7:
+            case 0:
+                yield tag >> 3, value
+            case 2 if value <= len(message) - position:
+                yield tag >> 3, message[position : position + value]
+                position += value
+            case _:
+                raise InvalidArgumentError(
+                    f"expected a protobuf message of embstore.v1, found garbage at byte {position}"
+                )
+
+
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            raise InvalidArgumentError(
+                f"expected a protobuf message of embstore.v1, found its end at byte {position}: "
+                "it was cut off"
+            )
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise InvalidArgumentError(
+        f"expected a protobuf message of embstore.v1, found no number at byte {position}"
+    )
+
+
+def split(message: bytes | memoryview) -> Received:
+    """Take a bulk message apart, without a copy.
+
+    Raises InvalidArgumentError: it is cut off, garbage, or has fields that a bulk message has not.
+    """
+    parts: dict[int, memoryview] = {}
+    for number, value in _fields(memoryview(message)):
+        if number not in (1, 2, 3) or isinstance(value, int) or number in parts:
+            raise InvalidArgumentError(
+                "expected a bulk message {header = 1, padding = 2, payload = 3}, each once, found "
+                f"field {number}"
+            )
+        parts[number] = value
+    empty = memoryview(b"")
+    if len(parts.get(1, empty)) > HEADER_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"expected a header of at most {HEADER_BYTES_MAX} bytes, found {len(parts[1])}"
+        )
+    return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
+
+
+def parse(kind: type[M], serialised: bytes) -> M:
+    """Parse a message of a generated class; fields that it does not know are refused."""
+    name = kind.DESCRIPTOR.full_name
+    try:
+        message: M = kind.FromString(serialised)
+    except protobuf.DecodeError as exc:
+        raise InvalidArgumentError(f"expected a serialised {name}: {exc}") from exc
+    known = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != known:
+        raise InvalidArgumentError(
+            f"{name} has fields that this server does not know; is the client newer?"
+        )
+    return message
+
+
+def array_of(
+    received: Received, place: pb.Array, dtype: type[np.generic], dimensions: int, what: str
+) -> NDArray[Any]:
+    """Return an array of a bulk message, as a view where it is aligned.
+
+    Raises InvalidArgumentError: another dtype or number of dimensions, or outside the payload;
+    `what` names the array in the message.
+    """
+    expected = np.dtype(dtype).newbyteorder("<")
+    found = _DTYPES.get(place.dtype)
+    if found != expected or len(place.shape) != dimensions:
+        raise InvalidArgumentError(
+            f"{what}: expected {expected.name} of {dimensions} dimensions, found "
+            f"{found.name if found else 'no dtype'} of shape {tuple(place.shape)}"
+        )
+    count = math.prod(place.shape)
+    size = count * expected.itemsize
+    if place.offset + size > len(received.payload):
+        raise InvalidArgumentError(
+            f"{what}: expected {size} bytes at offset {place.offset}, found a payload of "
+            f"{len(received.payload)} bytes"
+        )
+    shape = tuple(place.shape)
+    if not count:
+        if max(shape) > 1 << 40:
+            raise InvalidArgumentError(f"{what}: expected a shape in bounds, found {shape}")
+        return np.empty(shape, expected)
+    flat = np.frombuffer(received.payload, expected, count, place.offset)
+    if not flat.flags.aligned:
+        flat = flat.copy()
+    return flat.reshape(shape)
+
+
+class Assembly:
+    """A bulk message in the receiving: the pieces of a stream, joined where they belong.
+
+    The first chunk says how many bytes the message has; memory is taken then, and by the system
+    only where pieces really come.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._received_bytes = 0
+        self._buffer: NDArray[np.uint8] | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole message; 0 before the first chunk."""
+        return 0 if self._buffer is None else len(self._buffer)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every byte has come."""
+        return self._buffer is not None and self._received_bytes == len(self._buffer)
+
+    def announced(self, chunk: bytes) -> int:
+        """Return how many bytes a first chunk announces, if they are allowed."""
+        total, _ = _chunk(chunk)
+        if total > self._bytes_max:
+            raise InvalidArgumentError(
+                f"expected a call of at most {self._bytes_max} bytes (limits.call_bytes_max), "
+                f"found {total}; split the call"
+            )
+        return total
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next serialised Chunk.
+
+        Raises InvalidArgumentError: garbage, a wrong order, or more bytes than were announced or
+        allowed.
+        """
+        total, piece = _chunk(chunk)
+        if (self._buffer is None) != (total > 0):
+            raise InvalidArgumentError(
+                "stream: expected total_bytes in the first chunk and in no other, found "
+                f"{total} in {'the first' if self._buffer is None else 'a later one'}"
+            )
+        if self._buffer is None:
+            self._buffer = np.empty(self.announced(chunk), np.uint8)
+        assert self._buffer is not None
+        end = self._received_bytes + len(piece)
+        if not len(piece) or end > len(self._buffer):
+            raise InvalidArgumentError(
+                f"stream: expected 1 to {len(self._buffer) - self._received_bytes} bytes more, "
+                f"found a chunk of {len(piece)}"
+            )
+        self._buffer[self._received_bytes : end] = piece
+        self._received_bytes = end
+
+    def whole(self) -> memoryview:
+        """Return the message, if no bytes are missing."""
+        if not self.is_whole:
+            raise InvalidArgumentError(
+                f"stream: expected {self.total_bytes or 'a chunk with total_bytes'}, found its end "
+                f"after {self._received_bytes} bytes: it was cut off"
+            )
+        assert self._buffer is not None
+        return self._buffer.data
+
+
+def _chunk(chunk: bytes) -> tuple[int, NDArray[np.uint8]]:
+    """Return (total_bytes, piece) of a serialised Chunk."""
+    parts: dict[int, Any] = {}
+    for number, value in _fields(memoryview(chunk)):
+        if number not in (1, 2) or number in parts or isinstance(value, int) != (number == 1):
+            raise InvalidArgumentError(
+                "stream: expected a Chunk {total_bytes = 1, piece = 2}, each at most once, found "
+                f"field {number}"
+            )
+        parts[number] = value
+    return parts.get(1, 0), np.frombuffer(parts.get(2, b""), np.uint8)

@@ -1,0 +1,225 @@
+"""The wire's row of each verb: command to message and back, result to message and back.
+
+A verb has one name everywhere: the command's, the method's of the .proto file, the handler's. Its
+row is found by that name: the request is `NameRequest`, the reply is what the .proto file says the
+method returns. Fields travel by their annotations (fields.py); a result that is not made of the
+reply's fields is the one field that the reply has beside its context.
+
+A *control* verb has plain messages. A *bulk* verb has messages {header, padding, payload} with
+arrays in the payload (frame.py), and, unless it is streamed anyway, a stream twin for large ones.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from types import NoneType
+from typing import Any, NamedTuple, cast, get_args
+
+from embstore.commands import COMMANDS, Command, Retry
+from embstore.errors import InvalidArgumentError
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
+from embstore.results import Context, RowsRead, StepRows
+from embstore_proto.envelope import Origin
+from embstore_proto.fields import codec, field_of
+from embstore_proto.frame import Blank, Framed, Message, Received, parse, split
+from embstore_proto.v1 import embstore_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
+
+_STREAMED_REPLIES: dict[str, Any] = {
+    "LookupStep": pb.StepRowsReply,
+    "LookupStepPooled": pb.RowsReply,
+    "ExportProfile": pb.ProfileReply,
+    "GetHotSet": pb.HotSetReply,
+}
+"""Of methods that return a stream of chunks: the message that the chunks are the pieces of."""
+_STREAMED_RESULTS = {"LookupStep": StepRows}
+"""What the messages of a stream hold, where that is not the command's result."""
+
+
+class Arrived(NamedTuple):
+    """A command as it came; `stages`: the reply is to tell where the time went."""
+
+    command: Command[Any]
+    origin: Origin | None
+    stages: bool
+
+
+class Answer(NamedTuple):
+    """A result as it came."""
+
+    value: Any
+    context: Context
+
+
+class Verb:
+    """How one verb travels: the classes of its messages, and what follows from them."""
+
+    def __init__(self, command: type[Command[Any]]) -> None:
+        self.name = name = command.__name__
+        self.command = command
+        method = SERVICE.methods_by_name[name]
+        (base,) = command.__orig_bases__  # type: ignore[attr-defined]
+        self.result: Any = _STREAMED_RESULTS.get(name) or get_args(base)[0]
+        """The annotation of what the command returns, or the messages of a stream hold."""
+        self.request: Any = getattr(pb, f"{name}Request")
+        self.reply: Any = _STREAMED_REPLIES.get(name) or getattr(pb, method.output_type.name)
+        self.is_bulk = hasattr(self.request, "Header")
+        """Whether the request carries arrays."""
+        self.has_bulk_reply = hasattr(self.reply, "Header")
+        self.is_streamed = bool(method.server_streaming)
+        """Whether the reply is always a stream."""
+        self.has_twin = f"{name}Stream" in SERVICE.methods_by_name
+        """Whether there is a stream twin for large messages."""
+        self.reads_rows = self.result is RowsRead and self.reply is pb.RowsReply
+        """Whether the reply is rows, which are written straight into it."""
+        kinds = {f.type for f in fields(cast(Any, command))}
+        self.document = "a profile" if Profile in kinds else "a hot set" if HotSet in kinds else ""
+        """What file the request brings, in words; "": none."""
+        self.has_json = not (
+            self.is_bulk or self.has_bulk_reply or self.is_streamed or command.retry is Retry.STEP
+        )
+        """Whether it can be called by the JSON form of its messages."""
+        self._head = self.request.Header if self.is_bulk else self.request
+        self._reply_head = self.reply.Header if self.has_bulk_reply else self.reply
+
+    @cached_property
+    def _command_codec(self) -> Any:
+        return codec(cast(Any, self.command), self._head.DESCRIPTOR)
+
+    @cached_property
+    def _result_codec(self) -> "_Result":
+        return _Result(self.result, self._reply_head.DESCRIPTOR)
+
+    # JSON
+
+    def request_of_json(self, text: str | bytes) -> Any:
+        """Return the request of its protobuf-JSON; of empty text, one without a field."""
+        from google.protobuf import json_format  # here: clients do without
+
+        if not self.has_json:
+            raise InvalidArgumentError(
+                f"{self.name} carries arrays or a file, answers by a stream, or finishes a step: "
+                f"call it by the client; by JSON {', '.join(JSON_VERBS)} can be called"
+            )
+        try:
+            return json_format.Parse(text or "{}", self.request())
+        except (json_format.ParseError, ValueError, RecursionError) as exc:
+            raise InvalidArgumentError(f"expected the JSON of a {self.name}Request: {exc}") from exc
+
+    def reply_json(self, value: Any, context: Context) -> str:
+        """Return a result as the protobuf-JSON of the reply, every field by its own name."""
+        from google.protobuf import json_format
+
+        reply = self.reply.FromString(self.framed(value, context).joined())
+        return json_format.MessageToJson(
+            reply, always_print_fields_with_no_presence=True, preserving_proto_field_name=True
+        )
+
+    # Commands
+
+    def outgoing(self, command: Command[Any]) -> "Outgoing":
+        """Return a command, ready to be sent."""
+        head, message = self._head(), Message() if self.is_bulk else None
+        self._command_codec.encode(command, head, message)
+        return Outgoing(head, message)
+
+    def arrived(self, request: bytes | memoryview) -> Arrived:
+        """Return the command of a serialised request.
+
+        Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
+        """
+        received = split(request) if self.is_bulk else None
+        head = parse(self._head, bytes(request) if received is None else received.header)
+        names = head.DESCRIPTOR.fields_by_name
+        origin = None
+        if "origin" in names and head.HasField("origin"):
+            origin = _ORIGIN.decode(head.origin, None)
+        stages = "trace" in names and head.trace.stages
+        return Arrived(self._command_codec.decode(head, received), origin, stages)
+
+    # Results
+
+    def framed(
+        self,
+        value: Any,
+        context: Context,
+        *,
+        stage_seconds: dict[str, float] | None = None,
+        places: Blank | None = None,
+    ) -> Framed:
+        """Return a result as a serialised reply.
+
+        `stage_seconds` says where the time went; `places` is the message in which the arrays of the
+        result are already.
+        """
+        head, message = self._reply_head(), places or Message()
+        self._result_codec.encode(value, head, message)
+        _CONTEXT.encode(context, head.context, None)
+        if stage_seconds:
+            head.stage_seconds.update(stage_seconds)
+        serialised = head.SerializeToString()
+        if self.has_bulk_reply:
+            return message.framed(serialised)
+        return Framed([serialised], len(serialised))
+
+    def answer(self, reply: bytes | Received) -> Answer:
+        """Return the result of a serialised reply."""
+        received = reply if isinstance(reply, Received) else None
+        head = self._reply_head.FromString(reply if received is None else received.header)
+        context = _CONTEXT.decode(head.context, None)
+        return Answer(self._result_codec.decode(head, received, context), context)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A command on its way: the header, whose origin changes with each attempt, and arrays."""
+
+    head: Any
+    message: Message | None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return 0 if self.message is None else self.message.payload_bytes
+
+    def serialised(self, origin: Origin | None) -> bytes:
+        """Return the header, of a control verb the whole request."""
+        if origin is not None:
+            _ORIGIN.encode(origin, self.head.origin, None)
+        serialised: bytes = self.head.SerializeToString()
+        return serialised
+
+
+class _Result:
+    """How a result travels: as the reply, or as the one field that it has beside its context."""
+
+    def __init__(self, result: Any, descriptor: Any) -> None:
+        own = [name for name in descriptor.fields_by_name if name != "context"]
+        names = {f.name for f in fields(result)} if is_dataclass(result) else set()
+        self._has_command = "command" in names
+        self._whole = self._field = None
+        if names & set(own) or "context" in names:
+            self._whole = codec(result, descriptor)
+        elif result is not NoneType:
+            self._field = field_of(own[0], result, descriptor.fields_by_name[own[0]])
+
+    def encode(self, value: Any, head: Any, places: Any) -> None:
+        if self._whole is not None:
+            self._whole.encode(value, head, places)
+        elif self._field is not None:
+            self._field.encode(value, head, places)
+
+    def decode(self, head: Any, received: Received | None, context: Context) -> Any:
+        if self._whole is not None:
+            more = {"command": context.command} if self._has_command else {}
+            return self._whole.decode(head, received, **more)
+        return None if self._field is None else self._field.decode(head, received, "the reply")
+
+
+_CONTEXT = codec(Context, pb.Context.DESCRIPTOR)
+_ORIGIN = codec(Origin, pb.Origin.DESCRIPTOR)
+VERBS = {name: Verb(command) for name, command in COMMANDS.items()}
+"""By the name of command and method."""
+JSON_VERBS = {name: verb for name, verb in VERBS.items() if verb.has_json}
+"""Those that can be called by JSON: over REST, and by `embstore call`."""

@@ -1,0 +1,44 @@
+"""Flags of commands: how they are written, and those made from declarations elsewhere.
+
+Typer reads the flags of a command from its signature. A command that takes `**values` is given a
+signature in which each of them is a flag: settings, parameters of optimizers.
+"""
+
+from collections.abc import Callable, Iterable
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any
+
+import typer
+
+
+def flag(help: str, metavar: str | None = None, *names: str, **options: Any) -> Any:
+    """Return what describes a flag, for `Annotated`."""
+    return typer.Option(*names, metavar=metavar, help=help, **options)
+
+
+def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
+    """Return a flag of a signature: `info` is Typer's, `kind` the type of the value."""
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def with_options(
+    options: Iterable[Parameter],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that puts flags in the place of a command's `**values`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        *own, _ = signature(command).parameters.values()
+        return replace_parameters(command, [*own, *options])
+
+    return decorate
+
+
+def replace_parameters(
+    command: Callable[..., Any], parameters: Iterable[Parameter]
+) -> Callable[..., Any]:
+    """Give a command another signature, and return it."""
+    command.__signature__ = Signature(list(parameters))  # type: ignore[attr-defined]
+    command.__annotations__ = {}  # Typer takes those of the signature
+    return command

@@ -1,0 +1,88 @@
+"""`embstore checkpoint`, `embstore digest`, `embstore call`."""
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from embstore.errors import InvalidArgumentError
+from embstore_server.cli import output
+from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, Shown, on_server
+from embstore_server.cli.flags import flag
+
+if TYPE_CHECKING:
+    from embstore.results import Checkpoint
+
+
+@on_server(LONG_TIMEOUT_S)
+def checkpoint(
+    connect: Connect,
+    label: Annotated[str | None, typer.Argument(metavar="LABEL", help="Used once.")] = None,
+    *,
+    metadata: Annotated[str | None, flag("A small object to keep with it.", "JSON")] = None,
+    listed: Annotated[bool, flag("List the kept ones, oldest first.", None, "--list")] = False,
+) -> Shown:
+    """Make everything durable and keep it under LABEL; or, with --list, list the checkpoints."""
+    if listed == (label is not None) or (listed and metadata is not None):
+        raise InvalidArgumentError("expected a LABEL, with or without --metadata, or --list alone")
+    try:
+        noted = json.loads(metadata or "{}")
+    except ValueError as exc:
+        raise InvalidArgumentError(f"--metadata: expected a JSON object: {exc}") from exc
+    with connect() as store:
+        if label is None:
+            kept = [_described(one) for one in store.checkpoints()]
+            rows = [(*list(d.values())[:-1], json.dumps(d["metadata"])) for d in kept]
+            return kept, partial(output.show_rows, ("label", "command", "tables", "metadata"), rows)
+        with output.progress(f"checkpoint {label!r}"):
+            made = _described(store.checkpoint(label, noted))
+    return made, f"kept {label!r}: all up to command {made['command']:,} is durable"
+
+
+def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
+    return {
+        "label": checkpoint.label,
+        "command": checkpoint.state.command,
+        "tables": len(checkpoint.state.tables),
+        "metadata": checkpoint.metadata,
+    }
+
+
+@on_server(LONG_TIMEOUT_S)
+def digest(
+    connect: Connect,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Default: all.")
+    ] = None,
+) -> Shown:
+    """Show the digest of tables: equal if, and only if, every bit of their rows is.
+
+    Lines are in the format of sha256sum, so that two stores are compared with diff.
+    """
+    with connect() as store:
+        handles = [store.table(name) for name in tables or store.tables()]  # before any digest
+        digests = {}
+        with output.progress("digests", len(handles)) as advance:
+            for table in handles:
+                digests[table.name] = table.digest()
+                advance(1)
+    return digests, "\n".join(f"{value}  {name}" for name, value in digests.items())
+
+
+@on_server(LONG_TIMEOUT_S)
+def call(
+    connect: Connect,
+    verb: Annotated[str, typer.Argument(metavar="VERB", help="As in the .proto file: GetStats.")],
+    request: Annotated[str, typer.Argument(metavar="[JSON]", help="Of its request.")] = "{}",
+) -> Shown:
+    """Call any verb that carries no arrays by the JSON of its messages, and show its reply."""
+    from embstore_proto.verbs import JSON_VERBS, VERBS, Outgoing
+
+    if verb not in VERBS:
+        raise InvalidArgumentError(f"expected a verb: {', '.join(JSON_VERBS)}; found {verb!r}")
+    outgoing = Outgoing(VERBS[verb].request_of_json(request), None)
+    with connect() as store:
+        answer = cast(Any, store.executor).transport.send(VERBS[verb], outgoing)
+    text = VERBS[verb].reply_json(answer.value, answer.context)
+    return json.loads(text), text

@@ -1,0 +1,186 @@
+"""Mutating calls that are sent again are applied once.
+
+A client numbers its mutating calls. The server keeps, per client, the call of each number: while
+it is queued or running, a further attempt joins it; when it is done, it is answered as before.
+What is kept is an answer (a command number, t), never rows.
+
+A client says which numbers it has the answers of; those are forgotten, and so is what lies more
+than CALLS_MAX behind its newest. Clients beyond CLIENTS_MAX are forgotten by age, none with a call
+under way. From then on a client that is new here may be one that was forgotten: it is *doubtful*.
+Its first attempts are run as ever; a further one that is not remembered is OutcomeUnknownError.
+
+A call that surely changed nothing, and may do so another time (it was cancelled before it started,
+found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
+
+A further attempt that is *not* remembered was either never received, and is then run, or belongs to
+another life of the server or another epoch of the store, where it may have been applied before the
+rows it made were rolled back. The client says what instance and epoch it first sent the call to; if
+they are others now, nobody can tell, and the answer is OutcomeUnknownError.
+
+A remembered answer of another epoch is not given again either: a restore has undone what it tells.
+An answer has its epoch in it, which says so at any time; to forget at a restore instead would also
+forget what was queued behind it, and never happen where nobody waits for the restore any more.
+
+Event loop only.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from embstore.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    OverloadedError,
+    StoreClosedError,
+)
+from embstore_proto.envelope import Origin
+from embstore_server.answers import Answered
+from embstore_server.worker import Task, Worker
+
+CALLS_MAX = 1024
+CLIENTS_MAX = 4096
+_CLIENT_ID_CHARACTERS_MAX = 64
+_NOT_APPLIED = (DeadlineError, OverloadedError, StoreClosedError)
+
+
+class _Call:
+    """A remembered call. `waiters` are the attempts that wait for its outcome."""
+
+    def __init__(self, verb: str, task: Task) -> None:
+        self.verb = verb
+        self.task = task
+        self.outcome: asyncio.Future[Answered] = task.outcome
+        self.waiters = 0
+
+    def is_undone(self, epoch: int) -> bool:
+        """Whether what it answers is of another epoch; an error is of none, it changed nothing."""
+        done = self.outcome.done() and not self.outcome.cancelled()
+        if not done or self.outcome.exception() is not None:
+            return False
+        return self.outcome.result().context.epoch != epoch
+
+
+class _Client:
+    def __init__(self, *, doubtful: bool) -> None:
+        self.calls: dict[int, _Call] = {}
+        self.floor = 1  # every lower sequence has been forgotten
+        self.is_doubtful = doubtful  # it may have been forgotten, with calls that were applied
+
+    def forget_below(self, sequence: int) -> None:
+        if sequence > self.floor:
+            self.floor = sequence
+            for old in [s for s in self.calls if s < sequence]:
+                del self.calls[old]
+
+    def forget(self, sequence: int, call: _Call) -> None:
+        """Forget this call; one that came after it with the same sequence stays."""
+        if self.calls.get(sequence) is call:
+            del self.calls[sequence]
+
+
+class ReplayWindow:
+    """The remembered calls of all clients."""
+
+    def __init__(self, worker: Worker, instance: str) -> None:
+        self._worker = worker
+        self._instance = instance
+        self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._forgot_clients = False
+
+    @property
+    def remembered_calls(self) -> int:
+        """Calls remembered now, of all clients."""
+        return sum(len(client.calls) for client in self._clients.values())
+
+    async def call(
+        self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
+    ) -> tuple[Any, Task]:
+        """Return the outcome of the call with this origin, and its task; run it if none has.
+
+        Raises OutcomeUnknownError: a further attempt of a call that another life of the store
+        received; InvalidArgumentError: no client id, no sequence, or another call had this one;
+        Exception: what the call raised.
+        """
+        client = self._client(origin)
+        client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
+        while (call := client.calls.get(origin.sequence)) is not None:
+            if call.verb != verb:
+                raise InvalidArgumentError(
+                    f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
+                )
+            if call.is_undone(epoch):
+                raise OutcomeUnknownError(
+                    "the store was restored after this call, which had been applied: what it "
+                    "changed is gone; read t and the command number, then decide"
+                )
+            with suppress(*_NOT_APPLIED):  # then it is run for this attempt, or a third one's
+                return await self._join(client, origin.sequence, call), call.task
+        self._check_first(client, origin, epoch)
+        call = client.calls[origin.sequence] = _Call(verb, submit())
+        return await self._join(client, origin.sequence, call), call.task
+
+    def _client(self, origin: Origin) -> _Client:
+        name = origin.client_id
+        if not 0 < len(name) <= _CLIENT_ID_CHARACTERS_MAX or origin.sequence < 1:
+            raise InvalidArgumentError(
+                f"origin: expected a client_id of 1 to {_CLIENT_ID_CHARACTERS_MAX} characters and "
+                f"a sequence from 1, found {name[:80]!r}, {origin.sequence}"
+            )
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = _Client(doubtful=self._forgot_clients)
+        self._clients.move_to_end(name)
+        if len(self._clients) > CLIENTS_MAX:
+            for oldest, other in self._clients.items():
+                if other is not client and all(c.outcome.done() for c in other.calls.values()):
+                    del self._clients[oldest]
+                    self._forgot_clients = True
+                    break
+        return client
+
+    def _check_first(self, client: _Client, origin: Origin, epoch: int) -> None:
+        if origin.sequence < client.floor:
+            raise OutcomeUnknownError(
+                f"origin: sequence {origin.sequence} has been forgotten: the client had its "
+                f"answer, or is {CALLS_MAX} calls further"
+            )
+        if origin.attempt and client.is_doubtful:
+            raise OutcomeUnknownError(
+                f"origin: the client may have been forgotten (at most {CLIENTS_MAX} are "
+                "remembered) while this call was out: it may have been applied before; read t and "
+                "the command number, then decide"
+            )
+        check_epoch(origin, epoch)
+        if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
+            raise OutcomeUnknownError(
+                "the server restarted, or was restored, while this call was out: it may have been "
+                "applied before; read t and the command number, then decide"
+            )
+
+    async def _join(self, client: _Client, sequence: int, call: _Call) -> Any:
+        call.waiters += 1
+        try:
+            return await asyncio.shield(call.outcome)
+        except _NOT_APPLIED:
+            client.forget(sequence, call)
+            raise
+        except asyncio.CancelledError:
+            if call.waiters == 1 and self._worker.withdraw(call.task):
+                client.forget(sequence, call)
+            raise
+        finally:
+            call.waiters -= 1
+
+
+def check_epoch(origin: Origin, epoch: int) -> None:
+    """Refuse a call whose sender goes by another epoch than the store's. Any thread."""
+    if origin.epoch and origin.epoch != epoch:
+        raise OutcomeUnknownError(
+            f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "
+            "lost commands in a crash, and what the caller knew of it is void; read t and the "
+            "command number, then go on"
+        )

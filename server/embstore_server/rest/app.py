@@ -1,0 +1,114 @@
+"""The application, its routes and the guard around them; and its port, on the event loop.
+
+The port is bound when it is entered, so that one in use is reported at once.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import embstore
+from embstore_server.logs import event
+from embstore_server.parsing import OFF, is_loopback, split_address
+from embstore_server.rest import commands, profiles, state, tables, upkeep
+from embstore_server.rest.errors import refusal_of
+from embstore_server.rest.guard import Guard
+from embstore_server.rest.models import ErrorReply
+from embstore_server.rest.probes import add_probes
+from embstore_server.rpc import in_use
+from embstore_server.service import Service
+
+_DESCRIPTION = (
+    "State, stats and administration of an embedding store. Rows are served by gRPC. Every refusal "
+    "is an ErrorReply; X-Request-Timeout (seconds) shortens a call's deadline."
+)
+
+
+def make_rest(service: Service) -> FastAPI:
+    """Return the application that serves `service`, to be run on the service's event loop."""
+    app = FastAPI(
+        title="embstore",
+        description=_DESCRIPTION,
+        version=embstore.__version__,
+        docs_url=None,  # these pages load scripts of others into an origin that may checkpoint
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+        exception_handlers={HTTPException: _refuse},
+    )
+    app.state.service = service
+    address = service.settings.admin
+    app.add_middleware(Guard, loopback=address != OFF and is_loopback(split_address(address)[0]))
+    add_probes(app, service)
+    api = APIRouter(
+        prefix="/api/v1", responses={"default": {"model": ErrorReply, "description": "Refused"}}
+    )
+    for router in (
+        *(state.router, tables.router, upkeep.durability, upkeep.cache),
+        *(profiles.router, commands.router),
+    ):
+        api.include_router(router)
+    app.include_router(api)
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    """Return the route's function as the name of an operation: get_table_stats, GetTableStats."""
+    return "".join(word.capitalize() for word in route.endpoint.__name__.split("_"))
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return refusal_of(error, request.method).response(request.scope)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without signal handlers: the process has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def rest_server(service: Service) -> AsyncIterator[str]:
+    """Serve REST; yield its address, or "off"."""
+    settings = service.settings
+    if settings.admin == "off":
+        yield "off"
+        return
+    host, port = split_address(settings.admin)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as exc:
+        raise in_use("admin", settings.admin) from exc
+    config = uvicorn.Config(
+        make_rest(service),
+        log_config=None,
+        access_log=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        lifespan="off",
+    )
+    server = _Uvicorn(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def ended(_: object) -> None:
+        if not server.should_exit:  # nobody asked it to: gRPC goes on, probes will fail
+            error = None if serving.cancelled() else serving.exception()
+            event(logging.ERROR, "REST has ended", exc_info=error)
+
+    serving.add_done_callback(ended)
+    try:
+        yield f"{settings.admin.rpartition(':')[0]}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving

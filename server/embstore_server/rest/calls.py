@@ -1,0 +1,129 @@
+"""A call from request to answer: every route that is a verb is one of these.
+
+The caller is made before the body is read, so that the deadline covers reading, and a body that is
+refused counts among the verb's calls too. An `X-Request-Timeout` header, in seconds, shortens the
+deadline, and so does the one that Prometheus sends. A request whose client has gone ends by its
+deadline.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from time import monotonic
+from typing import Annotated, Any
+
+from fastapi import Depends
+from fastapi.routing import APIRoute
+from grpc import StatusCode
+from starlette.requests import Request
+from starlette.responses import Response
+
+from embstore.commands import Command
+from embstore.errors import InvalidArgumentError, StoreClosedError, TableNotFoundError
+from embstore_server.answers import Answered, Work, answering
+from embstore_server.rest.errors import refusal_of, request_id
+from embstore_server.service import Caller, Service
+
+LANE = "rest"
+"""One lane for all of REST: however many dashboards there are, trainers wait for one call."""
+
+_HEADER_CHARACTERS_MAX = 200
+_TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class CallRoute(APIRoute):
+    """A route that is a verb: its `name` is the verb's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the route's handler, in the frame of a call."""
+        answer, verb = super().get_route_handler(), self.name
+
+        async def handler(request: Request) -> Response:
+            return await _answered(verb, request, answer)
+
+        return handler
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a route works with."""
+
+    service: Service
+    caller: Caller
+
+    async def execute(self, command: Command[Any]) -> Answered:
+        """Return the result of a command, with the state of the store then."""
+        self.check_ready()
+        return await self.service.execute(self.caller, command)
+
+    async def run_in_thread(self, work: Work) -> Answered:
+        """Do the same with work on a thread of the verb's own: for what takes long."""
+        self.check_ready()
+        answered = answering(work, self.service.instance)
+        return await self.service.run_in_thread(self.caller.verb, answered)
+
+    def check_ready(self) -> None:
+        """Raise StoreClosedError while the server is starting, stopping or has failed."""
+        if reason := self.service.not_ready:
+            raise StoreClosedError(reason)
+
+
+def one_table(name: str) -> str:
+    """Return the name of a table, where a verb takes "" to mean all of them."""
+    if not name:
+        raise TableNotFoundError("no table ''")
+    return name
+
+
+async def _call_of(request: Request) -> Call:
+    return Call(request.app.state.service, request.state.caller)
+
+
+Calling = Annotated[Call, Depends(_call_of)]
+"""The parameter of a route that is a verb."""
+
+
+async def _answered(verb: str, request: Request, answer: Answer) -> Response:
+    service: Service = request.app.state.service
+    headers = {n: v[:_HEADER_CHARACTERS_MAX] for n, v in request.headers.items()}
+    caller = request.state.caller = Caller(
+        verb,
+        LANE,
+        monotonic() + service.settings.call_timeout_s,
+        headers.get("user-agent", ""),
+        request_id(request.scope),
+        headers.get("traceparent", ""),
+    )
+    code = StatusCode.OK.name
+    try:
+        for name in _TIMEOUT_HEADERS:
+            if name in request.headers:
+                seconds = _seconds(request.headers[name], name)
+                caller.deadline = min(caller.deadline, caller.started + seconds)
+        async with asyncio.timeout(caller.deadline - monotonic()):
+            response = await answer(request)
+    except asyncio.CancelledError:
+        code = StatusCode.CANCELLED.name
+        raise
+    except Exception as exc:
+        refusal = refusal_of(exc, verb)
+        code, response = refusal.code, refusal.response(request.scope)
+    else:
+        caller.sent_bytes = len(response.body)
+    finally:
+        caller.received_bytes = request.state.received_bytes
+        service.observe(caller, code)
+    return response
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidArgumentError(f"{name}: expected seconds above 0, found {text[:40]!r}")
+    return seconds

@@ -1,0 +1,34 @@
+"""POST /api/v1/commands/{Verb}: a verb by the protobuf-JSON of its request, with that of its reply.
+
+Each verb has a route, so that it is counted and documented by its name. Those that have no JSON
+form are refused by the wire (`embstore_proto.verbs`).
+"""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from embstore_proto.verbs import VERBS, Verb
+from embstore_server.rest.calls import Calling, CallRoute
+
+router = APIRouter(prefix="/commands", route_class=CallRoute, tags=["commands"])
+
+
+def _add(verb: Verb) -> None:
+    async def called(call: Calling, request: Request) -> Response:
+        arrived = verb.arrived(verb.request_of_json(await request.body()).SerializeToString())
+        answered = await call.service.execute(call.caller, arrived.command, arrived.origin)
+        text = verb.reply_json(answered.value, answered.context)
+        return Response(text, media_type="application/json")
+
+    router.post(
+        f"/{verb.name}",
+        name=verb.name,
+        operation_id=f"Call{verb.name}",
+        description=verb.command.__doc__,
+        include_in_schema=verb.has_json,
+    )(called)
+
+
+for _verb in VERBS.values():
+    _add(_verb)

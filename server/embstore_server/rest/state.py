@@ -1,0 +1,96 @@
+"""GET /api/v1/server, /api/v1/stats, /api/v1/sessions and /api/v1/frequency."""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+
+from embstore.commands import GetServerInfo, GetStats
+from embstore.config import INITIALIZERS, OPTIMIZERS
+from embstore.device.facts import DeviceFacts
+from embstore.hotness.stats import FrequencyStats
+from embstore.lookahead.stats import PlanningStats, SessionStats
+from embstore.stats import declared, document
+from embstore_server.rest.calls import Calling, CallRoute
+from embstore_server.rest.models import reply, reply_model
+from embstore_server.stats import ServerStats, ServiceStats, process_stats
+
+router = APIRouter(route_class=CallRoute)
+
+
+def _parts(of: type) -> dict[str, tuple[Any, str]]:
+    return {stat.name: (stat.type, stat.help) for stat in declared(of)}
+
+
+_SERVER = reply_model(
+    "Server",
+    "What serves.",
+    version=(str, "Version of embstore"),
+    service=(ServiceStats, "What the process is doing"),
+    device=(str, "Where rows are cached and computed: cpu or cuda:N"),
+    device_info=(DeviceFacts, "The device"),
+    policy=(str, "Which rows leave the cache first"),
+    cache_bytes=(int, "The present budget of the cache"),
+    read_only=(bool, "Nothing can be written"),
+    optimizers=(list[str], "Kinds that a table may have"),
+    initializers=(list[str], "Kinds that a table may have"),
+    settings=(dict[str, Any], "Those that the server was started with"),
+    limits=(dict[str, int | float], "Named bounds; a call beyond one is refused by its name"),
+)
+_STATS = reply_model("Stats", "The stats of store and server.", **_parts(ServerStats))
+_SESSIONS = reply_model(
+    "Sessions",
+    "All live sessions.",
+    sessions=(list[SessionStats], "By name"),
+    planning=(PlanningStats, "Planning for all sessions"),
+)
+_FREQUENCY = reply_model("Frequency", "Access frequencies.", **_parts(FrequencyStats))
+
+
+@router.get("/server", name="GetServerInfo", response_model=_SERVER, tags=["server"])
+async def get_server(call: Calling) -> dict[str, Any]:
+    """Return what serves. Needs no engine: it is answered also while a long call runs."""
+    service = call.service
+    info = (await service.execute(call.caller, GetServerInfo())).value  # of a failed store, too
+    return reply(
+        info.context,
+        version=info.version,
+        service=document(ServiceStats, service),
+        device=info.device,
+        device_info=info.device_info,
+        policy=info.policy,
+        cache_bytes=info.cache_bytes,
+        read_only=info.read_only,
+        optimizers=list(OPTIMIZERS),
+        initializers=list(INITIALIZERS),
+        settings=service.settings.describe(),
+        limits=asdict(info.limits) | asdict(info.server),
+    )
+
+
+@router.get("/stats", name="GetStats", response_model=_STATS, tags=["stats"])
+async def get_stats(call: Calling) -> dict[str, Any]:
+    """Return all stats.
+
+    The engine counts the rows of each table anew: ask every few seconds, not all the time.
+    """
+    answered = await call.execute(GetStats())
+    process = process_stats(call.service, answered.value)
+    verbs = call.service.metrics.stats()
+    return reply(answered.context, **answered.value, **process, verbs=verbs)
+
+
+@router.get("/sessions", name="ListSessions", response_model=_SESSIONS, tags=["stats"])
+async def list_sessions(call: Calling) -> dict[str, Any]:
+    """Return how far every live session is. Needs no engine. Members are secret."""
+    call.check_ready()
+    stats = call.service.engine.sessions.stats()
+    sessions = sorted(stats["open"], key=lambda session: session["name"])
+    return reply(call.service.context(), sessions=sessions, planning=stats["planning"])
+
+
+@router.get("/frequency", name="GetFrequency", response_model=_FREQUENCY, tags=["stats"])
+async def get_frequency(call: Calling) -> dict[str, Any]:
+    """Return what is counted, recorded, warmed and pinned."""
+    answered = await call.execute(GetStats())
+    return reply(answered.context, **answered.value["frequency"])

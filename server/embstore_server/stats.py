@@ -1,0 +1,138 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""The stats of the process: what it is doing, its memory, and the calls of each verb.
+
+With the stats of the store they are the document of REST, and the metrics.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import embstore
+from embstore.engine.stats import StoreStats
+from embstore.stats import counter, document, flag, gauge, histogram, info, inline, part, text
+
+if TYPE_CHECKING:
+    from embstore_server.service import Service
+
+_CLOCK_BEGAN = time() - monotonic()
+"""Seconds of the Unix epoch when the monotonic clock was 0."""
+
+
+@dataclass
+class ServiceStats:
+    """What the process is doing."""
+
+    version: str = info("Version of embstore.", lambda _: embstore.__version__, metric="build")
+    instance: str = info("Id of the process's life: it changes with a restart.", metric="build")
+    start_time_seconds: float = gauge(
+        "Start of the service, in seconds since the Unix epoch.", lambda s: _CLOCK_BEGAN + s.started
+    )
+    uptime_s: float = gauge("Time since the service began.", lambda s: monotonic() - s.started)
+    ready: bool = flag("Calls are served.", lambda s: not s.not_ready)
+    reason: str = text("Why calls are not served; empty if they are.", lambda s: s.not_ready)
+    queue_calls: int = gauge("Calls that wait for the engine.", lambda s: s.worker.waiting_calls)
+    running_verb: str | None = text(
+        "Verb that the engine works on.",
+        lambda s: s.worker.running.verb if s.worker.running else None,
+        metric="running_calls",
+        label="verb",
+    )
+    inflight_bytes: int = gauge(
+        "Size of requests and replies in flight.", lambda s: s.inflight.reserved_bytes
+    )
+    remembered_calls: int = gauge(
+        "Answers kept for calls that are sent again.", lambda s: s.replay.remembered_calls
+    )
+
+
+class Memory(NamedTuple):
+    """The source of `MemoryStats`."""
+
+    store: dict[str, Any]
+    inflight_bytes: int
+
+
+def _memory(purpose: str, help: str, read: Any) -> Any:
+    return gauge(help, read, metric="memory_bytes", labels={"purpose": purpose})
+
+
+@dataclass
+class MemoryStats:
+    """Memory by purpose; the resident bytes of tables say whose rows the cache has."""
+
+    process_resident_bytes: int = _memory(
+        "process", "RAM of the whole process.", lambda _: _resident_bytes()
+    )
+    cache_bytes: int = _memory(
+        "cache", "Rows, their index and staging.", lambda m: m.store["cache"]["memory_bytes"]
+    )
+    log_index_bytes: int = _memory(
+        "log_index", "Index of the log.", lambda m: m.store["storage"]["log_index_bytes"]
+    )
+    inflight_bytes: int = _memory(
+        "inflight", "Requests and replies in flight.", lambda m: m.inflight_bytes
+    )
+
+
+@dataclass
+class LatencyStats:
+    """Seconds, with quantiles estimated from the buckets of a histogram."""
+
+    count: int = gauge("Calls.")
+    mean: float = gauge("Mean.")
+    p50: float = gauge("Median.")
+    p95: float = gauge("Quantile of 95 %.")
+    p99: float = gauge("Quantile of 99 %.")
+
+
+@dataclass
+class VerbStats:
+    """The calls of one verb, since the process began; `embstore_server.metrics` counts them.
+
+    Sizes are those of messages, without headers of the transport. Waiting and engine time are those
+    of calls that reached the engine: zeros of calls that did not would hide the time of the others.
+    """
+
+    codes: dict[str, int] = counter("Calls answered, by gRPC status.", metric="calls", label="code")
+    received_bytes: int = counter("Size of requests.")
+    sent_bytes: int = counter("Size of replies.")
+    call: LatencyStats = histogram("Time of calls.", metric="call_seconds")
+    wait: LatencyStats = histogram(
+        "Time that calls waited for the engine.", metric="queue_wait_seconds"
+    )
+    engine: LatencyStats = histogram("Time that the engine worked.", metric="engine_seconds")
+
+
+@dataclass
+class ScrapedStats:
+    """The stats of the store at one command, and of the process right after it."""
+
+    service: ServiceStats = part("What the process is doing.", metric="")
+    memory: MemoryStats = part("Memory by purpose.", metric="")
+    store: StoreStats = inline(lambda stats: stats)
+
+
+@dataclass
+class ServerStats:
+    """The same, and those of calls, whose metrics are Prometheus's own objects."""
+
+    scraped: ScrapedStats = inline(lambda stats: stats)
+    verbs: dict[str, VerbStats] = part("Verbs that were called.", label="verb")
+
+
+def process_stats(service: "Service", store: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the stats of the process, by the names of `ServerStats`; none of memory while there
+    are no stats of the store."""
+    found = {"service": document(ServiceStats, service)}
+    if store is not None:
+        memory = Memory(store, service.inflight.reserved_bytes)
+        found["memory"] = document(MemoryStats, memory)
+    return found
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,7 @@
+"""Programs around a store: the demo, profiles of training files, the size of a cache, a benchmark.
+
+demo       a DLRM trained through a server, compared bit by bit
+profiling  profiles counted from training files, and drawn
+sizing     hit rates by cache size, predicted from a profile
+commands   what a user types for these
+"""

@@ -1,0 +1,1 @@
+"""The commands `embstore demo`, `profile`, `size`, `hotset` and `bench`."""

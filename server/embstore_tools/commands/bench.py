@@ -1,0 +1,156 @@
+"""`embstore bench`: a quick load against a running server.
+
+It creates a table of its own, looks up and updates batches of Zipf keys there, one call at a time,
+and drops it: what one trainer would see from this machine, network included. `make bench` measures
+against peers.
+
+The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows), drawn by the
+inverse of the cumulative probabilities; ranks are keys, as the cache does not care which are hot.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
+
+from embstore.errors import EmbstoreError
+from embstore_server.cli import output
+from embstore_server.cli.connection import Connect, Shown, on_server
+from embstore_server.cli.flags import flag
+from embstore_server.parsing import bytes_text
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from embstore.arrays import Keys
+    from embstore.handles.store import Store
+    from embstore.handles.table import Table
+
+_WARM_UP_CALLS = 5
+_LEARNING_RATE = 0.01
+_KEYS_BYTES, _ELEMENT_BYTES = 8, 4
+
+
+@dataclass(frozen=True)
+class Load:
+    """`calls` lookups, then as many updates, of `keys` keys each."""
+
+    rows: int
+    dim: int
+    keys: int
+    calls: int
+    zipf: float
+    seed: int
+
+
+@on_server()
+def bench(
+    connect: Connect,
+    *,
+    rows: Annotated[int, flag("Rows of the table.", min=1, max=100_000_000)] = 1_000_000,
+    dim: Annotated[int, flag("Elements of a row.", min=1)] = 64,
+    keys: Annotated[int, flag("Keys of a call, repeated ones too.", min=1)] = 20_000,
+    calls: Annotated[int, flag("Lookups; as many updates.", min=1)] = 200,
+    zipf: Annotated[float, flag("Exponent of the Zipf law of keys.", min=0.0)] = 1.05,
+    seed: Annotated[int, flag("Seed of keys and gradients.", min=0)] = 1,
+) -> Shown:
+    """Measure lookups and updates against a server, on a table that is dropped at the end."""
+    load = Load(rows, dim, keys, calls, zipf, seed)
+    with connect() as store, _table(store, load) as table:
+        measured = _measured(table, load)
+    drawn = [
+        (
+            name,
+            round(result["calls_per_second"], 1),
+            round(result["keys_per_second"]),
+            f"{bytes_text(int(result['bytes_per_second']))}/s",
+            round(result["p50_ms"], 2),
+            round(result["p99_ms"], 2),
+        )
+        for name, result in measured.items()
+    ]
+    columns = ("", "calls/s", "keys/s", "bytes/s", "p50 ms", "p99 ms")
+    return {"load": asdict(load), **measured}, partial(output.show_rows, columns, drawn)
+
+
+@contextmanager
+def _table(store: "Store", load: Load) -> Iterator["Table"]:
+    """Create the load's table, and drop it at the end, also after an error."""
+    from embstore.config import RowWiseAdagrad, Uniform
+
+    name = f"embstore-bench/{uuid4().hex}"
+    table = store.create_table(
+        name,
+        dim=load.dim,
+        rows=load.rows,
+        optimizer=RowWiseAdagrad(_LEARNING_RATE),
+        initializer=Uniform(-0.01, 0.01),
+        seed=load.seed,
+    )
+    try:
+        yield table
+    except BaseException:
+        with suppress(EmbstoreError):  # the first error is the one to report
+            store.drop_table(name)
+        raise
+    store.drop_table(name)
+
+
+def _measured(table: "Table", load: Load) -> dict[str, dict[str, float]]:
+    import numpy as np
+
+    rng = np.random.default_rng(load.seed)
+    drawn = _drawn(load, rng)
+    gradients = rng.standard_normal((load.keys, load.dim), dtype=np.float32) * np.float32(0.01)
+
+    def update(keys: "Keys") -> None:
+        table.update(keys, gradients)
+
+    for keys in islice(drawn, _WARM_UP_CALLS):
+        table.lookup(keys)
+        update(keys)
+    with output.progress("lookups and updates", 2 * load.calls) as advance:
+        return {
+            "lookup": _timed(table.lookup, drawn, load, advance),
+            "update": _timed(update, drawn, load, advance),
+        }
+
+
+def _drawn(load: Load, rng: "Generator") -> Iterator["Keys"]:
+    """Yield the keys of one call after the other, (load.keys,) int64 each, without end."""
+    import numpy as np
+
+    ranks = np.arange(1, load.rows + 1, dtype=np.float64)
+    cumulative = np.cumsum(ranks**-load.zipf)
+    while True:
+        draws = rng.random(load.keys) * cumulative[-1]
+        yield np.searchsorted(cumulative, draws, side="right").clip(max=load.rows - 1)
+
+
+def _timed(
+    call: Callable[["Keys"], Any], drawn: Iterator["Keys"], load: Load, advance: output.Advance
+) -> dict[str, float]:
+    """Return the results of one kind of call; bytes are those of keys and rows, with repeats."""
+    import numpy as np
+
+    times = []
+    for keys in islice(drawn, load.calls):  # drawn outside of what is timed
+        begin = perf_counter()
+        call(keys)
+        times.append(perf_counter() - begin)
+        advance(1)
+    rate = load.calls / sum(times)
+    p50, p99 = np.percentile(times, (50, 99)) * 1000
+    return {
+        "calls": load.calls,
+        "seconds": sum(times),
+        "calls_per_second": rate,
+        "keys_per_second": rate * load.keys,
+        "bytes_per_second": rate * load.keys * (_KEYS_BYTES + _ELEMENT_BYTES * load.dim),
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+    }

@@ -1,0 +1,94 @@
+"""`embstore demo`: a DLRM trained through a server on real input, checked to the bit."""
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from embstore.cache.policies import POLICIES
+from embstore.errors import InvalidArgumentError
+from embstore_server.cli import parameters
+from embstore_server.cli.exits import FAILED
+from embstore_server.cli.flags import flag, option, with_options
+from embstore_server.cli.output import AsJson
+
+_FLAGS = (
+    ("data", Path, "FILE", "Samples in the Criteo format. Default: a file is written first."),
+    ("samples", int, "COUNT", "Samples at most. Default: 300,000."),
+    ("batch", int, "COUNT", "Samples of a step. Default: 2,048."),
+    ("dim", int, "COUNT", "Elements of a row. Default: 16."),
+    ("scale", float, "SHARE", "Rows per category of Criteo Kaggle. Default: 0.02."),
+    ("cache_bytes", str, "BYTES", "Cache of the server. Default: a fifth of the tables."),
+    ("cache_share", float, "SHARE", "The same, as a share of the tables. Default: 0.2."),
+    (
+        *("policy", str, "|".join(POLICIES)),
+        "Which rows leave the cache first. For rank the file is counted before, and the cache is "
+        "warmed. Default: lru.",
+    ),
+    ("lookahead", int, "COUNT", "Steps that the session announces ahead. Default: 16."),
+    ("budget", str, "BYTES", "Hot rows of --hotcold. Default: 4MiB."),
+    ("keep", Path, "DIR", "Keep file and store here. Default: keep nothing."),
+)
+"""Name, type, metavar and help; the defaults are the demo's, which the help does not load."""
+_OF_JOB = {"samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy"}
+
+
+@with_options(
+    option(name, kind | None, flag(text, metavar)) for name, kind, metavar, text in _FLAGS
+)
+def demo(
+    *,
+    no_session: Annotated[
+        bool, flag("Train by single lookups and updates.", None, "--no-session")
+    ] = False,
+    hotcold: Annotated[
+        bool, flag("Train samples whose rows are all hot without calls.", None, "--hotcold")
+    ] = False,
+    compare: Annotated[
+        bool, flag("Compare LRU, LFU, rank, look-ahead and hot/cold.", None, "--compare")
+    ] = False,
+    as_json: AsJson = False,
+    **values: Any,
+) -> None:
+    """Train a DLRM through a server of its own, and compare every bit with a dense model.
+
+    A session announces its keys, so that lookups find their rows in the cache; without one the
+    policy decides how many do. The bits are the same. Ends with 1 if one bit differs.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
+    from embstore_tools import demo as demos
+
+    for name in given.keys() & {"cache_bytes", "budget"}:
+        given[name] = parameters.byte_count("--" + name.replace("_", "-"), given[name])
+    hot = {"budget_bytes": given.get("budget"), "lookahead": given.get("lookahead")}
+    hot_cold = demos.HotCold(**{name: value for name, value in hot.items() if value is not None})
+    way: demos.Way = hot_cold if hotcold else demos.Ahead(hot_cold.lookahead)
+    if no_session:
+        way = demos.Calls()
+    job = demos.Job(**{name: given[name] for name in given.keys() & _OF_JOB}, way=way)
+    more: dict[str, Any] = {"directory": given.get("keep"), "json": as_json}
+    if compare:
+        exact = demos.compare(given.get("data"), job, hot_cold=hot_cold, **more).exact
+    else:
+        exact = demos.run(given.get("data"), job, **more).exact
+    if not exact:
+        raise typer.Exit(FAILED)
+
+
+def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: bool) -> None:
+    """Refuse flags that contradict each other, or have no effect."""
+    problem = ""
+    if no_session and "lookahead" in given:
+        problem = "--lookahead needs a session: leave out one of --lookahead and --no-session"
+    elif no_session and hotcold:
+        problem = "--hotcold needs a session: leave out one of --hotcold and --no-session"
+    elif compare and (no_session or hotcold or "policy" in given):
+        problem = "--compare runs all: leave out --policy, --no-session and --hotcold"
+    elif "budget" in given and not (hotcold or compare):
+        problem = "--budget needs --hotcold or --compare: give one, or leave it out"
+    elif {"cache_bytes", "cache_share"} <= given:
+        problem = "--cache-share stands for --cache-bytes: leave one out"
+    if problem:
+        raise InvalidArgumentError(problem)

@@ -1,0 +1,157 @@
+"""The demo: a DLRM trained through a server of its own, and checked to the bit.
+
+    criteo, columns, synthetic   the Criteo format: read, turned into keys, written
+    dlrm                         the model in plain NumPy, and how good it is
+    dense                        the check: the same tables in memory, without a store
+    steps, ways                  batches, and the ways to their rows
+    training                     the loop in lockstep
+    job, trial                   what is to be done, and doing it at a server of one's own
+    phases, result, showing      what is told meanwhile and at the end
+
+`run` starts a server on free ports, trains through the client as any trainer would, and gives the
+server up again; `compare` does that for each policy and each way to train. Importing this package
+starts nothing.
+"""
+
+import json as json_format
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from embstore.errors import InvalidArgumentError
+from embstore_tools.demo import synthetic, trial
+from embstore_tools.demo.job import Job, jobs_of
+from embstore_tools.demo.phases import Phases
+from embstore_tools.demo.result import Comparison, DemoResult, HotColdResult, SessionResult
+from embstore_tools.demo.showing import show, show_comparison
+from embstore_tools.demo.trial import Counted, check_readable, count_first
+from embstore_tools.demo.ways import Ahead, Calls, HotCold, Way
+
+__all__ = [
+    "Ahead",
+    "Calls",
+    "Comparison",
+    "DemoResult",
+    "HotCold",
+    "HotColdResult",
+    "Job",
+    "SessionResult",
+    "Way",
+    "compare",
+    "run",
+]
+
+
+def run(
+    data: Path | None = None,
+    job: Job | None = None,
+    *,
+    directory: Path | None = None,
+    console: Console | None = None,
+    json: bool = False,
+) -> DemoResult:
+    """Run the demo, print what it came to, and return it; `exact` says if all was well.
+
+    Parameters
+    ----------
+    data : a file in the Criteo format; None: one is written first
+    directory : keep the file and the store here, absent or empty before; None: keep nothing
+    console : where to show progress and result; None: standard output
+    json : print one JSON object and nothing else
+
+    Raises
+    ------
+    InvalidArgumentError : a line of the file is wrong. The first one is looked at before a server
+        is started.
+    EmbstoreError : the server did not start, or refused a call.
+    """
+    job = job or Job()
+    with _begun(data, job, directory, console, json) as (place, path, phases, shown):
+        result = _trained(job, path, place / "store", phases)
+    _end(result, show, shown, json)
+    return result
+
+
+def compare(
+    data: Path | None = None,
+    job: Job | None = None,
+    *,
+    hot_cold: HotCold | None = None,
+    directory: Path | None = None,
+    console: Console | None = None,
+    json: bool = False,
+) -> Comparison:
+    """Run the demo for each policy and each way to train on one file, and return all results.
+
+    Parameters
+    ----------
+    job : of all of them, but for policy and way
+    hot_cold : how the last one is trained; None: as it is by default
+    data, directory, console, json : as in `run`; each has a store of its own in `directory`
+
+    Raises
+    ------
+    As `run` does.
+    """
+    job = job or Job()
+    results: dict[str, DemoResult] = {}
+    with _begun(data, job, directory, console, json) as (place, path, phases, shown):
+        counted = count_first(job, path, phases)
+        jobs = jobs_of(job, hot_cold or HotCold())
+        for number, (name, one) in enumerate(jobs.items(), 1):
+            titled = phases.titled(f"{name}: ")
+            results[name] = _trained(one, path, place / f"store-{number}", titled, counted)
+    compared = Comparison(results, count_s=counted.seconds)
+    _end(compared, show_comparison, shown, json)
+    return compared
+
+
+def _trained(
+    job: Job, path: Path, place: Path, phases: Phases, counted: Counted | None = None
+) -> DemoResult:
+    with trial.served(place, job, phases) as (store, network_bytes):
+        return trial.train_and_compare(
+            job, store, path, phases, counted=counted, network_bytes=network_bytes
+        )
+
+
+@contextmanager
+def _begun(
+    data: Path | None, job: Job, directory: Path | None, console: Console | None, json: bool
+) -> Iterator[tuple[Path, Path, Phases, Console]]:
+    """Return where to work, the samples, what shows the phases, and where the result is shown."""
+    if data is not None:
+        check_readable(data)
+    console = console or Console()
+    phases = Phases(Console(quiet=True) if json else console)
+    with _workplace(directory) as place, phases.shown():
+        path = data or place / "train.txt"
+        if data is None:
+            with phases.phase("writing samples", job.samples) as advance:
+                synthetic.write(path, samples=job.samples, rows=job.rows, advance=advance)
+        yield place, path, phases, console
+
+
+@contextmanager
+def _workplace(directory: Path | None) -> Iterator[Path]:
+    if directory is None:
+        with TemporaryDirectory(prefix="embstore-demo-") as made:
+            yield Path(made)
+        return
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise InvalidArgumentError(
+            f"expected a directory to keep the demo in that is absent or empty, found {directory}"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    yield directory
+
+
+def _end(result: Any, show: Callable[[Any, Console], None], console: Console, json: bool) -> None:
+    if not json:
+        return show(result, console)
+    text = json_format.dumps(result.as_json())
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""What is to be trained, how, and through what kind of store.
+
+The cache is made smaller than the tables (by default a fifth), so that rows leave it and come back
+all the time: hit rates then mean something, and so does the comparison with the check. In a session
+every row is there when its step asks, however small the cache; what that took is in its figures.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from embstore.cache.policies import POLICIES, policy_of
+from embstore.checks import integer
+from embstore.config import Optimizer, RowWiseAdagrad, TableConfig
+from embstore.layout import Layout
+from embstore.profiles.checks import check_rate
+from embstore_tools.demo.columns import scaled_rows
+from embstore_tools.demo.steps import held_out_of
+from embstore_tools.demo.training import table_configs
+from embstore_tools.demo.ways import Ahead, Calls, HotCold, Way
+
+DEFAULT_OPTIMIZER = RowWiseAdagrad(learning_rate=0.02)
+"""One fp32 of state for each row, as is usual for this model."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train. Wrong values raise InvalidArgumentError when it is made."""
+
+    samples: int = 300_000
+    """Lines of the file to use at most: some ten seconds of training on two cores."""
+    batch: int = 2048
+    """Lines of a step; a tenth of them is held out."""
+    dim: int = 16
+    """Of all embeddings: DLRM's published configuration for this data."""
+    scale: float = 0.02
+    """Rows of a table for each category that its column has in Criteo Kaggle."""
+    optimizer: Optimizer = DEFAULT_OPTIMIZER
+    """Of the embeddings."""
+    cache_bytes: int | None = None
+    """None: `cache_share` of the tables."""
+    cache_share: float = 0.2
+    """The cache's bytes for each byte of the tables, unless `cache_bytes` says how many."""
+    policy: str = "lru"
+    """Which rows leave the cache first: "lru", "lfu" or "rank"."""
+    way: Way = field(default_factory=Ahead)
+    """How it is trained."""
+
+    def __post_init__(self) -> None:
+        integer(self.samples, "samples", 2)
+        integer(self.batch, "batch", 2)
+        if self.cache_bytes is not None:
+            integer(self.cache_bytes, "cache_bytes", 1)
+        check_rate(self.scale, "scale")
+        check_rate(self.cache_share, "cache_share")
+        policy_of(self.policy)
+        _ = self.configs  # dim and optimizer are checked where tables are
+
+    @property
+    def configs(self) -> list[TableConfig]:
+        """What each column's table is, in the order of the columns."""
+        return table_configs(self.rows, dim=self.dim, optimizer=self.optimizer)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each column's table."""
+        return scaled_rows(self.scale)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of all rows, weights and optimizer state."""
+        return self.row_bytes * sum(self.rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, weights and optimizer state, of any of the tables."""
+        return Layout(self.dim, self.optimizer.state_dim(self.dim), self.optimizer.kind).row_bytes
+
+    @property
+    def store_cache_bytes(self) -> int:
+        """What the store's cache is to be given."""
+        return self.cache_bytes or max(1, int(self.cache_share * self.table_bytes))
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of a step: of a block of lines, what is not held out."""
+        return self.batch - held_out_of(self.batch)
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether the file is to be counted before."""
+        return POLICIES[self.policy].has_levels or self.way.needs_profile
+
+
+def jobs_of(job: Job, hot_cold: HotCold) -> dict[str, Job]:
+    """Return what is compared: `job` under each policy, and in each way."""
+    return {
+        "LRU": replace(job, policy="lru", way=Calls()),
+        "LFU": replace(job, policy="lfu", way=Calls()),
+        "warm rank": replace(job, policy="rank", way=Calls()),
+        "look-ahead": replace(job, policy="lru", way=Ahead(hot_cold.lookahead)),
+        "hot/cold": replace(job, policy="lru", way=hot_cold),
+    }

@@ -1,0 +1,102 @@
+"""What the demo is doing, shown while it does it.
+
+On a terminal each phase is a progress bar, and finished ones stay with the time they took. Where
+nobody watches (a log file, a pipe), bars that redraw themselves are useless: a phase then says
+when it begins, now and then how far it is, and at the end how long it took.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_TELL_SECONDS = 5.0
+
+
+class Advance(Protocol):
+    """Tell how much more is done, and what there is to say about it."""
+
+    def __call__(self, count: int, note: str = "") -> None:
+        """Add `count` to what is done and replace the note."""
+
+
+class Phases:
+    """Shows one phase after the other on a console, while it is entered. One thread."""
+
+    def __init__(self, console: Console, prefix: str = "") -> None:
+        self._console = console
+        self._prefix = prefix
+        self._bars: Progress | None = None
+
+    def titled(self, prefix: str) -> "Phases":
+        """Return phases that are shown where these are, with a prefix to each title."""
+        titled = Phases(self._console, prefix)
+        titled._bars = self._bars
+        return titled
+
+    @contextmanager
+    def shown(self) -> Iterator["Phases"]:
+        """Draw bars inside the with block, where the console is a terminal."""
+        if not self._console.is_terminal or self._console.quiet:
+            yield self
+            return
+        with Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+        ) as self._bars:
+            yield self
+
+    @contextmanager
+    def phase(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Show a phase of `total` things; None: nobody can say how many."""
+        title = self._prefix + title
+        if self._bars is None:
+            yield from self._without_bars(title, total)
+            return
+        bars = self._bars
+        task = bars.add_task(escape(title), total=total, note="")
+
+        def advance(count: int, note: str = "") -> None:
+            bars.update(task, advance=count, note=escape(note))
+
+        yield advance
+        # Done, also where it ended before its total or never had one.
+        done = max(1, int(bars.tasks[task].completed))
+        bars.update(task, total=done, completed=done)
+
+    def _without_bars(self, title: str, total: int | None) -> Iterator[Advance]:
+        started = shown = perf_counter()
+        done, said = 0, ""
+
+        def advance(count: int, note: str = "") -> None:
+            nonlocal done, shown, said
+            done, said = done + count, note
+            if perf_counter() - shown >= _TELL_SECONDS:
+                shown = perf_counter()
+                whole = f" of {total:,}" if total else ""
+                self._say(f"  {done:,}{whole}  {note}".rstrip())
+
+        self._say(f"{title} ...")
+        yield advance
+        self._say(f"  {perf_counter() - started:.1f} s  {said}".rstrip())
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,171 @@
+"""What a demo came to: all figures, as data and as JSON.
+
+Two hit rates of the cache, because both are in use. By unique key: of the distinct keys of each
+lookup, how many were in the cache (what the cache must do). By access: of all keys as the trainer
+named them, repeats included (what most papers report, and always higher, as hot keys repeat).
+
+Neither says much in a session: keys are announced once each, and their rows are in the cache before
+they are looked up. There the session's own figures are shown, and its hit rate must be 100 %; only
+a step in parts, whose rows do not fit the cache together, may miss some. Of hot/cold training they
+are those of the mixed batches; hot ones are answered here.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """Figures of the session that the training was in."""
+
+    lookahead: int
+    """Steps announced beyond the last finished one, at most."""
+    lookup_keys: int
+    """Keys of all lookups, by unique key."""
+    hit_rate: float
+    """Of these, the share whose rows were in the cache when they were looked up, 0 to 1."""
+    early_share: float
+    """Of the bytes of rows that were looked up, the share sent before the step's turn, 0 to 1.
+    0 of an embedded store: there is no way on which they could be early."""
+    stall_s: float
+    """Seconds from asking for a step's rows until all could be read. A server is asked a step
+    ahead, so the step before is in them; `DemoResult.seconds` has what the loop itself waited."""
+    steps_in_parts: int
+    """Steps whose rows did not fit the cache together."""
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "SessionResult":
+        """Return the figures of a session from what the store tells of it."""
+        early, late = facts["early_bytes"], facts["late_bytes"]
+        return cls(
+            lookahead=facts["lookahead_steps_max"],
+            lookup_keys=facts["lookup_keys"],
+            hit_rate=facts["hit_rate"],
+            early_share=early / max(1, early + late),
+            stall_s=facts["stall_s"],
+            steps_in_parts=facts["steps_in_parts"],
+        )
+
+
+@dataclass(frozen=True)
+class PopularityResult:
+    """What was known of the rows' frequencies before training."""
+
+    count_s: float
+    """Seconds that it took to count the file."""
+    counted_rows: int
+    """Rows that will be accessed."""
+    warmed_rows: int
+    """Brought into the cache before the first step; 0 where the policy does not go by them."""
+
+
+@dataclass(frozen=True)
+class HotColdResult:
+    """Figures of hot/cold training: what was trained on the replica, and what rows it took."""
+
+    budget_bytes: int
+    hot_rows: int
+    """Of the replica."""
+    hot_bytes: int
+    """Of these rows, weights and state."""
+    threshold: int
+    """Accesses in the file from which on a row is hot."""
+    hot_batches: int
+    mixed_batches: int
+    hot_samples: int
+    mixed_samples: int
+    hot_share: float
+    """Of the samples trained on, those in all-hot batches, 0 to 1."""
+    switches: int
+    """Times that rows were exchanged with the store."""
+    rows_pulled: int
+    rows_pushed: int
+    exchanged_bytes: int
+    calls_in_hot_batches: int
+    """Calls to the store while hot batches were trained: none, if all is well."""
+    lookup_keys: int
+    """Keys of the lookups that the replica answered, by unique key."""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Figures of one demo. Rates are of 0 to 1; `seconds` by what they were spent on."""
+
+    samples: int
+    """Trained on."""
+    samples_held_out: int
+    steps: int
+    samples_per_second: float
+    """Of training, the dense check not counted; a session's store works on during it."""
+    loss: float
+    auc: float | None
+    """Of the held-out samples; None if they have one label only."""
+    policy: str
+    hit_rate_unique: float
+    """Of lookups while training, by unique key; a replica's rows are hits."""
+    hit_rate_access: float | None
+    """None: not known, as a session that misses any knows no accesses."""
+    tables: int
+    rows: int
+    dim: int
+    optimizer: str
+    table_bytes: int
+    """What all rows take, weights and optimizer state."""
+    cache_bytes: int
+    """What the store may use for resident rows, their index and staging."""
+    bytes_read: int
+    """Of rows while training, by the store from its directory."""
+    bytes_written: int
+    """The same to its directory; the rows in the cache are written by the checkpoint after it."""
+    network_bytes: int | None
+    """Of requests and replies while training; None: there was no network."""
+    seconds: dict[str, float]
+    popularity: PopularityResult | None
+    """None: nothing was counted."""
+    session: SessionResult | None
+    """None: there was no session."""
+    hot: HotColdResult | None
+    """None: everything was trained at the store."""
+    digest: str
+    """Hash of the digests of all tables of the store, in the order of the columns."""
+    digest_of_check: str
+    """The same of the dense check, which had the same gradients."""
+    differing_tables: tuple[str, ...]
+    first_difference: str | None
+    """Where a row looked up while training first differed from the check's, or None."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the store and the dense check agreed to the bit, at each step and at the end."""
+        return (
+            self.digest == self.digest_of_check
+            and not self.differing_tables
+            and self.first_difference is None
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures as a JSON object."""
+        return asdict(self) | {"exact": self.exact}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of several jobs on one file, by what was compared.
+
+    All train on the same samples with the same model, and the same ones are held out. But for
+    hot/cold, which packs them anew, they do so in the same order, and come to the same bits.
+    """
+
+    results: dict[str, DemoResult]
+    count_s: float
+    """Seconds that it took to count the file, for those that needed it."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether each agreed with its dense check to the bit."""
+        return all(result.exact for result in self.results.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures as a JSON object."""
+        results = {name: result.as_json() for name, result in self.results.items()}
+        return {"results": results, "count_s": self.count_s, "exact": self.exact}

@@ -1,0 +1,114 @@
+"""A file in the Criteo format with a signal planted in it, for those who have not the real one.
+
+What a real file does to an embedding store is kept: 26 columns of very unlike size, categories
+that follow Zipf's law (a few are in every batch, most are rare), empty fields. Labels are drawn
+from a logistic model, so that something can be learnt and a held-out AUC means something:
+
+    logit = bias + sum over integers of w * log(1 + x) + sum over columns of the category's effect
+
+w and the effects are normal, drawn once. A category's rank in its column's law is scattered over
+the ids by a permutation, as heat is in a hashed table.
+
+A category's token is an id plus a multiple of the table's rows, so that a reader that takes it
+modulo these rows gets the id again: columns of three categories keep three.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore_tools.demo.criteo import INTEGERS
+
+_ZIPF_EXPONENT = 1.05
+_BLOCK = 8192
+_TOKENS = 1 << 32
+_BIAS = -1.2
+"""With the spread of the logits, about one label in four is 1, as in the real file."""
+_INTEGERS_STD = 0.8
+_CATEGORIES_STD = 1.8
+"""Standard deviations of the two sums of the logit."""
+_MISSING_MAX = 0.15
+"""A column's share of empty fields is uniform below this."""
+
+Ints = NDArray[np.int64]
+
+
+class _Column:
+    """One categorical column: its law, its tokens as text, and the effect of each category."""
+
+    def __init__(self, rows: int, rng: np.random.Generator, spread: float) -> None:
+        self._ids = rng.permutation(rows)
+        self._cumulated = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -_ZIPF_EXPONENT)
+        self._tokens = np.arange(rows) + rows * rng.integers(_TOKENS // rows, size=rows)
+        self.effects = rng.normal(0.0, spread, rows)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        draws = rng.random(count) * self._cumulated[-1]
+        ranks = np.searchsorted(self._cumulated, draws, side="right")
+        ids: Ints = self._ids[np.minimum(ranks, len(self._ids) - 1)]
+        return ids
+
+    def texts(self, ids: Ints) -> list[str]:
+        return [f"{token:08x}" for token in self._tokens[ids].tolist()]
+
+
+class Source:
+    """Draws samples of the planted model: one seed, one file."""
+
+    def __init__(self, rows: tuple[int, ...], seed: int) -> None:
+        self._rng = rng = np.random.default_rng(seed)
+        spread = _CATEGORIES_STD / np.sqrt(len(rows))
+        self._columns = [_Column(count, rng, spread) for count in rows]
+        self._logs_mean = rng.uniform(0.0, 3.0, INTEGERS)
+        self._integer_weights = rng.normal(0.0, _INTEGERS_STD / np.sqrt(INTEGERS), INTEGERS)
+        self._missing = rng.uniform(0.0, _MISSING_MAX, INTEGERS + len(rows))
+
+    def lines(self, count: int) -> list[str]:
+        """Return the next `count` lines, without their ends."""
+        rng, columns = self._rng, self._columns
+        integers = np.exp(rng.normal(self._logs_mean, 1.0, (count, INTEGERS))).astype(np.int64)
+        integers -= 1  # some are then negative, as some of the real ones are
+        ids = np.stack([column.draw(count, rng) for column in columns], axis=1)
+        missing = rng.random((count, len(self._missing))) < self._missing
+        integers[missing[:, :INTEGERS]] = 0
+        ids[missing[:, INTEGERS:]] = 0
+        labels = rng.random(count) < self._probabilities(integers, ids)
+        texts = [list(map(str, integers[:, j].tolist())) for j in range(INTEGERS)]
+        texts += [column.texts(ids[:, j]) for j, column in enumerate(columns)]
+        for j, text in enumerate(texts):
+            for i in np.flatnonzero(missing[:, j]).tolist():
+                text[i] = ""
+        label_texts = ["1" if label else "0" for label in labels.tolist()]
+        return ["\t".join(fields) for fields in zip(label_texts, *texts, strict=True)]
+
+    def _probabilities(self, integers: Ints, ids: Ints) -> Any:
+        logs = np.log1p(np.maximum(integers, 0)) - self._logs_mean
+        logits = _BIAS + logs @ self._integer_weights
+        for j, column in enumerate(self._columns):
+            logits += column.effects[ids[:, j]]
+        return 1 / (1 + np.exp(-logits))
+
+
+def write(
+    path: Path,
+    *,
+    samples: int,
+    rows: tuple[int, ...],
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write `samples` lines to a new file; `advance` is told how many more there are.
+
+    Parameters
+    ----------
+    rows : of each column's table; 26 of them make the Criteo format
+    """
+    source = Source(rows, seed)
+    with path.open("x", encoding="ascii", newline="\n") as file:
+        for start in range(0, samples, _BLOCK):
+            lines = source.lines(min(_BLOCK, samples - start))
+            file.write("\n".join(lines) + "\n")
+            advance(len(lines))

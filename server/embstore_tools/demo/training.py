@@ -1,0 +1,165 @@
+"""Training through a store, with the dense check in lockstep.
+
+One step is one batch of samples, one lookup and one update over all 26 tables:
+
+    keys -> step.lookup -> rows -> DLRM -> gradients -> step.update
+               |  equal, to the bit?               |
+            check.lookup                        check.update
+
+Where the steps come from is the way's to say (ways.py); the loop is the same for all.
+
+The check is asked for the same rows before each step, so a difference is found in the step after
+the one that made it, and named; training stops there, because everything after it would differ.
+
+Held-out samples are looked up with admit=False: evaluation leaves the cache as training left it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embstore.arrays import Rows
+from embstore.config import Optimizer, TableConfig, Uniform
+from embstore.errors import InvalidArgumentError
+from embstore_tools.demo.columns import keys_by_table, table_name
+from embstore_tools.demo.criteo import INTEGERS, Samples
+from embstore_tools.demo.dense import DenseTables
+from embstore_tools.demo.dlrm import Adam, Dlrm, area_under_curve, dense_features
+from embstore_tools.demo.phases import Advance
+from embstore_tools.demo.steps import Batch, HeldOut, TrainingStep
+from embstore_tools.demo.ways import Feed
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
+_DENSE_LEARNING_RATE = 2e-3
+_LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
+
+
+@dataclass
+class Trained:
+    """What training came to; times in seconds by what they were spent on.
+
+    "read" is how long the loop waited for its next step. In a session another thread reads, and
+    announces, so that is little once it is ahead; where rows are exchanged, that is in it, too.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    loss: float = float("nan")
+    first_difference: str | None = None
+    """Where a row looked up first differed from the check's, or None."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of training, the dense check not counted."""
+        return self.samples / (sum(self.seconds.values()) - self.seconds["check"])
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of the with block to a stage."""
+        started = perf_counter()
+        yield
+        self.seconds[stage] += perf_counter() - started
+
+
+def table_configs(rows: tuple[int, ...], *, dim: int, optimizer: Optimizer) -> list[TableConfig]:
+    """Return the configuration of each column's table.
+
+    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are.
+    """
+    return [
+        TableConfig.checked(
+            table_name(column),
+            dim=dim,
+            rows=count,
+            optimizer=optimizer,
+            initializer=Uniform(-(count**-0.5), count**-0.5),
+        )
+        for column, count in enumerate(rows)
+    ]
+
+
+class Trainer:
+    """A DLRM whose embeddings are in a store, and in a dense check beside it. One thread."""
+
+    def __init__(self, store: "Store", configs: list[TableConfig], *, seed: int = 0) -> None:
+        """Make the tables and the model."""
+        self.check = DenseTables(configs)
+        self.held_out = HeldOut()
+        self.result = Trained()
+        self._store = store
+        self._rows = tuple(config.rows for config in configs)
+        self.tables = [config.name for config in configs]
+        self._model = Dlrm(integers=INTEGERS, columns=len(configs), dim=configs[0].dim, seed=seed)
+        self._dense_optimizer = Adam(self._model.parameters, _DENSE_LEARNING_RATE)
+        of_table = "dim", "rows", "optimizer", "initializer"
+        for config in configs:
+            store.create_table(config.name, **{name: getattr(config, name) for name in of_table})
+
+    def train(self, blocks: Iterable[Samples], feed: Feed, advance: Advance) -> None:
+        """Train on each block but what is held out of it, until a row differs from the check.
+
+        Parameters
+        ----------
+        feed : makes steps of blocks; a thread of its own may read them
+        """
+        steps = feed.steps(self.held_out.without(blocks))
+        while self.result.first_difference is None:
+            with self.result.timed("read"):
+                step = next(steps, None)
+            if step is None:
+                break
+            self._step(step)
+            advance(len(step.batch), f"loss {self.result.loss:.4f}")
+        if not self.result.samples:
+            raise InvalidArgumentError("expected at least two samples, one of them to hold out")
+
+    def held_out_auc(self, advance: Advance) -> float | None:
+        """Return the AUC of the held-out samples; None if they have one label only."""
+        parts = []
+        for samples in self.held_out.parts:
+            keys = keys_by_table(samples.categories, self._rows)
+            embeddings = self._stacked(self._store.lookup(keys, admit=False))
+            parts.append(self._model.scores(dense_features(samples.integers), embeddings))
+            advance(len(samples))
+        labels = np.concatenate([samples.labels for samples in self.held_out.parts])
+        return area_under_curve(labels, np.concatenate(parts))
+
+    def _step(self, step: TrainingStep) -> None:
+        result, batch, keys = self.result, step.batch, step.batch.keys
+        with result.timed("lookup"):
+            rows = step.lookup()
+        with result.timed("check"):
+            where = self.check.difference(rows, keys)
+            result.first_difference = where and f"step {result.steps + 1}, {where}"
+        with result.timed("model"):
+            gradients = self._gradients(batch, rows)
+        with result.timed("update"):
+            step.update(gradients)
+        with result.timed("check"):
+            self.check.update({name: (keys[name], gradients[name]) for name in keys})
+        result.steps += 1
+        result.samples += len(batch)
+
+    def _gradients(self, batch: Batch, rows: dict[str, Rows]) -> dict[str, Rows]:
+        """Train the dense part on a batch, and return the gradients of its rows by table."""
+        features = dense_features(batch.integers)
+        found = self._model.gradients(features, self._stacked(rows), batch.labels)
+        self._dense_optimizer.step(found.dense)
+        before = self.result.loss if self.result.steps else found.loss
+        self.result.loss = _LOSS_MEMORY * before + (1 - _LOSS_MEMORY) * found.loss
+        return {
+            name: np.ascontiguousarray(found.embeddings[:, column])
+            for column, name in enumerate(self.tables)
+        }
+
+    def _stacked(self, rows: dict[str, Rows]) -> Rows:
+        """Return the rows of all tables as (n, tables, dim)."""
+        return np.stack([rows[name] for name in self.tables], axis=1)

@@ -1,0 +1,231 @@
+"""One job, from a file to a result: train through a store, then compare it with the dense check.
+
+Where the policy or the way wants to know which rows are frequent, the file is counted first: batch
+by batch, and only what will be trained on, as held-out samples leave no trace in a cache. So the
+profile's recording is that of the calls to come. Under the rank policy the store is then given the
+profile, and its cache is warmed by it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.request import ProxyHandler, build_opener
+
+from embstore.cache.policies import POLICIES
+from embstore.profiles.profile import Profile
+from embstore_tools.demo import criteo
+from embstore_tools.demo.columns import keys_by_table, table_name
+from embstore_tools.demo.job import Job
+from embstore_tools.demo.phases import Phases
+from embstore_tools.demo.result import DemoResult, HotColdResult, PopularityResult, SessionResult
+from embstore_tools.demo.steps import HELD_OUT_MAX, HeldOut, held_out_of
+from embstore_tools.demo.training import Trainer
+from embstore_tools.demo.ways import Material
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
+CHECKPOINT_LABEL = "trained"
+WARMED_SHARE = 0.7
+"""Of the cache's slots; the others are for rows that the profile does not rank so high."""
+_TIMEOUT_S = 60.0
+_COUNTERS = "unique_hits", "unique_keys", "access_hits", "accesses"
+
+
+def check_readable(path: Path) -> None:
+    """Raise InvalidArgumentError if a file is missing, empty or begins with a malformed line."""
+    for _ in criteo.read(path, limit=1, block=1):
+        return
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A profile, and how long it took."""
+
+    profile: Profile
+    seconds: float
+
+
+def count_first(job: Job, path: Path, phases: Phases) -> Counted:
+    """Count what a job's training will access."""
+    # Here, because they read files by the demo's reader, and only a run needs them.
+    from embstore_tools.profiling.count import Counting, SampleCounter
+    from embstore_tools.profiling.readers import Chunk, Column
+
+    started = perf_counter()
+    rows = {table_name(column): count for column, count in enumerate(job.rows)}
+    counter = SampleCounter(Counting(tuple(rows), rows=rows, batch=job.step_samples))
+    with phases.phase("counting accesses", lines_trained(job, path)) as advance:
+        for block in HeldOut().without(criteo.read(path, limit=job.samples, block=job.batch)):
+            keys = keys_by_table(block.categories, job.rows)
+            counter.add(Chunk(tuple(map(Column, keys.values())), str(path)))
+            advance(len(block))
+    return Counted(counter.profile(), perf_counter() - started)
+
+
+def lines_trained(job: Job, path: Path) -> int:
+    """Return about how many lines will be trained on: from the file's size and first lines."""
+    with path.open("rb") as file:
+        lines = file.readlines(1 << 20)
+    whole = path.stat().st_size * len(lines) // max(1, sum(map(len, lines)))
+    count = min(job.samples, whole)
+    return count - min(held_out_of(count), HELD_OUT_MAX)
+
+
+class Served(NamedTuple):
+    """A store, and what is known of the way to it."""
+
+    store: "Store"
+    network_bytes: Callable[[], int] | None
+    """Returns how many bytes of requests and replies there were so far; None: there are none."""
+
+
+@contextmanager
+def served(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
+    """Start a server and connect to it; both end with the block."""
+    from embstore_client import connect  # here, as only a run needs them
+    from embstore_server.launch import ServerProcess
+
+    with ExitStack() as running:
+        with phases.phase("starting the server") as advance:
+            options = ("--cache-bytes", str(job.store_cache_bytes), "--policy", job.policy)
+            server = running.enter_context(ServerProcess(place, *options))
+            store = running.enter_context(connect(server.address))
+            advance(1, f"gRPC {server.address}, REST {server.admin}")
+        yield Served(store, partial(_network_bytes, server.admin))
+
+
+def _network_bytes(admin: str) -> int:
+    """Ask a server for the bytes of all its calls' messages, without headers of the transport."""
+    direct = build_opener(ProxyHandler({}))
+    with direct.open(f"http://{admin}/api/v1/stats", timeout=_TIMEOUT_S) as reply:
+        verbs = json.load(reply)["verbs"]
+    return sum(verb["received_bytes"] + verb["sent_bytes"] for verb in verbs.values())
+
+
+def train_and_compare(
+    job: Job,
+    store: "Store",
+    path: Path,
+    phases: Phases,
+    *,
+    counted: Counted | None = None,
+    network_bytes: Callable[[], int] | None = None,
+) -> DemoResult:
+    """Train on a file through a store that has no tables yet, checkpoint it, and compare digests.
+
+    Parameters
+    ----------
+    counted : by `count_first`; None: it is counted here, if that is needed
+    network_bytes : returns how many bytes went over the network so far; None: there is none
+
+    Raises
+    ------
+    InvalidArgumentError : a line of the file is malformed; a budget of less than one row.
+    """
+    trainer = Trainer(store, job.configs)
+    if job.needs_profile and counted is None:
+        counted = count_first(job, path, phases)
+    popularity = _prepare(job, store, counted, phases)
+    material = Material(
+        store,
+        {config.name: config.rows for config in job.configs},
+        row_bytes=job.row_bytes,
+        batch=job.step_samples,
+        profile=counted.profile if counted else None,
+    )
+    moved_before = network_bytes() if network_bytes else 0
+    with job.way.opened(material) as feed:
+        with phases.phase("training", lines_trained(job, path)) as advance:
+            trainer.train(criteo.read(path, limit=job.samples, block=job.batch), feed, advance)
+        session, hot = feed.session(), feed.hot()
+    moved = network_bytes() - moved_before if network_bytes else None
+    stats = store.stats()  # now: what follows is no training
+    with phases.phase("evaluating", trainer.held_out.count) as advance:
+        auc = trainer.held_out_auc(advance)
+    trained = trainer.result
+    store.checkpoint(CHECKPOINT_LABEL, {"samples": trained.samples, "auc": auc})
+    found, expected = {}, {}
+    with phases.phase("comparing digests", len(trainer.tables)) as advance:
+        for name in trainer.tables:
+            found[name] = store.table(name).digest()
+            expected[name] = trainer.check.digest(name)
+            advance(1)
+    hits_unique, hits_access = _hit_rates(stats["cache"]["pools"], session, hot)
+    return DemoResult(
+        samples=trained.samples,
+        samples_held_out=trainer.held_out.count,
+        steps=trained.steps,
+        samples_per_second=trained.samples_per_second,
+        loss=trained.loss,
+        auc=auc,
+        policy=job.policy,
+        hit_rate_unique=hits_unique,
+        hit_rate_access=hits_access,
+        tables=len(job.configs),
+        rows=sum(job.rows),
+        dim=job.dim,
+        optimizer=job.optimizer.kind,
+        table_bytes=job.table_bytes,
+        cache_bytes=stats["cache"]["budget_bytes"],
+        bytes_read=stats["storage"]["bytes_read"],
+        bytes_written=stats["storage"]["bytes_written"],
+        network_bytes=moved,
+        seconds=dict(trained.seconds),
+        popularity=popularity,
+        session=session,
+        hot=hot,
+        digest=_joined(found),
+        digest_of_check=_joined(expected),
+        differing_tables=tuple(name for name in found if found[name] != expected[name]),
+        first_difference=trained.first_difference,
+    )
+
+
+def _prepare(
+    job: Job, store: "Store", counted: Counted | None, phases: Phases
+) -> PopularityResult | None:
+    """Give the store the profile and warm its cache, under the policy that goes by it."""
+    if counted is None:
+        return None
+    rows = sum(len(table.keys) for table in counted.profile.tables.values())
+    if not POLICIES[job.policy].has_levels:
+        return PopularityResult(counted.seconds, rows, warmed_rows=0)
+    store.import_profile(counted.profile)
+    with phases.phase("warming the cache") as advance:
+        done = 0
+
+        def tell(rows: int, of: int) -> None:
+            nonlocal done
+            advance(rows - done, f"of {of:,} rows")
+            done = rows
+
+        warmed = store.warm_cache(WARMED_SHARE, progress=tell)
+    return PopularityResult(counted.seconds, rows, warmed)
+
+
+def _hit_rates(
+    pools: Sequence[Mapping[str, int]], session: SessionResult | None, hot: HotColdResult | None
+) -> tuple[float, float | None]:
+    """Return hits by unique key and by access of all lookups, wherever they were answered.
+
+    In a session they are the session's; what a replica answers hits as well.
+    """
+    if session is None:
+        sums = {name: sum(pool[name] for pool in pools) for name in _COUNTERS}
+        unique = sums["unique_hits"] / max(1, sums["unique_keys"])
+        return unique, sums["access_hits"] / max(1, sums["accesses"])
+    here = hot.lookup_keys if hot else 0
+    missed = (1 - session.hit_rate) * session.lookup_keys
+    return 1 - missed / max(1, session.lookup_keys + here), None if missed else 1.0
+
+
+def _joined(digests: dict[str, str]) -> str:
+    """Return one hash of the digests of all tables, in the order of the columns."""
+    return hashlib.blake2b("".join(digests.values()).encode(), digest_size=32).hexdigest()

@@ -1,0 +1,198 @@
+"""The ways to train: where the steps of a loop, and their rows, come from.
+
+    Calls     a step is a lookup and an update like any other; nobody knows what comes next
+    Ahead     a session: a thread reads batches ahead and announces their keys, and the store brings
+              their rows before the step asks
+    HotCold   a session as well, for the batches that need the store; samples whose rows are all hot
+              make batches of their own, which are trained on a replica here
+
+The loop cannot tell the ways apart: the **feed** of each gives it steps, one after the other.
+Neither Ahead nor any cache changes a bit of the tables. HotCold changes the order of the samples,
+and so what is learnt, a little; for the order that it makes, the bits are the ones that any other
+way would come to.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embstore.checks import integer
+from embstore.profiles.hotset import HotSet, choose_hot_set
+from embstore.profiles.profile import Profile
+from embstore_tools.demo.criteo import Samples
+from embstore_tools.demo.result import HotColdResult, SessionResult
+from embstore_tools.demo.steps import Batch, TrainingStep, batches
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a way is given to train with."""
+
+    store: "Store"
+    rows: dict[str, int]
+    """Of each table, in the order of the columns."""
+    row_bytes: int
+    """Of a row of any of them, weights and state."""
+    batch: int
+    """Samples of a step."""
+    profile: Profile | None
+    """There for the ways that need one."""
+
+    def batches(self, blocks: Iterable[Samples]) -> Iterator[Batch]:
+        """Yield a batch for each block."""
+        return batches(blocks, tuple(self.rows.values()))
+
+
+class Feed:
+    """A way under way: by single calls, where no other kind says otherwise."""
+
+    def __init__(self, material: Material) -> None:
+        self._material = material
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        """Yield the steps that train on blocks of samples."""
+        store = self._material.store
+        for batch in self._material.batches(blocks):
+            update = partial(self._update, batch)
+            yield TrainingStep(batch, partial(store.lookup, batch.keys), update)
+
+    def _update(self, batch: Batch, gradients: Any) -> None:
+        self._material.store.update({t: (batch.keys[t], rows) for t, rows in gradients.items()})
+
+    def session(self) -> SessionResult | None:
+        """Return what its session did so far; None: it has none."""
+        return None
+
+    def hot(self) -> HotColdResult | None:
+        """Return what was trained away from the store; None: nothing ever is."""
+        return None
+
+
+class _AheadFeed(Feed):
+    def __init__(self, material: Material, run: Any) -> None:
+        super().__init__(material)
+        self._run = run
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        for step in self._run.steps(self._material.batches(blocks), lambda batch: batch.keys):
+            yield TrainingStep(step.batch, step.lookup, step.update)
+
+    def session(self) -> SessionResult:
+        [stats] = self._material.store.sessions.stats()  # The store of a demo has no other.
+        return SessionResult.of(stats)
+
+
+class _HotColdFeed(_AheadFeed):
+    """Gives samples away in columns, and takes steps of them back."""
+
+    def __init__(self, material: Material, run: Any, chosen: HotSet, budget_bytes: int) -> None:
+        super().__init__(material, run)
+        self._chosen = chosen
+        self._budget_bytes = budget_bytes
+        self._hot_calls = self._hot_keys = 0
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        for step in self._run.steps(self._chunks(blocks)):
+            batch = Batch(step.batch["labels"], step.batch["integers"], step.keys)
+            before = self._run.stats()["store_calls"]
+            yield TrainingStep(batch, step.lookup, step.update)
+            if step.is_hot:
+                self._hot_calls += self._run.stats()["store_calls"] - before
+                self._hot_keys += sum(len(np.unique(keys)) for keys in batch.keys.values())
+
+    def _chunks(self, blocks: Iterable[Samples]) -> Iterator[dict[str, Any]]:
+        """Yield blocks in columns: labels and dense features travel with the ids."""
+        for batch in self._material.batches(blocks):
+            yield {"labels": batch.labels, "integers": batch.integers, **batch.keys}
+
+    def hot(self) -> HotColdResult:
+        did, chosen = self._run.stats(), self._chosen
+        samples = did["hot_samples"] + did["mixed_samples"]
+        same = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"
+        return HotColdResult(
+            budget_bytes=self._budget_bytes,
+            hot_rows=chosen.row_count,
+            hot_bytes=chosen.bytes,
+            threshold=chosen.threshold,
+            **{name: did[name] for name in same},
+            hot_share=did["hot_samples"] / max(1, samples),
+            rows_pulled=did["pulled_rows"],
+            rows_pushed=did["pushed_rows"],
+            exchanged_bytes=did["bytes"],
+            calls_in_hot_batches=self._hot_calls,
+            lookup_keys=self._hot_keys,
+        )
+
+
+@dataclass(frozen=True)
+class Calls:
+    """By single calls."""
+
+    needs_profile = False
+    """Whether the file is to be counted before."""
+
+    @contextmanager
+    def opened(self, material: Material) -> Iterator[Feed]:
+        """Feed a loop inside the with block."""
+        yield Feed(material)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """In a look-ahead session."""
+
+    lookahead: int = 16
+    """Steps that are announced beyond the last finished one, at most."""
+    needs_profile = False
+
+    def __post_init__(self) -> None:
+        integer(self.lookahead, "lookahead", 1)
+
+    @contextmanager
+    def opened(self, material: Material) -> Iterator[Feed]:
+        """Hold the session while the with block runs."""
+        with material.store.session(list(material.rows), lookahead=self.lookahead) as run:
+            yield _AheadFeed(material, run)
+
+
+@dataclass(frozen=True)
+class HotCold:
+    """All-hot batches on a replica, the others in a look-ahead session."""
+
+    budget_bytes: int = 4 << 20
+    """For the hot rows, weights and state. Of the default demo's accesses 97 % are to so many rows,
+    and four samples in ten have no other ids; 16 MiB would hold all rows that it ever uses."""
+    lookahead: int = Ahead.lookahead
+    """Steps that the session announces beyond the last finished one, at most."""
+    needs_profile = True
+
+    def __post_init__(self) -> None:
+        integer(self.budget_bytes, "budget_bytes", 1)
+        integer(self.lookahead, "lookahead", 1)
+
+    @contextmanager
+    def opened(self, material: Material) -> Iterator[Feed]:
+        """Hold session and replica while the with block runs."""
+        from embstore_training.hotcold import HotColdRun  # here, as only a run needs it
+
+        assert material.profile is not None
+        costs = dict.fromkeys(material.rows, material.row_bytes)
+        chosen = choose_hot_set(material.profile, self.budget_bytes, costs)
+        with HotColdRun(
+            material.store,
+            chosen,
+            {name: name for name in material.rows},
+            batch_size=material.batch,
+            lookahead=self.lookahead,
+        ) as run:
+            yield _HotColdFeed(material, run, chosen, self.budget_bytes)
+
+
+Way = Calls | Ahead | HotCold

@@ -1,0 +1,261 @@
+"""Files -> a profile: counts of a sample of the samples, whole samples, and a trace.
+
+All three are of one pass over a **stream**: the samples of all files in their order, numbered from
+0. What comes of sample i depends on i, the seed and its ids alone, so the same files give the same
+profile however they are cut into chunks:
+
+    counted    iff hash(seed, i) < rate * 2**64; all, at rate 1
+    kept       iff its hash of another kind is among the SAMPLES_MAX smallest: a uniform sample, and
+               one that has nothing to do with which were counted (a row is hot because of the
+               samples that were counted; asked of those alone, hot sets would look too good)
+    recorded   in a call with the other samples of [c * batch, (c + 1) * batch); calls are recorded
+               from all samples, since one with a part of its keys would be no call
+
+hash is SplitMix64 (Steele, Lea, Flood: OOPSLA 2014), whose output i can be had directly: one to one
+over i, so no two samples are equal.
+
+Samples are kept as they are, each with its lists as long as they are. Where all of these would have
+more than SAMPLE_IDS_MAX ids, fewer are kept: those of the smallest hashes still, as many as have no
+more ids together. So one long list takes room from none but a few.
+
+**Memory** is bounded whatever the files hold: the counters and the recorder by their own bounds
+(`KeyCounter`, `Recorder`), kept samples by twice SAMPLES_MAX and twice SAMPLE_IDS_MAX, one chunk,
+and one batch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import ROWS_MAX, Keys
+from embstore.hotness.counter import KeyCounter
+from embstore.hotness.recorder import Recorder
+from embstore.profiles.checks import INT64_MAX, check, check_int
+from embstore.profiles.profile import Profile, Samples
+from embstore_tools.profiling.readers import Chunk, Column, SampleFile
+
+SAMPLES_MAX = 16_384
+"""A share of samples is then known to 0.8 points, 19 times of 20."""
+SAMPLE_IDS_MAX = 1 << 22
+"""Ids of all kept samples: long lists are kept of fewer samples."""
+KEYS_MAX = 1 << 22
+"""Distinct keys of a table that are counted exactly, unless it is said otherwise."""
+
+_KEYS_MAX_LEAST = 2  # KeyCounter's own
+_COUNTED, _KEPT = 0, 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST_SHIFT = np.uint64(31)
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What is counted of the samples, and how."""
+
+    tables: tuple[str, ...]
+    """Of each column; a table may have several."""
+    rate: float = 1.0
+    seed: int = 0
+    batch: int = 2048
+    """Samples of a recorded call."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """By table: larger ids are refused. 0 or absent: unknown."""
+    hash_rows: Mapping[str, int] = field(default_factory=dict)
+    """By table: ids are taken modulo this, and this is its rows."""
+    keys_max: int = KEYS_MAX
+
+    def __post_init__(self) -> None:
+        check_int(self.seed, "a seed", low=-INT64_MAX)
+        check(0 < self.rate <= 1, "a rate above 0, at most 1", self.rate)
+        check(self.batch >= 1, "a batch of at least 1", self.batch)
+        least = _KEYS_MAX_LEAST
+        check(self.keys_max >= least, f"to count at least {least} keys", self.keys_max)
+        tables = ", ".join(dict.fromkeys(self.tables))
+        for name, rows in [*self.rows.items(), *self.hash_rows.items()]:
+            check(name in self.tables, f"rows of one of the tables {tables}", repr(name))
+            is_twice, of_table = name in self.rows and name in self.hash_rows, f"table {name!r}: "
+            check(1 <= rows <= ROWS_MAX, f"rows from 1 to {ROWS_MAX}", rows, of_table)
+            check(not is_twice, "its rows once", "them with and without hashing", of_table)
+
+    def keys(self, column: int, ids: Keys, place: str) -> Keys:
+        """Return the keys of a column's ids, which must be below the rows of its table."""
+        name = self.tables[column]
+        if not len(ids):
+            return ids
+        where, low, high = f"{place}: table {name!r}: ", ids.min(), ids.max()
+        check(low >= 0, "ids >= 0", low, where)
+        if name in self.hash_rows:
+            return ids % self.hash_rows[name]
+        bound = self.rows.get(name, ROWS_MAX)
+        check(high < bound, f"ids below {bound}", high, where)
+        return ids
+
+    def rows_of(self, name: str) -> int:
+        """Return the rows of a table, 0 where they are not known."""
+        return self.hash_rows.get(name, self.rows.get(name, 0))
+
+
+def count_files(
+    files: Iterable[SampleFile], counting: Counting, advance: Callable[[int], None] = lambda _: None
+) -> "SampleCounter":
+    """Count the samples of files, one after the other; `advance` is told the bytes read of them."""
+    counter = SampleCounter(counting)
+    for file in files:
+        for chunk in file.chunks():
+            counter.add(chunk)
+            advance(chunk.file_bytes)
+    return counter
+
+
+class SampleCounter:
+    """Counts a stream of samples. One thread."""
+
+    def __init__(self, counting: Counting) -> None:
+        self._counting = counting
+        self._counters = {name: KeyCounter(counting.keys_max) for name in counting.tables}
+        self._kept = _KeptSamples(counting.tables, counting.seed)
+        self._calls = _Calls(counting)
+        self.samples = 0  # of the stream so far
+        self.counted = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the counters and the recorder take."""
+        counters = sum(counter.memory_bytes for counter in self._counters.values())
+        return counters + self._calls.recorder.memory_bytes
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the next samples of the stream, or none of them where an id is no key."""
+        columns = [
+            Column(self._counting.keys(i, column.ids, chunk.place), column.offsets)
+            for i, column in enumerate(chunk.columns)
+        ]
+        self._kept.add(self.samples, columns)
+        self._calls.add(columns)
+        if self._counting.rate < 1:
+            hashes = sample_hashes(self._counting.seed, _COUNTED, self.samples, chunk.samples)
+            wanted = hashes < np.uint64(self._counting.rate * 2**64)
+            columns = [column.chosen(wanted) for column in columns]
+        for name, column in zip(self._counting.tables, columns, strict=True):
+            self._counters[name].add(column.ids)
+        self.counted += len(columns[0])
+        self.samples += chunk.samples
+
+    def profile(self) -> Profile:
+        """Return the profile of the stream so far. It ends the call that is being recorded."""
+        self._calls.finish()
+        counting = self._counting
+        tables = {
+            name: counter.profile(name, counting.rows_of(name))
+            for name, counter in self._counters.items()
+        }
+        return Profile(
+            tables,
+            rate=counting.rate,
+            seed=counting.seed,
+            samples=self._kept.samples(),
+            trace=self._calls.recorder.trace(),
+        )
+
+
+def sample_hashes(seed: int, kind: int, first: int, count: int) -> NDArray[np.uint64]:
+    """Return the hashes (count,) of the samples from `first` on; different ones for every kind."""
+    start = _mixed(np.array([(seed + kind * _GOLDEN) & _MASK], np.uint64))
+    return _mixed(start + np.arange(first, first + count, dtype=np.uint64) * np.uint64(_GOLDEN))
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return SplitMix64's output function of each value: one to one."""
+    z = values
+    for shift, multiplier in _ROUNDS:
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(multiplier)
+    return z ^ (z >> _LAST_SHIFT)
+
+
+class _KeptSamples:
+    """The samples of the smallest hashes, in the order of the stream.
+
+    Those are kept whose hash is among the SAMPLES_MAX smallest, and whose ids, with those of all
+    samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one. What more samples
+    bring can only make both harder. So who is left out once is left out of all of the stream, and
+    with it all of larger hashes.
+    """
+
+    def __init__(self, tables: tuple[str, ...], seed: int) -> None:
+        self._tables = tables
+        self._seed = seed
+        self._limit: int | np.uint64 = 1 << 64  # from it on none is kept any more
+        self._hashes: list[NDArray[np.uint64]] = []
+        self._columns: list[list[Column]] = []
+        self._kept_ids = 0
+
+    def add(self, first: int, columns: Sequence[Column]) -> None:
+        hashes = sample_hashes(self._seed, _KEPT, first, len(columns[0]))
+        self._choose(hashes, columns)
+        count = sum(map(len, self._hashes))
+        if count > 2 * SAMPLES_MAX or self._kept_ids > 2 * SAMPLE_IDS_MAX:
+            self._keep()
+
+    def _choose(self, hashes: NDArray[np.uint64], columns: Sequence[Column]) -> None:
+        """Keep those of some samples that may be kept."""
+        wanted = hashes < self._limit
+        if wanted.any():
+            self._hashes.append(hashes[wanted])
+            self._columns.append([column.chosen(wanted) for column in columns])
+            self._kept_ids += sum(len(column.ids) for column in self._columns[-1])
+
+    def _keep(self) -> None:
+        """Leave out what is not kept any more, and hold the rest in one piece."""
+        hashes = np.concatenate(self._hashes)
+        columns = [Column.joined(pieces) for pieces in zip(*self._columns, strict=True)]
+        order = np.argsort(hashes)
+        lengths = np.sum([column.lengths() for column in columns], axis=0)
+        ids = np.cumsum(lengths[order])
+        count = max(1, min(SAMPLES_MAX, int(np.searchsorted(ids, SAMPLE_IDS_MAX, side="right"))))
+        if len(hashes) > count:
+            self._limit = hashes[order[count]]
+        self._hashes, self._columns, self._kept_ids = [], [], 0
+        self._choose(hashes, columns)
+
+    def samples(self) -> Samples | None:
+        """Return the samples; None, where there is none, or none has an id."""
+        if not self._kept_ids:
+            return None
+        self._keep()
+        columns = self._columns[0]
+        lengths = np.stack([column.lengths() for column in columns], axis=1)
+        return Samples(self._tables, lengths, np.concatenate([column.ids for column in columns]))
+
+
+class _Calls:
+    """Cuts the stream into calls of `batch` samples, and records them."""
+
+    def __init__(self, counting: Counting) -> None:
+        self.recorder = Recorder()
+        self._tables = counting.tables
+        self._batch = counting.batch
+        self._pieces: list[list[Column]] = []
+        self._kept = 0  # samples in the pieces, fewer than a batch
+
+    def add(self, columns: Sequence[Column]) -> None:
+        start, count = 0, len(columns[0])
+        while start < count:
+            stop = min(count, start + self._batch - self._kept)
+            self._pieces.append([column.part(start, stop) for column in columns])
+            self._kept += stop - start
+            if self._kept == self._batch:
+                self.finish()
+            start = stop
+
+    def finish(self) -> None:
+        """Record what there is of the running call."""
+        if not self._kept:
+            return
+        pieces = [
+            pair for columns in self._pieces for pair in zip(self._tables, columns, strict=True)
+        ]
+        self.recorder.record([(name, column.ids, None) for name, column in pieces])
+        self._pieces, self._kept = [], 0

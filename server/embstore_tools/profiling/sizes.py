@@ -1,0 +1,79 @@
+"""What rows and slots take in bytes, and which sizes of a cache are worth a look.
+
+A slot takes its row (`embstore.layout`), its metadata and its share of the
+index besides, and a pool some memory to bring rows in (`embstore.cache.sizes`); what is computed
+here is what a pool on the CPU would be given the budget for, to a slab.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.cache.sizes import Sizes
+from embstore.device.cpu import CpuDevice
+from embstore.layout import ELEMENT_BYTES, Layout
+
+_STEPS = (1.0, 2.0, 3.0, 5.0)
+_LEAST_SHARE, _DECADES = 1e-4, 4
+_LEAST_SLOTS = 64
+_BETWEEN = 9
+_SLACK = 1e-6
+_ROUNDS = 8
+"""Each brings the staging's part closer by a factor of 32: it ends long before."""
+
+
+def layout_of_bytes(row_bytes: int) -> Layout:
+    """Return a layout whose rows take so many bytes, or what it takes to hold so many."""
+    return Layout(-(-row_bytes // ELEMENT_BYTES), 0, "")
+
+
+def cache_bytes(layout: Layout, slots: int) -> int:
+    """Return the cache_bytes that a store needs to have so many slots, in one pool of a layout."""
+    device, needed = CpuDevice(threads=1), 0
+    for _ in range(_ROUNDS):
+        sizes = Sizes.of(layout, max(needed, slots * layout.row_bytes), device)
+        whole = -(-slots // sizes.slab_slots) * sizes.slab_slots
+        index = device.memory.index_bytes(whole)
+        needed = max(whole * sizes.slot_bytes + index + sizes.staging_bytes, sizes.least_bytes)
+    return needed
+
+
+def looked_at(rows: int) -> NDArray[np.int64]:
+    """Return numbers of slots from a ten-thousandth of `rows` to all of them, in steps 1, 2, 3, 5.
+
+    None is below _LEAST_SLOTS: a slab has about as many, and no cache is smaller.
+    """
+    decades = _LEAST_SHARE * 10.0 ** np.arange(_DECADES)
+    slots = np.rint(rows * np.outer(decades, _STEPS)).astype(np.int64).ravel()
+    return np.unique(np.clip(np.append(slots, rows), min(_LEAST_SLOTS, rows), rows))
+
+
+def between(
+    target: float, slots: Sequence[int], rates: Sequence[float]
+) -> NDArray[np.int64] | None:
+    """Return sizes closer to each other around the least whose hit rate reaches `target`.
+
+    Parameters
+    ----------
+    slots, rates : ascending sizes, and the hit rate of each; None is returned where none reaches it
+    """
+    reached = np.flatnonzero(np.asarray(rates) >= target)
+    if not len(reached):
+        return None
+    high = int(reached[0])
+    ends = slots[max(0, high - 1)], slots[high]
+    return np.unique(np.rint(np.geomspace(*ends, _BETWEEN)).astype(np.int64))
+
+
+def slots_for(target: float, slots: Sequence[int], rates: Sequence[float]) -> int:
+    """Return the fewest slots whose hit rate reaches `target`; the last of `rates` does.
+
+    Between two sizes that were looked at, the rate is taken to rise evenly with the logarithm.
+    """
+    high = int(np.flatnonzero(np.asarray(rates) >= target)[0])
+    if high == 0:
+        return int(slots[0])
+    share = (target - rates[high - 1]) / (rates[high] - rates[high - 1])
+    ends = np.log(slots[high - 1 : high + 1])
+    return int(np.ceil(np.exp(ends[0] + share * (ends[1] - ends[0])) - _SLACK))

@@ -1,0 +1,82 @@
+"""The epoch says whether acknowledged commands were undone; it changes then, and only then."""
+
+import numpy as np
+import pytest
+
+from tests.conformance.cases import config, ones
+
+
+def epoch(twin):
+    return twin.store.epoch
+
+
+@pytest.fixture
+def trained(open_twin):
+    twin = open_twin(a=config())
+    twin.on("a", "update", np.arange(9), ones(9))
+    return twin
+
+
+def test_closing_and_opening_keeps_the_epoch(trained):
+    before = epoch(trained), trained.store.stats()["store_id"]
+    trained.reopen()
+    trained.reopen()
+    assert (epoch(trained), trained.store.stats()["store_id"]) == before
+
+
+def test_reading_commits_and_refused_calls_keep_it(trained):
+    before = epoch(trained)
+    trained.store.table("a").lookup([1])
+    trained.checkpoint("c")
+    with pytest.raises(ValueError, match="expected keys"):
+        trained.store.table("a").update([-1], ones(1))
+    assert epoch(trained) == before
+
+
+def test_a_restore_begins_another(trained):
+    trained.checkpoint("c")
+    before = epoch(trained)
+    trained.restore("c")
+    assert epoch(trained) == trained.store.stats()["epoch"] == before + 1
+    trained.reopen()
+    assert epoch(trained) == before + 1
+
+
+def test_a_crash_that_loses_commands_begins_another(trained):
+    trained.checkpoint("c")
+    trained.on("a", "update", [1], ones(1))
+    before = epoch(trained)
+    trained.crash()
+    assert epoch(trained) == before + 1
+
+
+def test_a_crash_that_loses_nothing_does_not(trained):
+    trained.checkpoint("c")
+    trained.store.table("a").lookup([1])
+    before = epoch(trained)
+    trained.crash()
+    assert epoch(trained) == before
+
+
+def test_a_crash_after_a_crash_is_told_again_only_if_it_lost_something(trained):
+    trained.checkpoint("c")
+    trained.on("a", "update", [1], ones(1))
+    trained.crash()
+    second = epoch(trained)
+    trained.crash()
+    assert epoch(trained) == second
+    trained.on("a", "update", [2], ones(1))
+    trained.crash()
+    assert epoch(trained) == second + 1
+    trained.on("a", "update", [3], ones(1))
+    trained.reopen()
+    assert epoch(trained) == second + 1
+
+
+def test_readers_of_a_crashed_store_see_the_epoch_that_its_next_writer_has(trained):
+    trained.on("a", "update", [1], ones(1))
+    before = epoch(trained)
+    trained.crash(read_only=True)
+    assert epoch(trained) == before + 1
+    trained.reopen(read_only=False)
+    assert epoch(trained) == before + 1

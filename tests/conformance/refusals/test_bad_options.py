@@ -1,0 +1,127 @@
+"""Options of calls and of open: rates, scales, on_nonfinite, cache_bytes, policy, limits."""
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Limits
+from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError
+from tests.conformance.cases import config, ones, refused
+
+NUMBERS = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "negative": -1e-30,
+    "beyond fp32": 3.5e38,
+    "NumPy's beyond fp32": np.float64(1e300),
+    "an int beyond float": 10**400,
+    "one below": -(10**400),
+    "none": None,
+    "word": "fast",
+    "text": "0.1",
+    "a list": [0.1],
+    "an array": np.array([0.1]),
+    "complex": 1j,
+}
+
+
+@pytest.fixture
+def twin(open_twin):
+    twin = open_twin(a=config())
+    twin.on("a", "update", [1, 2], ones(2))
+    return twin
+
+
+def updates(twin, **options):
+    """Yield every update verb with these options."""
+    store, a, one = twin.store, twin.store.table("a"), ([1], ones(1))
+    yield lambda: a.update(*one, **options)
+    yield lambda: a.update([], np.empty((0, 4), np.float32), **options)
+    yield lambda: a.update_pooled([1], [0, 1], ones(1), **options)
+    yield lambda: a.update_ranks([one], **options)
+    yield lambda: store.update({"a": one}, **options)
+    yield lambda: store.update_ranks([{"a": one}], **options)
+
+
+OPTIONS = {
+    "learning_rate": ("expected learning_rate", [v for v in NUMBERS.values() if v is not None]),
+    "gradient_scale": ("expected gradient_scale", NUMBERS.values()),
+    "on_nonfinite": ('"refuse" or "skip"', ["", "raise", "SKIP", None, True, 1, b"skip", ["skip"]]),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option_of_updates(twin, option):
+    part, values = OPTIONS[option]
+    for value in values:
+        for call in updates(twin, **{option: value}):
+            with refused(twin.store, InvalidArgumentError, part, repr(value)):
+                call()
+
+
+OPEN = {
+    "device": ["gpu", "CPU", "", None, 0],
+    "cache_bytes": [0, -1, 1.5, 1e9, True, None, "1GB"],
+    "policy": ["", "LRU", "fifo", None, 0, ["lru"]],
+    "checkpoints_keep": [0, -1, 1.5, True, None, "3"],
+    "threads": [0, -1, 1.5, True, "2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(option, value) for option, values in OPEN.items() for value in values]
+)
+def test_option_of_open_makes_no_store(tmp_path, option, value):
+    with pytest.raises(InvalidArgumentError, match=f"expected {option}.*found") as caught:
+        embstore.open(tmp_path / "store", **{option: value})
+    assert repr(value) in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_limits_of_another_type(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="limits"):
+        embstore.open(tmp_path / "store", limits={"tables_max": 3})
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "1", 2**62 + 1])
+@pytest.mark.parametrize("name", list(Limits.__dataclass_fields__))
+def test_limit_that_is_no_positive_integer(name, value):
+    with pytest.raises(InvalidArgumentError, match=rf"limits\.{name}.*found"):
+        Limits(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["segment_bytes", "base_segment_bytes"])
+def test_segments_are_whole_pages(name):
+    with pytest.raises(InvalidArgumentError, match="multiples of 4096"):
+        Limits(**{name: 5000})
+
+
+def test_path_that_no_file_can_have():
+    with pytest.raises(EmbstoreError):
+        embstore.open("a\0b")
+
+
+def test_update_beyond_the_last_t(open_twin):
+    twin = open_twin(a=config())
+    nothing = (np.empty((0, 4), np.float32), np.empty((0, 0), np.float32))
+    twin.on("a", "put_rows", [], *nothing, 2**64 - 1)
+    with refused(twin.store, InvalidArgumentError, "table 'a'"):
+        twin.store.table("a").update([0], ones(1))
+
+
+def test_cache_larger_than_the_address_space(backend):
+    if "memory" not in backend.offers:  # a GPU knows at once what it has
+        with pytest.raises(CapacityError, match="cache_bytes"):
+            backend.open_store(cache_bytes=1 << 60)
+        return
+    store = backend.open_store(cache_bytes=1 << 60)
+    with refused(store, CapacityError, "cache_bytes"):
+        store.create_table("a", **config())
+
+
+def test_base_segment_too_small_for_one_row(open_twin):
+    twin = open_twin(limits=Limits(base_segment_bytes=4096))
+    with pytest.raises((InvalidArgumentError, CapacityError), match="base_segment_bytes"):
+        twin.store.create_table("a", **config())

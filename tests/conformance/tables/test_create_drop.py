@@ -1,0 +1,106 @@
+"""create_table, table, tables, drop_table."""
+
+import numpy as np
+import pytest
+
+from embstore.config import Adagrad, Adam, Constant, RowWiseAdagrad, Sgd, Uniform
+from embstore.errors import TableExistsError, TableNotFoundError
+from tests.conformance.cases import assert_same, config, ones, refused
+
+
+def test_default_seed_is_the_names(open_twin):
+    twin = open_twin()
+    first, second = (twin.create_table(name, **config()) for name in ("v", "w"))
+    assert first.seed == 16735848030510122220
+    assert not np.array_equal(first.lookup([1]), second.lookup([1]))
+
+
+def test_created_again_is_the_same_table_as_it_is(open_table):
+    twin, table = open_table()
+    twin.on("a", "update", [1], ones(1))
+    again = twin.create_table("a", **config(optimizer=Sgd(0.7)))  # the rate is no identity
+    assert (again.t, again.learning_rate, again.digest()) == (1, 0.1, table.digest())
+
+
+def test_created_again_with_the_default_parameters_spelled_out_is_the_same(open_twin):
+    twin = open_twin(a=config(optimizer=Adam(0.1)))
+    spelled = Adam(np.float64(0.1), beta1=0.9, beta2=0.999, epsilon=1e-8)
+    twin.create_table("a", **config(optimizer=spelled, dim=np.int64(4), rows=np.int64(1000)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dim": 8},
+        {"seed": 1},
+        {"initializer": Uniform(-0.1, 0.2)},
+        {"initializer": Constant(0.1)},
+        {"optimizer": Sgd(0.1)},
+        {"optimizer": RowWiseAdagrad(0.1)},
+        {"optimizer": Adagrad(0.1, epsilon=1e-7)},
+        {"optimizer": Adagrad(0.1, initial_accumulator=1.0)},
+    ],
+    ids=str,
+)
+def test_other_identity_is_refused(open_twin, other):
+    twin = open_twin(a=config(optimizer=Adagrad(0.1)))
+    with refused(twin.store, TableExistsError, "table 'a'", '"kind":"adagrad"', "asked for was"):
+        twin.store.create_table("a", **config(optimizer=Adagrad(0.1)) | other)
+
+
+@pytest.mark.parametrize("rows", [999, 2000])
+def test_other_rows_are_refused_and_grow_is_named(open_twin, rows):
+    twin = open_twin(a=config())
+    parts = ("table 'a'", "1000 rows", f"grow({rows})")
+    with refused(twin.store, TableExistsError, *parts):
+        twin.store.create_table("a", **config(rows=rows))
+
+
+def test_rows_of_today_are_those_after_growing(open_twin):
+    twin = open_twin(a=config())
+    twin.on("a", "grow", 2000)
+    twin.create_table("a", **config(rows=2000))
+    with refused(twin.store, TableExistsError, "2000 rows"):
+        twin.store.create_table("a", **config(rows=1000))
+
+
+def test_names_are_listed_in_order(open_twin):
+    twin = open_twin()
+    for name in ("b", "a/b", "a", "a.b", "...", "0"):
+        twin.create_table(name, **config())
+    assert twin.store.tables() == ["...", "0", "a", "a.b", "a/b", "b"]
+
+
+def test_longest_name_opens_again(open_twin):
+    twin = open_twin()
+    name = "/".join(["x" * 63] * 4)
+    assert len(name) == 255
+    twin.create_table(name, **config())
+    twin.on(name, "update", [1], ones(1))
+    twin.reopen()
+
+
+def test_dropped_table_is_gone_and_starts_anew(open_table):
+    twin, table = open_table()
+    fresh = table.lookup([1, 2])
+    twin.on("a", "update", [1, 2], ones(2))
+    twin.drop_table("a")
+    assert twin.store.tables() == []
+    with refused(twin.store, TableNotFoundError, "'a'", "none"):
+        twin.store.table("a")
+    again = twin.create_table("a", **config())
+    assert again.t == 0
+    assert_same(again.lookup([1, 2]), fresh)
+
+
+@pytest.mark.parametrize("name", ["b", "A", "", None, 7, b"a", ["a"]])
+def test_unknown_table_is_named_with_those_there_are(open_twin, name):
+    there_are = "tables are: 'a'" if isinstance(name, str) else "the name of a table is text"
+    twin = open_twin(a=config())
+    for call in (
+        twin.store.table,
+        twin.store.drop_table,
+        lambda n: twin.store.lookup({tuple(n) if isinstance(n, list) else n: [1]}),
+    ):
+        with refused(twin.store, TableNotFoundError, there_are):
+            call(name)

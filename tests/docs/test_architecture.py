@@ -1,0 +1,56 @@
+"""The lists of docs/architecture.md, held against the tree: every path that they name exists.
+
+"How to add" also names no more places than its bound, which is what was promised.
+"""
+
+import re
+
+import pytest
+
+from tests.style.sources import ROOT
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+BOUNDS = {
+    "an admin verb": 4,
+    "a bulk verb": 4,
+    "an optimizer": 5,
+    "an eviction policy": 3,
+    "a transport": 2,
+    "a stat": 1,
+    "a setting": 3,
+}
+
+
+def rows(columns: str) -> list[list[str]]:
+    """Return the cells of the page's table with these column names."""
+    (body,) = re.findall(rf"^\| {columns} \|\n\|[- |]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in body.splitlines()]
+
+
+def paths(text: str) -> list[str]:
+    return re.findall(r"`([\w.-]+/[\w./-]+)`", text)
+
+
+def test_every_path_of_the_page_exists() -> None:
+    assert not {path for path in paths(PAGE) if not (ROOT / path).exists()}
+
+
+@pytest.mark.parametrize("row", rows("to add \\| at most \\| places"), ids=lambda row: row[0])
+def test_additions_touch_no_more_places_than_promised(row: list[str]) -> None:
+    what, bound, places = row
+    assert int(bound) == BOUNDS[what]
+    assert 1 <= len(paths(places)) <= BOUNDS[what]
+
+
+def test_every_addition_is_listed() -> None:
+    assert [row[0] for row in rows("to add \\| at most \\| places")] == list(BOUNDS)
+
+
+def test_every_room_is_listed() -> None:
+    listed = {path for row in rows("room \\| what it has \\| may import") for path in paths(row[0])}
+    rooms = {
+        str(folder.parent.relative_to(ROOT))
+        for package in ("embstore/*", "proto/*", "client/*", "server/*")
+        for folder in ROOT.glob(f"{package}/__init__.py")
+    }
+    assert rooms == listed

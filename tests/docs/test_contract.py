@@ -1,0 +1,205 @@
+"""The vectors of docs/contract.md, read from the page: reference, arithmetic and engine keep them.
+
+A table of the reference model and one of an open store have the same verbs, so one list of commands
+is run on both. Vectors of single rules go to the functions of `tests.reference` and
+`embstore.arithmetic`. An optimizer is tested once `embstore.config` has it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import arithmetic
+from embstore.config import OPTIMIZERS, Normal, Uniform, default_seed
+from tests import reference
+from tests.style.sources import ROOT
+
+fp32 = np.float32
+PAGE = (ROOT / "docs" / "contract.md").read_text()
+_, VECTORS_PART = PAGE.split("\n## Vectors\n")
+G = np.arange(1, 13).astype(fp32).reshape(3, 4) * fp32(0.1)
+THIRDS = np.full((130, 1), 1 / 3, fp32)
+TENTHS = np.arange(1, 71).astype(fp32) * fp32(0.1)
+ROW_5 = np.array([5])
+
+
+class Vector(NamedTuple):
+    """A row of one of the page's tables of vectors."""
+
+    name: str
+    given: str
+    value: str
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        pairs = (pair.split("=") for pair in self.given.strip("`").split())
+        return {name: float(value) for name, value in pairs}
+
+
+VECTORS = [Vector(*row) for row in re.findall(r"^\| `(.+?)` \| (.+) \| `(.+)` \|$", PAGE, re.M)]
+OF_OPTIMIZERS = [vector for vector in VECTORS if vector.given.startswith("`")]
+OF_RULES = {vector.name: vector for vector in VECTORS if vector not in OF_OPTIMIZERS}
+
+
+def bits(values: Any) -> str:
+    """Return fp32 values as the page prints them."""
+    return words(np.asarray(values, fp32).reshape(-1).view(np.uint32))
+
+
+def words(values: Any) -> str:
+    return " ".join(f"{int(word):08x}" for word in np.asarray(values).reshape(-1))
+
+
+@pytest.fixture(params=["reference", "engine"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "reference":
+        yield reference.ReferenceStore()
+        return
+    with embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 20) as opened:
+        yield opened
+
+
+def table_of(store: Any, kind: str, parameters: dict[str, float]) -> Any:
+    return store.create_table(
+        "v",
+        dim=4,
+        rows=3,
+        optimizer=OPTIMIZERS[kind](**parameters),
+        initializer=Uniform(-0.1, 0.1),
+        seed=7,
+    )
+
+
+def updated(store: Any, kind: str, parameters: dict[str, float]) -> Any:
+    if kind not in OPTIMIZERS:
+        pytest.skip(f"embstore.config has no optimizer {kind!r}")
+    table = table_of(store, kind, parameters)
+    table.update([2, 0, 2], G)
+    table.update([2], G[:1])
+    return table
+
+
+def part_of(table: Any, row: int, part: str) -> Any:
+    """Return a row's weights, or the half of its state that the page calls z or n."""
+    weights, state = table.read_rows([row])
+    if part == "w":
+        return weights
+    z, n = np.split(state, 2, axis=1)
+    return {"z": z, "n": n}[part]
+
+
+@pytest.mark.parametrize("vector", OF_OPTIMIZERS, ids=lambda vector: vector.name)
+def test_updated_table_is_as_the_page_says(vector: Vector, store: Any) -> None:
+    if vector.name.startswith("digest"):
+        table = updated(store, vector.name.removeprefix("digest "), vector.parameters)
+        assert table.digest() == vector.value
+        return
+    kind, row, part = re.fullmatch(r"(\w+) row (\d) (\w)", vector.name).groups()
+    table = updated(store, kind, vector.parameters)
+    assert bits(part_of(table, int(row), part)) == vector.value
+
+
+def test_identities_are_as_the_page_says() -> None:
+    identities = [text.replace("\n", "") for text in re.findall(r"```json\n(.*?)```", PAGE, re.S)]
+    kinds = [v for v in OF_OPTIMIZERS if v.name.startswith("digest")]
+    assert len(identities) == len(kinds) == 2
+    for vector, identity in zip(kinds, identities, strict=True):
+        table = table_of(reference.ReferenceStore(), vector.name.split()[1], vector.parameters)
+        assert table.config.identity_json() == identity.encode()
+
+
+def scaled(store: Any) -> Any:
+    table = table_of(store, "sgd", {"learning_rate": 0.05})
+    table.update([2, 0, 2], G, gradient_scale=1 / 3)
+    return table.lookup([2])
+
+
+def ranks(row: int) -> Callable[[Any], Any]:
+    def looked_up(store: Any) -> Any:
+        table = table_of(store, "sgd", {"learning_rate": 0.05})
+        shares = [{"v": ([2, 0], G[:2])}, {"v": ([1], G[:1])}, {"v": ([2], G[2:])}]
+        store.update_ranks(shares, gradient_scale=0.25)
+        return table.lookup([row])
+
+    return looked_up
+
+
+def pooled(mode: str, weights: Any = None) -> Callable[[Any], Any]:
+    def looked_up(store: Any) -> Any:
+        table = table_of(store, "sgd", {"learning_rate": 0.05})
+        return table.lookup_pooled([2, 0, 2], [0, 3], mode, weights)
+
+    return looked_up
+
+
+COMMANDS = {
+    "scale row 2": scaled,
+    "ranks row 0": ranks(0),
+    "ranks row 1": ranks(1),
+    "ranks row 2": ranks(2),
+    "pooled sum": pooled("sum"),
+    "pooled mean": pooled("mean"),
+    "pooled weights": pooled("sum", np.array([0.5, 2, -1 / 3], fp32)),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_give_the_rows_of_the_page(name: str, store: Any) -> None:
+    assert bits(COMMANDS[name](store)) == OF_RULES[name].value
+
+
+PI = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0)
+RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
+    "philox zero": (
+        lambda: words(reference.philox([0] * 4, (0, 0))),
+        lambda: words(arithmetic.philox4x32(np.zeros(4, np.uint64), (0, 0))),
+    ),
+    "philox pi": (
+        lambda: words(reference.philox(*PI)),
+        lambda: words(arithmetic.philox4x32(np.array(PI[0], np.uint64), PI[1])),
+    ),
+    "uniform": (
+        lambda: bits(reference.initial_weights(Uniform(-0.01, 0.01), 7, 5, 8)),
+        lambda: bits(arithmetic.initial_rows(Uniform(-0.01, 0.01), 7, ROW_5, 8)),
+    ),
+    "normal": (
+        lambda: bits(reference.initial_weights(Normal(0, 0.02), 7, 5, 4)),
+        lambda: bits(arithmetic.initial_rows(Normal(0, 0.02), 7, ROW_5, 4)),
+    ),
+    "default seed": (lambda: str(reference.default_seed("v")), lambda: str(default_seed("v"))),
+    "sum over occurrences": (
+        lambda: bits(reference.sum_occurrences(list(THIRDS))),
+        lambda: bits(arithmetic.sum_by_key(np.zeros(130, np.int32), 1, THIRDS)),
+    ),
+    "sequential sum": (
+        lambda: bits(reference.sum_sequentially(list(THIRDS))),
+        lambda: bits(np.add.accumulate(THIRDS)[-1]),
+    ),
+    "sum over dim": (
+        lambda: bits(reference.sum_over_dim(TENTHS)),
+        lambda: bits(arithmetic.sum_over_dim(TENTHS[None])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_functions_of_a_rule_give_the_value_of_the_page(name: str) -> None:
+    by_reference, by_arithmetic = RULES[name]
+    assert by_reference() == by_arithmetic() == OF_RULES[name].value
+
+
+def test_every_vector_of_the_page_is_checked() -> None:
+    assert len(VECTORS) == len(re.findall(r"^\| `", VECTORS_PART, re.M))
+    assert OF_RULES.keys() == RULES.keys() | COMMANDS.keys()
+    known = {kind for kind in OPTIMIZERS if re.search(rf"`{kind} row ", VECTORS_PART)}
+    assert known == OPTIMIZERS.keys(), "an optimizer has no vector on the page"
+
+
+def test_rules_that_the_code_cites_are_on_the_page() -> None:
+    numbers = {int(number) for number in re.findall(r"^## Rule (\d+)\. ", PAGE, re.M)}
+    assert numbers == set(range(1, 12))

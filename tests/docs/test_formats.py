@@ -1,0 +1,202 @@
+"""docs/formats.md, held against the files of a real store, an archive, and messages of the wire.
+
+The layouts are read from the page's tables, so a wrong size or order there fails here.
+"""
+
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Limits
+from embstore.profiles.hotset import HotSet
+from embstore_proto.v1 import embstore_pb2 as pb
+from tests.style.sources import ROOT
+
+PAGE = (ROOT / "docs" / "formats.md").read_text()
+DIM, KEYS = 3, [1, 2, 999]
+PAGE_BYTES = 4096
+
+
+def rows_of(columns: str) -> Iterator[list[str]]:
+    """Yield the rows of the page's table with these column names."""
+    (body,) = re.findall(rf"^\| {re.escape(columns)} \|\n\|[- |]+\|\n((?:\|.*\n)+)", PAGE, re.M)
+    for line in body.splitlines():
+        yield [cell.strip() for cell in line[1:-1].split("|")]
+
+
+def layout(name: str) -> dict[str, tuple[int, int]]:
+    """Return offset and size of each field of one of the page's layouts."""
+    fields, offset = {}, 0
+    for size, field, _ in rows_of(f"bytes | {name} | content"):
+        fields[field] = offset, int(size)
+        offset += int(size)
+    return fields
+
+
+def parsed(name: str, content: bytes) -> dict[str, bytes]:
+    return {field: content[at : at + size] for field, (at, size) in layout(name).items()}
+
+
+def number(content: bytes) -> int:
+    return int.from_bytes(content, "little")
+
+
+def crc32c(content: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A store's directory with a file of every kind, and the weights and state of its KEYS."""
+    path = tmp_path_factory.mktemp("formats") / "store"
+    limits = Limits(fold_bytes=PAGE_BYTES, fold_segments=1)
+    options = {"device": "cpu", "cache_bytes": 1 << 20, "count_rate": 1.0, "limits": limits}
+    with embstore.open(path, **options) as store:
+        table = store.create_table(
+            "ads",
+            dim=DIM,
+            rows=1000,
+            optimizer=embstore.RowWiseAdagrad(0.1),
+            initializer=embstore.Uniform(-0.1, 0.1),
+        )
+        table.update([5], np.ones((1, DIM), np.float32))
+        store.checkpoint("folded")
+        while store.executor.is_merging:
+            table.lookup([5])
+        table.update(KEYS, np.ones((len(KEYS), DIM), np.float32))
+        store.checkpoint("logged", {"step": 2})
+        store.import_profile(store.export_profile())
+        store.pin_hot_set(HotSet({"ads": np.arange(3)}))
+        return path, *table.read_rows(KEYS)
+
+
+def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> None:
+    tree = re.search(r"```\nDATA/\n(.*?)```", PAGE, re.S)[1]
+    patterns = [re.sub(r"\d+", r"\\d+", line.split()[0]) for line in tree.splitlines()]
+    files = [str(p.relative_to(written[0])) for p in written[0].rglob("*") if p.is_file()]
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, file) for file in files), pattern
+    for file in files:
+        assert any(re.fullmatch(pattern, file) for pattern in patterns), file
+
+
+def test_header_page(written: tuple[Path, Any, Any]) -> None:
+    store_id = json.loads((written[0] / "store.json").read_text())["store_id"]
+    files = [*written[0].glob("log/*"), *written[0].glob("base/*/*")]
+    magics = set()
+    for file in files:
+        page = file.read_bytes()[:PAGE_BYTES]
+        header = parsed("header", page)
+        magics.add(header["magic"].decode())
+        assert (number(header["format"]), number(header["byte order"])) == (1, 0x01020304)
+        assert header["store id"].hex() == store_id
+        assert number(header["checksum"]) == zlib.crc32(page[: layout("header")["checksum"][0]])
+        assert not any(page[sum(layout("header")["checksum"]) :])
+        if file.parent.name == "log":
+            assert number(header["first number"]) == int(file.stem)
+        elif file.suffix == ".written":
+            assert number(header["first number"]) == int(file.stem) << 24
+    (magic_row,) = (row for row in rows_of("bytes | header | content") if row[1] == "magic")
+    assert magics == set(re.findall(r"`(\S{8})`", magic_row[2]))
+
+
+def test_log_segment(written: tuple[Path, Any, Any]) -> None:
+    path, weights, state = written
+    (segment,) = path.glob("log/*")
+    content = segment.read_bytes()
+    trailer = parsed("trailer", content[-64:])
+    assert trailer["magic"] == b"EMBS.END"
+    assert number(trailer["checksum"]) == zlib.crc32(content[-64:-16])
+    assert number(trailer["segment number"]) == int(segment.stem)
+    assert (number(trailer["records"]), number(trailer["runs"])) == (len(KEYS), 1)
+    index = content[number(trailer["index offset"]) : -64]
+    assert number(trailer["index checksum"]) == zlib.crc32(index)
+    numbers = np.frombuffer(index, "<i8").tolist()
+    record_bytes = 16 + 4 * 4  # three weights and one s are a multiple of 16 bytes already
+    assert sorted(numbers[: len(KEYS)]) == KEYS
+    assert numbers[len(KEYS) :] == [0, PAGE_BYTES, record_bytes]
+    for place, key in enumerate(numbers[: len(KEYS)]):
+        at = PAGE_BYTES + place * record_bytes
+        record = content[at : at + record_bytes]
+        assert number(record[:8]) == crc32c(record[8:])
+        assert number(record[8:16]) == key
+        row = np.frombuffer(record[16:], "<f4")
+        assert (row[:DIM] == weights[KEYS.index(key)]).all()
+        assert row[DIM] == state[KEYS.index(key)]
+
+
+def test_record_of_the_page_is_the_one_parsed_above() -> None:
+    sizes = [row[0] for row in rows_of("bytes | record | content")]
+    assert sizes == ["8", "8", "4 * dim", "4 * state_dim", "to 16"]
+
+
+def test_base(written: tuple[Path, Any, Any]) -> None:
+    (bitmap,) = written[0].glob("base/0/*.written")
+    content = bitmap.read_bytes()
+    header = parsed("header", content)
+    pages, checksum = divmod(number(header["second number"]), 1 << 32)
+    assert (pages, checksum) == (1, zlib.crc32(content[PAGE_BYTES:]))
+    assert number(content[PAGE_BYTES : PAGE_BYTES + 8]) == 0
+    bits = np.unpackbits(np.frombuffer(content[PAGE_BYTES + 8 :], np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == [5]
+    (rows,) = written[0].glob("base/0/*.rows")
+    at = PAGE_BYTES + 5 * 32  # 128 records of 32 bytes on a page
+    record = rows.read_bytes()[at : at + 32]
+    assert (number(record[:8]), number(record[8:16])) == (crc32c(record[8:]), 5)
+
+
+def test_catalogue(written: tuple[Path, Any, Any]) -> None:
+    line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
+    assert line.decode() == f"EMBSTORE CATALOGUE 1 {blake2b(body, digest_size=32).hexdigest()}"
+    document = json.loads(body)
+    fields = {name for row in rows_of("field | meaning") for name in re.findall(r"`(\w+)`", row[0])}
+    assert document.keys() == fields
+    _, text = PAGE.split("A **state** has ")
+    named = re.findall(r"`(\w+)`", text.partition("\n\n")[0])
+    assert document["head"].keys() | document["head"]["tables"][0].keys() == set(named)
+    assert document["checkpoints"][0].keys() == {"label", "metadata", "state"}
+    assert document["segments"][0].keys() == {"number", "commit", "bytes", "checksum"}
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "arrays"),
+    [("profile", "0.counted", {"keys_0", "counts_0"}), ("hot set", "HOTSET", {"keys_0"})],
+)
+def test_archive(written: tuple[Path, Any, Any], what: str, name: str, arrays: set[str]) -> None:
+    with zipfile.ZipFile(written[0] / "frequency" / name) as file:
+        assert {member.compress_type for member in file.infolist()} == {zipfile.ZIP_STORED}
+        assert {member.removesuffix(".npy") for member in file.namelist()} == arrays | {"header"}
+        header = json.loads(np.load(file.open("header.npy")).tobytes())
+        assert np.load(file.open("keys_0.npy")).dtype.kind == "u"
+    (row,) = (row for row in rows_of("file | header | arrays") if row[0] == what)
+    assert header.keys() == set(re.findall(r"`(\w+)`", row[1]))
+    assert f'"{header["format"]}"' in row[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bulk message", pb.LookupRequest), ("chunk", pb.Chunk)]
+)
+def test_fields_of_messages(name: str, kind: Any) -> None:
+    on_page = {field: int(n) for n, field, _ in rows_of(f"field | {name} | content")}
+    assert on_page == {field.name: field.number for field in kind.DESCRIPTOR.fields}
+
+
+def test_every_bulk_message_has_the_same_fields() -> None:
+    shape = {field.name for field in pb.LookupRequest.DESCRIPTOR.fields}
+    for kind in pb.DESCRIPTOR.message_types_by_name.values():
+        if "payload" in kind.fields_by_name:
+            assert set(kind.fields_by_name) == shape

@@ -1,0 +1,190 @@
+"""The GPU device's memory, and how often the host waits."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from embstore.device import staging
+from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_memory import RESERVE_BYTES
+from embstore.errors import CapacityError
+from embstore.score import COUNT_NONE
+from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.kernels.gpu_samples import (
+    SEED,
+    Resident,
+    everything,
+    expected,
+    made,
+)
+from tests.kernels.samples import (
+    bits,
+    contents_of,
+    down,
+    records,
+    slots_with,
+    up,
+    wide,
+)
+
+# Memory
+
+
+def test_calls_leave_no_memory_behind():
+    device = made()
+    runtime = device.runtime
+    seen = []
+    for _ in range(6):
+        assert everything(device) == expected()
+        gc.collect()
+        seen.append(runtime.live_bytes)
+    assert len(set(seen[staging.BUFFERS - 1 :])) == 1, seen
+    scratch_bytes = device.facts()["scratch_bytes"]
+    assert 0 < scratch_bytes <= seen[-1]
+    device.close()
+    gc.collect()
+    assert runtime.live_bytes < seen[-1] - scratch_bytes + 1
+    del device
+    gc.collect()
+    assert runtime.live_bytes == 0
+
+
+def test_slots_without_memory_are_refused_and_stay_as_they_were():
+    device = made(memory_bytes=200_000)
+    rows = records(np.random.default_rng(SEED), 64, 64)
+    memory = slots_with(device, rows, keys=np.arange(64), scores=np.arange(64), slab_slots=64)
+    before = contents_of(device, memory, 64)
+    with pytest.raises(CapacityError):
+        device.memory.add_slots(memory, 64, 64 * 20)
+    assert contents_of(device, memory, 64) == before
+    live = device.runtime.live_bytes
+    device.memory.add_slots(memory, 64, 64 * 4)
+    device.memory.drop_slots(memory, 64, 64 * 4)
+    gc.collect()
+    assert device.runtime.live_bytes <= live
+    assert contents_of(device, memory, 64) == before
+
+
+def test_slabs_that_cannot_be_split_for_want_of_memory_stay_as_they_were():
+    device = made()
+    rows = records(np.random.default_rng(SEED), 64, 64)
+    memory = slots_with(device, rows, keys=np.arange(64), scores=np.arange(64), slab_slots=32)
+    before = contents_of(device, memory, 64)
+    device.work.scratch.clear()  # what is kept would be given back for the pieces
+    device.runtime._memory_bytes = device.runtime.live_bytes + 5_000
+    with pytest.raises(CapacityError):
+        device.memory.reserve_slots(memory, 64, 64, 4)
+    device.runtime._memory_bytes = None
+    assert contents_of(device, memory, 64) == before
+    device.memory.reserve_slots(memory, 64, 64, 4)
+    assert contents_of(device, memory, 64) == before
+
+
+@pytest.mark.parametrize("least", range(0, 6_000, 1_500))
+def test_a_call_without_memory_is_refused_and_the_next_is_as_usual(least):
+    """Whichever of its allocations it is that fails."""
+    device, outcomes = made(), []
+    runtime = device.runtime
+    everything(device)
+    del device
+    gc.collect()
+    for spare in range(least, 120_000, 6_000):
+        device = GpuDevice(runtime, threads=1)
+        runtime._memory_bytes = runtime.live_bytes + spare
+        try:
+            assert everything(device) == expected()
+            outcomes.append("done")
+        except CapacityError:
+            outcomes.append("refused")
+        runtime._memory_bytes = None
+        assert not device.is_lost
+        assert everything(device) == expected()
+        device.close()
+        del device
+        gc.collect()
+        assert runtime.live_bytes == 0, f"{spare} bytes to spare"
+    assert set(outcomes) == {"refused", "done"}
+
+
+def test_memory_kept_for_calls_gives_way_to_what_is_needed():
+    device = made(memory_bytes=1 << 20)
+    up(device, np.zeros(60_000, np.int64))  # kept as scratch from here on
+    assert device.facts()["scratch_bytes"] >= 480_000
+    larger = up(device, np.ones(100_000, np.int64))
+    assert down(device, larger).sum() == 100_000
+    with pytest.raises(CapacityError):
+        up(device, np.zeros(100_000, np.int64))
+    assert down(device, larger).sum() == 100_000
+
+
+def test_a_budget_leaves_room_for_calls():
+    total = RESERVE_BYTES + 1_000_000
+    device = made(memory_bytes=total)
+    device.memory.check_budget(1_000_000, 0)
+    with pytest.raises(CapacityError, match=rf"cache_bytes is 1000001; .* of {total} in all"):
+        device.memory.check_budget(1_000_001, 0)
+    memory = device.memory.allocate_slots(wide(4))
+    device.memory.reserve_slots(memory, 0, 1024, 1024)
+    device.memory.add_slots(memory, 0, 1024)
+    held = device.runtime.live_bytes
+    device.memory.check_budget(1_000_000, held)
+    with pytest.raises(CapacityError):
+        device.memory.check_budget(1_000_000, 0)
+
+
+# Waits
+
+
+class WaitingRuntime(EmulatedRuntime):
+    """Counts the times that the host has to wait."""
+
+    waits = 0
+
+    def wait(self, mark):
+        self.waits += self._streams[mark.stream].done < mark.position
+        super().wait(mark)
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 16, 100_000, 1 << 20])
+def test_a_lookup_waits_once_and_for_each_piece_of_its_output(monkeypatch, piece_bytes):
+    monkeypatch.setattr(staging, "PIECE_BYTES", piece_bytes)
+    device = GpuDevice(WaitingRuntime(), threads=1)
+    here, runtime = Resident(device), device.runtime
+    for _ in range(5):
+        out = np.empty((3_000, 64), np.float32)
+        runtime.waits = 0
+        batch = here.look()
+        slots = here.synchronize(batch)
+        device.slots.touch(here.memory, slots, 1, COUNT_NONE)
+        assert runtime.waits == 1
+        device.rows.gather(here.memory.rows, slots, batch, 64, [out])
+        assert runtime.waits == 1 + -(-out.nbytes // piece_bytes)
+        assert bits(out) == bits(here.rows[here.keys])
+
+
+def test_an_output_of_the_device_is_waited_for():
+    """Since the stream in which its owner goes on is not ordered behind the device's."""
+    device = GpuDevice(WaitingRuntime(), threads=1)
+    here, runtime = Resident(device), device.runtime
+    d_out = device.memory.allocate(3_000, np.float32, width=64)
+    runtime.waits = 0
+    batch = here.look()
+    device.rows.gather(here.memory.rows, here.synchronize(batch), batch, 64, [d_out])
+    assert runtime.waits == 2
+    assert bits(down(device, d_out)) == bits(here.rows[here.keys])
+
+
+def test_missing_rows_are_staged_without_a_wait_while_there_are_buffers():
+    device = GpuDevice(WaitingRuntime(), threads=1)
+    here, runtime = Resident(device), device.runtime
+    runtime.waits = 0
+    for turn in range(staging.BUFFERS):
+        staged = device.memory.staging(40, wide(64))
+        staged[:] = turn
+        device.rows.scatter_rows(staged, here.memory.rows, np.arange(40) + 40 * turn)
+    assert runtime.waits == 0
+    device.memory.staging(40, wide(64))[:] = 9
+    assert runtime.waits == 1
+    found = device.rows.read_rows(here.memory.rows, up(device, np.arange(40 * staging.BUFFERS)))
+    assert np.array_equal(found[:, 0], np.repeat(np.arange(staging.BUFFERS), 40))

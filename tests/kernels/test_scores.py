@@ -1,0 +1,339 @@
+"""The bits of a score: pins, pending rows, announced uses, counts; against plain fields."""
+
+from dataclasses import asdict, astuple, dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore import score as layout
+from embstore.arrays import EMPTY_KEY
+from embstore.score import COUNT_KEEP, COUNT_NONE, COUNT_UP
+from tests.kernels.samples import contents_of, devices, each_device, slots_with, up
+
+SEED = 17
+PINS_MAX, COUNT_MAX, CLOCK_MAX = 2047, 2047, (1 << 40) - 1
+NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The fields; of a foreseen slot, `count` and `clock` are the halves of its rank."""
+
+    pending: int = 0
+    pins: int = 0
+    foreseen: int = 0
+    count: int = 0
+    clock: int = 0
+
+    def __int__(self):
+        low = self.pins << 52 | self.foreseen << 51 | self.count << 40 | self.clock
+        return low - (self.pending << 63)
+
+
+scores_of_slots = st.builds(
+    Score,
+    pending=st.integers(0, 1),
+    pins=st.sampled_from([0, 0, 1, 2, PINS_MAX]),
+    foreseen=st.integers(0, 1),
+    count=st.sampled_from([0, 1, 5, COUNT_MAX - 1, COUNT_MAX]),
+    clock=st.sampled_from([0, 1, 7, CLOCK_MAX]),
+)
+countings = st.sampled_from([COUNT_NONE, COUNT_UP, COUNT_KEEP])
+some_slots = st.lists(scores_of_slots, min_size=1, max_size=40)
+
+
+def numbers(scores):
+    return np.array([int(score) for score in scores], np.int64)
+
+
+def scored(device, scores):
+    """Return slots with these scores, keys from 0 on, every third dirty."""
+    count = len(scores)
+    return slots_with(
+        device, np.zeros((count, 4), np.float32), keys=np.arange(count), scores=numbers(scores),
+        dirty=np.arange(count) % 3 == 0,
+    )  # fmt: skip
+
+
+def check(device, memory, scores):
+    """The slots have these scores, and what else `scored` gave them."""
+    count = len(scores)
+    _, keys, found, dirty = contents_of(device, memory, count)
+    assert found == numbers(scores).tolist()
+    assert keys == list(range(count))
+    assert dirty == [slot % 3 == 0 for slot in range(count)]
+
+
+def given_to(device, slots, on_device):
+    slots = np.array(slots, np.int64)
+    return up(device, slots) if on_device else slots
+
+
+def with_gaps(slots):
+    """Return the slots with a -1, which is skipped, before, between and behind them."""
+    return [-1, *(place for slot in slots for place in (slot, -1))]
+
+
+def test_the_layout_is_what_the_fields_say():
+    assert int(Score(pending=1)) == layout.PENDING == np.iinfo(np.int64).min
+    assert int(Score(pins=1)) == layout.PIN_ONE == 1 << layout.PIN_SHIFT
+    assert int(Score(foreseen=1)) == layout.FORESEEN
+    assert layout.PINS_MAX == PINS_MAX
+    fields = asdict(Score(0, PINS_MAX, 1, COUNT_MAX, CLOCK_MAX))
+    assert sum(int(Score(**{name: value})) for name, value in fields.items()) == (1 << 63) - 1
+
+
+# Each verb by itself, on scores of every kind
+
+
+def taken(data, scores, allowed=lambda score: True):
+    """Draw unique slots."""
+    slots = [slot for slot, score in enumerate(scores) if allowed(score)]
+    return data.draw(st.lists(st.sampled_from(slots), unique=True) if slots else st.just([]))
+
+
+@settings(deadline=None)  # the first call may compile
+@given(some_slots, st.booleans(), st.data())
+def test_pin_and_unpin_count_what_changes_sides(scores, on_device, data):
+    rising = taken(data, scores, lambda score: score.pins < PINS_MAX)
+    falling = taken(data, scores, lambda score: score.pins > 0)
+    for device in devices():
+        for slots, step, verb in ((rising, 1, device.slots.pin), (falling, -1, device.slots.unpin)):
+            after = list(scores)
+            for slot in slots:
+                after[slot] = replace(scores[slot], pins=scores[slot].pins + step)
+            alone = sum(min(scores[slot].pins, after[slot].pins) == 0 for slot in slots)
+            memory = scored(device, scores)
+            found = verb(memory, given_to(device, with_gaps(slots), on_device))
+            assert (type(found), found) == (int, alone)
+            check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.data())
+def test_pending_slots_are_counted_and_arrive(scores, data):
+    coming = taken(data, scores)
+    asked = data.draw(st.lists(st.integers(-1, len(scores) - 1), max_size=60))
+    after = [replace(s, pending=0) if i in coming else s for i, s in enumerate(scores)]
+    for device in devices():
+        memory, d_asked = scored(device, scores), given_to(device, asked, True)
+        for now in (scores, after):
+            found = device.slots.count_pending(memory, d_asked)
+            assert (type(found), found) == (int, sum(now[i].pending for i in asked if i >= 0))
+            device.slots.arrive(memory, np.array(coming, np.int64))
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.booleans(), st.data())
+def test_foresee_replaces_what_is_below_the_pins(scores, on_device, data):
+    slots, after, ranks = taken(data, scores), list(scores), []
+    for slot in slots:
+        low = data.draw(scores_of_slots)
+        ranks.append(int(replace(low, pins=0)))  # a pending one is negative
+        if not low.pending:
+            after[slot] = replace(low, pending=scores[slot].pending, pins=scores[slot].pins)
+    slots, ranks = [*slots, -1], np.array([*ranks, 5], np.int64)
+    for device in devices():
+        memory = scored(device, scores)
+        device.slots.foresee(memory, given_to(device, slots, on_device), ranks)
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.integers(0, 40))
+def test_forget_foreseen_ranks_them_below_all_others(scores, slot_count):
+    slot_count = min(slot_count, len(scores))
+    after = [
+        replace(score, foreseen=0, count=0, clock=0) if score.foreseen and i < slot_count else score
+        for i, score in enumerate(scores)
+    ]
+    for device in devices():
+        memory = scored(device, scores)
+        device.slots.forget_foreseen(memory, slot_count)
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, countings, st.booleans(), st.data())
+def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on_device, data):
+    slots, after = taken(data, scores), list(scores)
+    for slot in slots:
+        before = 0 if scores[slot].foreseen else scores[slot].count
+        count = {COUNT_NONE: 0, COUNT_UP: min(before + 1, COUNT_MAX), COUNT_KEEP: before}[counting]
+        after[slot] = replace(scores[slot], foreseen=0, count=count, clock=9)
+    for device in devices():
+        memory = scored(device, scores)
+        device.slots.touch(memory, given_to(device, [*slots, -1], on_device), 9, counting)
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.booleans(), st.data())
+def test_set_counts_leaves_all_else_alone_and_what_is_foreseen_altogether(scores, on_device, data):
+    slots, after, counts = taken(data, scores), list(scores), []
+    for slot in slots:
+        counts.append(data.draw(st.integers(0, COUNT_MAX)))
+        if not scores[slot].foreseen:
+            after[slot] = replace(scores[slot], count=counts[-1])
+    slots, counts = [*slots, -1], np.array([*counts, 3], np.int64)
+    for device in devices():
+        memory = scored(device, scores)
+        device.slots.set_counts(memory, given_to(device, slots, on_device), counts)
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.integers(0, 40))
+def test_ageing_leaves_pins_alone_and_what_is_foreseen_altogether(scores, slot_count):
+    slot_count = min(slot_count, len(scores))
+    halved = [s if s.foreseen else replace(s, count=s.count // 2) for s in scores]
+    after = halved[:slot_count] + scores[slot_count:]
+    for device in devices():
+        memory = scored(device, scores)
+        device.slots.age_scores(memory, slot_count)
+        check(device, memory, after)
+
+
+@settings(deadline=None)
+@given(some_slots, st.integers(0, 45))
+def test_victims_are_neither_pinned_nor_on_their_way(scores, count):
+    """And those that are foreseen are the last: their fields are compared before the others."""
+    free = [
+        (astuple(score), slot)
+        for slot, score in enumerate(scores)
+        if not score.pending and not score.pins and score.clock != 7
+    ]
+    expected = sorted(slot for _, slot in sorted(free)[:count])
+    for device in devices():
+        memory = scored(device, scores)
+        victims, found = device.slots.select_victims(memory, len(scores), 7, count)
+        assert victims.tolist() == expected
+        assert found.tolist() == [int(scores[slot]) for slot in expected]
+
+
+# One after the other
+
+
+@each_device
+def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
+    memory = slots_with(device, np.zeros((32, 4), np.float32), dirty=np.ones(32))
+    slots, keys = np.array([20, 3, 31]), np.array([1 << 41, 5, 7])
+    device.slots.place_keys(memory, slots, keys, layout.PENDING)
+    here = device.slots.read_slots(memory, slots)
+    assert here.keys.tolist() == keys.tolist() and not here.dirty.any()
+    assert (here.scores == layout.PENDING).all()
+    assert device.slots.read_slots(memory, np.array([19])).dirty.all()
+    device.slots.touch(memory, slots, 4, COUNT_NONE)
+    assert device.slots.pin(memory, slots) == 3
+    assert device.slots.pin(memory, slots[:2]) == 0
+    assert device.slots.unpin(memory, slots) == 1
+    assert device.slots.count_pending(memory, up(device, slots)) == 3
+    assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == []  # on their way
+    device.slots.arrive(memory, slots)
+    assert device.slots.count_pending(memory, up(device, slots)) == 0
+    assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [31]
+    assert device.slots.unpin(memory, slots[:2]) == 2
+    assert device.slots.read_slots(memory, slots).scores.tolist() == [4, 4, 4]
+    assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [3, 20, 31]
+
+
+@each_device
+def test_the_next_use_decides_among_what_is_foreseen(device):
+    memory = scored(device, [Score(clock=slot) for slot in range(8)])
+    slots = np.arange(6)
+    ranks = layout.FORESEEN | np.array([9, 1, 5, 7, 3, 2])
+    device.slots.foresee(memory, slots, ranks)
+    order = [6, 7, 1, 5, 4, 2, 3, 0]
+    for count in range(9):
+        victims, _ = device.slots.select_victims(memory, 8, 99, count)
+        assert victims.tolist() == sorted(order[:count])
+    device.slots.forget_foreseen(memory, 8)
+    assert device.slots.read_range(memory, 0, 8).scores.tolist() == [0] * 6 + [6, 7]
+
+
+@pytest.mark.parametrize("counting", [COUNT_NONE, COUNT_UP, COUNT_KEEP])
+@each_device
+def test_no_row_of_the_running_call_is_its_victim(device, counting):
+    """Not even one that is foreseen, whose turn it would be before that of the others."""
+    memory = scored(device, [Score(foreseen=1, clock=slot) for slot in range(6)])
+    device.slots.touch(memory, np.array([0, -1, 2]), 9, counting)
+    count = 1 if counting == COUNT_UP else 0
+    assert (
+        device.slots.read_slots(memory, np.array([0, 2])).scores.tolist() == [count << 40 | 9] * 2
+    )
+    assert device.slots.select_victims(memory, 6, 9, 6)[0].tolist() == [1, 3, 4, 5]
+    assert device.slots.select_victims(memory, 6, 10, 3)[0].tolist() == [0, 1, 2]
+
+
+@each_device
+def test_a_pin_more_and_a_pin_less_up_to_the_most(device):
+    memory, slot = scored(device, [Score(1, 0, 1, COUNT_MAX, CLOCK_MAX)] * 3), np.array([1])
+    before = device.slots.read_range(memory, 0, 3).scores.tolist()
+    for pins in range(PINS_MAX):
+        assert device.slots.pin(memory, slot) == (pins == 0)
+    most = device.slots.read_range(memory, 0, 3).scores.tolist()
+    assert most == [before[0], -1, before[2]]
+    for pins in reversed(range(PINS_MAX)):
+        assert device.slots.unpin(memory, slot) == (pins == 0)
+    assert device.slots.read_range(memory, 0, 3).scores.tolist() == before
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_counts_of_many_slots(on_device):
+    """More than a block has threads, which add up among each other."""
+    rng, count = np.random.default_rng(SEED), 3_000
+    pins, pending = rng.integers(0, 3, count), rng.integers(0, 2, count)
+    scores = np.where(pending, layout.PENDING, 0) + (pins << layout.PIN_SHIFT) + 7
+    slots = rng.permutation(count)[:2_500]
+    pinned = slots[pins[slots] > 0]
+    for device in devices():
+        rows = np.zeros((count, 4), np.float32)
+        memory = slots_with(device, rows, keys=np.arange(count), scores=scores, slab_slots=1024)
+        assert (
+            device.slots.unpin(memory, given_to(device, pinned, on_device))
+            == (pins[pinned] == 1).sum()
+        )
+        assert (
+            device.slots.pin(memory, given_to(device, pinned, on_device))
+            == (pins[pinned] == 1).sum()
+        )
+        assert (
+            device.slots.pin(memory, given_to(device, slots, on_device)) == (pins[slots] == 0).sum()
+        )
+        d_slots = given_to(device, slots, True)
+        assert device.slots.count_pending(memory, d_slots) == pending[slots].sum()
+        device.slots.arrive(memory, slots)
+        assert device.slots.count_pending(memory, d_slots) == 0
+        expected = pending.copy()
+        expected[slots] = 0
+        assert ((device.slots.read_range(memory, 0, count).scores < 0) == expected).all()
+
+
+@each_device
+def test_nothing_to_pin(device):
+    scores = [Score(1, 1), Score(0, 0, 1, 3, 3)]
+    memory, none = scored(device, scores), up(device, NONE)
+    absent = np.full(40, -1)
+    for slots in (NONE, none, absent, up(device, absent)):
+        assert device.slots.pin(memory, slots) == device.slots.unpin(memory, slots) == 0
+        device.slots.foresee(memory, slots, np.full(len(slots), 5))
+        device.slots.set_counts(memory, slots, np.full(len(slots), 5))
+    assert device.slots.count_pending(memory, none) == 0
+    device.slots.arrive(memory, NONE)
+    device.slots.place_keys(memory, NONE, NONE, layout.PENDING)
+    device.slots.forget_foreseen(memory, 0)
+    check(device, memory, scores)
+
+
+@each_device
+def test_a_slot_that_goes_and_comes_again_has_no_pins_of_the_row_before(device):
+    memory, slots = scored(device, [Score(1, 3, 1, 4, 4)] * 2), np.arange(2)
+    device.slots.clear_slots(memory, slots)
+    assert (device.slots.read_slots(memory, slots).keys == EMPTY_KEY).all()
+    device.slots.place_keys(memory, slots[:1], slots[:1], 0)
+    device.slots.place_keys(memory, slots[1:], slots[1:], layout.PENDING)
+    assert device.slots.read_slots(memory, slots).scores.tolist() == [0, layout.PENDING]
+    assert device.slots.pin(memory, slots) == 2

@@ -1,0 +1,153 @@
+"""Every verb of plain messages by its JSON: over REST, and by `embstore call`."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+
+import embstore
+from embstore_proto.verbs import JSON_VERBS, VERBS
+from embstore_server.cli import exits
+from tests.service.rest import Rest, fill, filled, serving
+from tests.service.shell import Shell
+from tests.serving import Server
+
+CONFIG = {"name": "new", "dim": 4, "rows": "9", "sgd": {"learning_rate": 0.5}, "constant": {}}
+SESSION = {"name": "job", "tables": ["ads"]}
+MEMBER = "0123456789abcdef"
+JOINED = [("OpenSession", SESSION), ("JoinSession", {"name": "job", "member": MEMBER})]
+REQUESTS: dict[str, dict[str, Any]] = {
+    "GetStats": {"table": "ads"},
+    "ResizeCache": {"cache_bytes": 1 << 21},
+    "CreateTable": {"config": CONFIG},
+    "GetTable": {"table": "ads"},
+    "DropTable": {"table": "ads"},
+    "GrowTable": {"table": "ads", "rows": 2000},
+    "SetLearningRate": {"table": "ads", "learningRate": 0.5},
+    "GetDigest": {"table": "ads"},
+    "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
+    "Restore": {"label": "kept"},
+    "OpenSession": SESSION,
+    "JoinSession": JOINED[1][1],
+    "RenewLease": {"member": MEMBER},
+    "CloseSession": {"member": MEMBER},
+}
+"""By verb; of the others, no field is needed."""
+BEFORE = {
+    "Restore": [("Checkpoint", {"label": "kept"})],
+    "JoinSession": JOINED[:1],
+    "RenewLease": JOINED,
+    "CloseSession": JOINED,
+}
+"""What is called before a verb."""
+OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    def open_store() -> embstore.Store:
+        store = embstore.open(tmp_path / "store", cache_bytes=1 << 20, device="cpu")
+        fill(store)
+        return store
+
+    with Server(open_store, tmp_path) as server:
+        yield server
+
+
+def run(data: Path, scenario: Callable[[Rest], Awaitable[None]]) -> None:
+    """Run a scenario against a REST service of its own."""
+
+    async def served() -> None:
+        async with serving(data) as rest:
+            await scenario(rest)
+
+    asyncio.run(served())
+
+
+def check_reply(name: str, found: Any, store_id: str) -> None:
+    """Check that JSON is the whole reply of a verb."""
+    reply = json_format.ParseDict(found, VERBS[name].reply())
+    assert reply.context.store_id == store_id
+    always = {f.name for f in reply.DESCRIPTOR.fields if not f.has_presence}
+    assert always <= found.keys() <= set(reply.DESCRIPTOR.fields_by_name)
+    assert VERBS[name].answer(reply.SerializeToString()).context.command == reply.context.command
+
+
+@pytest.mark.parametrize("name", JSON_VERBS)
+def test_a_verb_is_called_over_rest(name: str, tmp_path: Path) -> None:
+    async def scenario(rest: Rest) -> None:
+        for before, body in BEFORE.get(name, []):
+            await rest.post(f"/api/v1/commands/{before}", body)
+        found = await rest.post(f"/api/v1/commands/{name}", REQUESTS.get(name, {}))
+        check_reply(name, found, rest.service.store.store_id)
+        calls = (await rest.get("/api/v1/stats"))["verbs"][name]
+        assert (calls["codes"]["OK"], calls["sent_bytes"] > 0) == (1, True)
+        refused = await rest.post(f"/api/v1/commands/{name}", {"no_such_field": 1}, 400)
+        assert refused["error"] == "InvalidArgumentError"
+        assert f"{name}Request" in refused["message"]
+
+    run(filled(tmp_path / "store"), scenario)
+
+
+@pytest.mark.parametrize("name", JSON_VERBS)
+def test_a_verb_is_called_by_the_command_line(name: str, server: Server, typed: Shell) -> None:
+    for before, body in BEFORE.get(name, []):
+        assert typed("call", before, json.dumps(body)).status == exits.OK
+    words = [json.dumps(REQUESTS[name])] if name in REQUESTS else []
+    check_reply(name, typed("call", name, *words).document, server.store.store_id)
+
+
+def test_what_is_called_by_json_is_done_and_counted(server: Server, typed: Shell) -> None:
+    before = server.store.command
+    made = typed("call", "CreateTable", json.dumps({"config": CONFIG})).document
+    assert made["table"]["config"]["rows"] == "9"
+    assert int(made["context"]["command"]) == server.store.command == before + 1
+    assert server.store.table("new").dim == 4
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_verb_without_json_is_refused(name: str, tmp_path: Path, typed: Shell) -> None:
+    async def scenario(rest: Rest) -> None:
+        told = await rest.post(f"/api/v1/commands/{name}", {}, 400)
+        assert told["message"].startswith(f"{name} carries arrays")
+
+    run(tmp_path / "other", scenario)
+    ended = typed("call", name)
+    assert (ended.status, ended.out) == (exits.USAGE, "")
+    assert f"{name} carries arrays" in ended.err
+
+
+@pytest.mark.parametrize("text", [b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"table": 7}'])
+def test_what_is_no_json_of_the_request_is_refused(text: bytes, tmp_path: Path) -> None:
+    async def scenario(rest: Rest) -> None:
+        headers = {"content-type": "application/json"}
+        path = "/api/v1/commands/GetTable"
+        answer = await rest.client.post(path, content=text, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (400, "InvalidArgumentError")
+
+    run(tmp_path / "store", scenario)
+
+
+def test_errors_are_those_of_the_verb(tmp_path: Path, typed: Shell) -> None:
+    async def scenario(rest: Rest) -> None:
+        told = await rest.post("/api/v1/commands/GetTable", {"table": "nope"}, 404)
+        assert told["error"] == "TableNotFoundError"
+        await rest.post("/api/v1/commands/Nothing", {}, 404)
+
+    run(tmp_path / "other", scenario)
+    assert typed("call", "GetTable", '{"table": "nope"}').status == exits.NOT_FOUND
+    assert typed("call", "Nothing").status == exits.USAGE
+
+
+def test_a_call_with_an_origin_is_applied_once(tmp_path: Path) -> None:
+    async def scenario(rest: Rest) -> None:
+        origin = {"client_id": "operator", "sequence": 1}
+        body = {"origin": origin, "table": "ads", "rows": 2000}
+        first, again = [await rest.post("/api/v1/commands/GrowTable", body) for _ in range(2)]
+        assert first == again
+
+    run(filled(tmp_path / "store"), scenario)

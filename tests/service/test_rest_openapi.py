@@ -1,0 +1,95 @@
+"""The OpenAPI document: whole, with examples that fit."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import embstore
+from tests.service.rest import unopened
+
+
+@pytest.fixture(scope="module")
+def openapi(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    async def found() -> Any:
+        async with unopened(tmp_path_factory.mktemp("none")) as (rest, _):
+            return await rest.get("/openapi.json")
+
+    return asyncio.run(found())
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+    if isinstance(tree, dict | list):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            yield from _nodes(branch)
+
+
+def test_openapi_document_is_whole(openapi: dict[str, Any]) -> None:
+    assert openapi["openapi"].startswith("3.1")
+    assert openapi["info"]["version"] == embstore.__version__
+    schemas = openapi["components"]["schemas"]
+    references = {node["$ref"] for node in _nodes(openapi) if isinstance(node.get("$ref"), str)}
+    assert references == {f"#/components/schemas/{name}" for name in schemas}
+    operations = [o for path in openapi["paths"].values() for o in path.values()]
+    identifiers = [operation["operationId"] for operation in operations]
+    assert len(set(identifiers)) == len(identifiers)
+    assert "GetTableStats" in identifiers
+    for operation in operations:
+        assert operation["description"], operation
+        assert "422" not in operation["responses"]
+    for path, methods in openapi["paths"].items():
+        if path.startswith("/api/"):
+            for operation in methods.values():
+                told = operation["responses"]["default"]["content"]["application/json"]["schema"]
+                assert told == {"$ref": "#/components/schemas/ErrorReply"}
+
+
+def test_openapi_examples_fit_their_models(openapi: dict[str, Any]) -> None:
+    """Validated as a client would: by the schemas themselves."""
+    schemas = openapi["components"]["schemas"]
+    shown = 0
+    for name, schema in schemas.items():
+        for example in schema.get("examples", []):
+            check(example, schema, schemas, name)
+            shown += 1
+    assert shown >= 20
+
+
+def check(value: Any, schema: dict[str, Any], schemas: dict[str, Any], where: str) -> None:
+    """Raise AssertionError unless a value fits a schema of the kinds that are used here."""
+    if "$ref" in schema:
+        check(value, schemas[schema["$ref"].rpartition("/")[2]], schemas, where)
+    elif "anyOf" in schema:
+        kinds = tuple(KINDS[one["type"]] for one in schema["anyOf"])
+        assert isinstance(value, kinds), where
+    else:
+        assert isinstance(value, KINDS[schema["type"]]), where
+        if "properties" in schema:
+            assert set(schema.get("required", ())) <= value.keys() <= schema["properties"].keys()
+            for name, inner in schema["properties"].items():
+                if name in value:
+                    check(value[name], inner, schemas, f"{where}.{name}")
+
+
+KINDS: dict[Any, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def test_every_field_says_what_it_is(openapi: dict[str, Any]) -> None:
+    bare = [
+        f"{name}.{field}"
+        for name, schema in openapi["components"]["schemas"].items()
+        for field, told in schema["properties"].items()
+        if "description" not in told and "$ref" not in told  # whose type says it
+    ]
+    assert not bare

@@ -1,0 +1,193 @@
+"""What the REST border refuses, and in which form: bodies, deadlines, mistakes, browsers."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from embstore_server.rest.guard import BODY_BYTES_MAX
+from tests.service.rest import BASE, Rest
+
+# Refusals
+
+BAD_BODIES = [
+    ("/api/v1/checkpoints", {}, "body.label"),
+    ("/api/v1/checkpoints", {"label": 7}, "body.label"),
+    ("/api/v1/checkpoints", {"label": ""}, "label"),
+    ("/api/v1/checkpoints", {"label": "one", "metadata": []}, "body.metadata"),
+    ("/api/v1/checkpoints", {"label": "one", "labels": ["two"]}, "body.labels: Extra"),
+    ("/api/v1/checkpoints", [], "body"),
+    ("/api/v1/cache", {"cache_bytes": "1GiB"}, "body.cache_bytes"),
+    ("/api/v1/cache", {"cache_bytes": 1.5}, "body.cache_bytes"),
+    ("/api/v1/cache", {"cache_bytes": True}, "body.cache_bytes"),
+    ("/api/v1/cache", None, "body"),
+    ("/api/v1/flush", {"table": ["ads"]}, "body.table"),
+    ("/api/v1/flush", {"tables": "ads"}, "body.tables: Extra"),
+]
+
+
+async def test_body_that_does_not_fit_is_refused(rest: Rest) -> None:
+    for path, body, said in BAD_BODIES:
+        told = await rest.post(path, body, 400)
+        assert told["error"] == "InvalidArgumentError"
+        assert said in told["message"], (path, body)
+    samples = await rest.samples()
+    codes = [count for name, count in samples.items() if "{INVALID_ARGUMENT}" in name]
+    assert sum(codes) == len(BAD_BODIES), "they count among the calls"
+
+
+BAD_NUMBER, DEEP = b'{"label": "x", "metadata": {"a": NaN}}', b'{"metadata":' + b"[" * 200_000
+
+
+async def test_body_that_is_no_json_is_refused(rest: Rest) -> None:
+    for content in (b"{", b"\xff", BAD_NUMBER, DEEP):
+        answer = await rest.client.post(
+            "/api/v1/checkpoints", content=content, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400, content[:20]
+        assert answer.json()["error"] == "InvalidArgumentError"
+
+
+async def test_large_body_is_refused(rest: Rest) -> None:
+    headers = {"content-type": "application/json"}
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(9):
+            yield b" " * (BODY_BYTES_MAX // 8)
+
+    for content in (b" " * (BODY_BYTES_MAX + 1), pieces()):
+        answer = await rest.client.post("/api/v1/flush", content=content, headers=headers)
+        assert answer.status_code == 413
+        assert answer.json()["error"] == "InvalidArgumentError"
+    fits = b'{"table": "ads"}'.ljust(BODY_BYTES_MAX)
+    answer = await rest.client.post("/api/v1/flush", content=fits, headers=headers)
+    assert answer.status_code == 200
+
+
+async def test_unknown_route_and_method_have_our_form(rest: Rest) -> None:
+    for path in ("/", "/api/v1/none", "/docs", "/api/v1/stats/"):
+        told = await rest.get(path, 404)
+        assert told.keys() == {"error", "message", "request"}
+    told = await rest.post("/api/v1/stats", {}, 405)
+    assert told["error"] == "InvalidArgumentError"
+    answer = await rest.client.delete("/api/v1/checkpoints")
+    assert answer.status_code == 405
+    assert "GET" in answer.headers["allow"] or "POST" in answer.headers["allow"]
+
+
+async def test_no_name_is_not_all_tables(rest: Rest) -> None:
+    for told in (
+        await rest.post("/api/v1/flush", {"table": ""}, 404),
+        await rest.get("/api/v1/tables//stats", 404),
+    ):
+        assert told["error"] == "TableNotFoundError"
+
+
+async def test_our_own_mistake_is_logged_and_answered_without_its_text(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(engine: Any) -> Any:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("embstore.engine.admin.store_stats", broken)
+    with caplog.at_level(logging.ERROR, "embstore"):
+        for path in ("/api/v1/stats", "/metrics"):
+            told = await rest.get(path, 500)
+            assert (told["error"], told["message"]) == ("InternalError", "internal error")
+        told = await rest.get("/api/v1/server")
+    assert told["service"]["ready"], "one call failed, and no more"
+    assert [r.getMessage() for r in caplog.records] == ["internal error"] * 2
+    assert "a secret" in caplog.text
+
+
+@pytest.mark.rest(call_timeout_s=0.2)
+async def test_deadline_is_kept_and_shortened_by_a_header(rest: Rest) -> None:
+    async with rest.busy_engine():
+        told = await rest.get("/api/v1/stats", 504, X_Request_Timeout="0.05")
+        assert told["error"] == "DeadlineError"
+        told = await rest.get("/api/v1/tables", 504, X_Request_Timeout="60")
+        assert told["error"] == "DeadlineError"
+        assert rest.service.worker.waiting_calls == 0
+
+
+async def test_timeout_that_is_none_is_refused(rest: Rest) -> None:
+    for text in ("0", "-1", "nan", "inf", "soon", ""):
+        told = await rest.get("/api/v1/stats", 400, X_Request_Timeout=text)
+        assert "X-Request-Timeout" in told["message"]
+
+
+@pytest.mark.rest(queue_calls_max=1)
+async def test_full_queue_is_answered_503(rest: Rest) -> None:
+    async with rest.busy_engine():
+        waiting = rest.service.worker.submit(
+            "Test", lambda store: None, lane="test", deadline=monotonic() + 60
+        )
+        told = await rest.get("/api/v1/stats", 503)
+        assert told["error"] == "OverloadedError"
+        assert (await rest.samples())["embstore_queue_calls"] == 1
+    await waiting.outcome
+
+
+async def test_request_keeps_its_id_or_gets_one(rest: Rest) -> None:
+    told = await rest.get("/api/v1/tables/none", 404, X_Request_Id="trainer-7.step:3")
+    assert told["request"] == "trainer-7.step:3"
+    answer = await rest.client.get("/healthz", headers={"x-request-id": "trainer-7"})
+    assert answer.headers["x-request-id"] == "trainer-7"
+    for unfit in ("a b", "x" * 65, 'a"', ""):
+        told = await rest.get("/api/v1/none", 404, X_Request_Id=unfit)
+        assert told["request"] != unfit
+        assert len(told["request"]) == 16
+
+
+@pytest.mark.rest(slow_call_ms=0)
+async def test_slow_call_is_logged_with_who_asked(
+    rest: Rest, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "embstore"):
+        await rest.get("/api/v1/tables", X_Request_Id="r1", User_Agent="dashboard")
+    fields = vars(caplog.records[-1])["embstore_fields"]
+    assert (fields["verb"], fields["code"]) == ("ListTables", "OK")
+    assert (fields["request"], fields["client"]) == ("r1", "dashboard")
+
+
+# Browsers
+
+
+async def test_loopback_answers_only_to_its_own_names(rest: Rest) -> None:
+    for host in ("evil.example", "evil.example:8080", "10.0.0.1", "localhost.evil"):
+        for path in ("/healthz", "/metrics", "/api/v1/tables"):
+            told = await rest.get(path, 403, Host=host)
+            assert told["error"] == "PermissionDeniedError"
+    for host in ("localhost", "LOCALHOST:1", "127.1.2.3:80", "[::1]:8080", ""):
+        await rest.get("/api/v1/tables", Host=host)
+
+
+@pytest.mark.rest(admin="0.0.0.0:8080", insecure=True)
+async def test_other_addresses_answer_to_any_host(rest: Rest) -> None:
+    await rest.get("/api/v1/tables", Host="embstore:8080")
+    told = await rest.get("/api/v1/tables", 403, Host="embstore", Origin="http://evil.example")
+    assert "Origin" in told["message"]
+
+
+async def test_only_a_page_of_its_own_origin_is_answered(rest: Rest) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9090", ""):
+        told = await rest.post("/api/v1/checkpoints", {"label": "one"}, 403, Origin=origin)
+        assert told["error"] == "PermissionDeniedError"
+    assert (await rest.get("/api/v1/checkpoints"))["checkpoints"] == []
+    await rest.post("/api/v1/checkpoints", {"label": "one"}, 201, Origin=BASE)
+
+
+async def test_body_not_declared_json_is_refused(rest: Rest) -> None:
+    forms = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x")
+    for declared in (*forms, "", None):
+        headers = {} if declared is None else {"content-type": declared}
+        content = json.dumps({"label": "one"}).encode()
+        answer = await rest.client.post("/api/v1/checkpoints", content=content, headers=headers)
+        assert answer.status_code == 415
+        assert answer.json()["error"] == "InvalidArgumentError"
+        if declared:  # a form without fields
+            answer = await rest.client.post("/api/v1/flush", headers=headers)
+            assert answer.status_code == 415
