@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from embstore.config import Adagrad as Adagrad
     from embstore.config import Adam as Adam
     from embstore.config import Constant as Constant
+    from embstore.config import Ftrl as Ftrl
     from embstore.config import Normal as Normal
     from embstore.config import RowWiseAdagrad as RowWiseAdagrad
     from embstore.config import Sgd as Sgd
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(
-        ("Adagrad", "Adam", "Constant", "Normal", "RowWiseAdagrad", "Sgd", "Uniform"),
+        ("Adagrad", "Adam", "Constant", "Ftrl", "Normal", "RowWiseAdagrad", "Sgd", "Uniform"),
         "config",
     ),
     "Store": "handles.store",

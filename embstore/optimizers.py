@@ -34,7 +34,7 @@ import numpy as np
 from embstore.arrays import fp32_scalar
 from embstore.errors import InvalidArgumentError
 
-__all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Optimizer", "RowWiseAdagrad", "Sgd"]
+__all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Ftrl", "Optimizer", "RowWiseAdagrad", "Sgd"]
 
 # The operations that are no operators. NumPy's are the default; Torch registers its own by type,
 # and Numba compiles what `embstore.kernels.apply` gives it for them.
@@ -232,5 +232,50 @@ class Adam(Optimizer):
         return w - (lr_t * m) / (sqrt(v) + eps_t), m, v
 
 
-OPTIMIZERS: dict[str, type[Any]] = {c.kind: c for c in (Sgd, Adagrad, RowWiseAdagrad, Adam)}
+@dataclass(frozen=True)
+class Ftrl(Optimizer):
+    """FTRL-proximal, per coordinate (McMahan et al., KDD 2013, algorithm 1). State: z, then n.
+
+    n1 = n + g*g; sigma = (sqrt(n1) - sqrt(n)) / lr; z = (z + g) - sigma*w; n = n1; w = 0.0 where
+    |z| <= l1, else -((z - copysign(l1, z)) / ((beta + sqrt(n)) / lr + l2)).
+
+    So l1 makes weights exactly 0. The learning rate divides: updates need one > 0 in fp32. The
+    default of beta is the paper's advice, and l1 = l2 = 0 is no regularization.
+    """
+
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+
+    kind = "ftrl"
+    scalars = ("lr", "beta", "l1", "l2")
+    element_state = ("z", "n")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta", "l1", "l2"):
+            fp32_scalar(getattr(self, name), name)
+
+    @classmethod
+    def check_learning_rate(cls, value: Any, name: str = "learning_rate") -> float:
+        rate = super().check_learning_rate(value, name)
+        if not np.float32(rate) > 0:
+            raise InvalidArgumentError(f"expected {name} to be > 0 in fp32, found {value!r}")
+        return rate
+
+    def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
+        return learning_rate, self.beta, self.l1, self.l2
+
+    @staticmethod
+    def element_formula(
+        g: Any, w: Any, z: Any, n: Any, lr: Any, beta: Any, l1: Any, l2: Any
+    ) -> tuple[Any, ...]:
+        n1 = n + g * g
+        sigma = (sqrt(n1) - sqrt(n)) / lr
+        z = (z + g) - sigma * w
+        w = -((z - copysign(l1, z)) / ((beta + sqrt(n1)) / lr + l2))
+        return where(abs(z) <= l1, 0.0, w), z, n1
+
+
+OPTIMIZERS: dict[str, type[Any]] = {c.kind: c for c in (Sgd, Adagrad, RowWiseAdagrad, Adam, Ftrl)}
 """The optimizers there are, by kind."""

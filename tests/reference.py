@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from embstore.config import (
     Adagrad,
     Adam,
+    Ftrl,
     Initializer,
     Normal,
     Optimizer,
@@ -126,6 +127,16 @@ def apply_update(optimizer: Optimizer, learning_rate: float, t: int, row: Row, g
             v = fp32(b2) * v + (fp32(1.0 - b2) * g) * g
             w = w - (lr_t * m) / (np.sqrt(v) + eps_t)
             state = np.concatenate([m, v])
+        case Ftrl(beta=beta, l1=l1, l2=l2):
+            z, n = np.split(state, 2)
+            n1 = n + g * g
+            sigma = (np.sqrt(n1) - np.sqrt(n)) / lr
+            z = (z + g) - sigma * w
+            w = np.zeros_like(z)
+            far = ~(np.abs(z) <= fp32(l1))  # where z is a NaN, w is one
+            shrunk = z[far] - np.copysign(fp32(l1), z[far])
+            w[far] = -(shrunk / ((fp32(beta) + np.sqrt(n1[far])) / lr + fp32(l2)))
+            state = np.concatenate([z, n1])
     return Row(canonical(w), canonical(state))
 
 
@@ -249,8 +260,9 @@ def _checked_scalar(value: Any, what: str) -> float:
 
 
 def _checked_rate(optimizer: Optimizer, value: Any) -> float:
-    """Rule 4: a learning rate."""
+    """Rule 4: a learning rate; that of ftrl divides, and is > 0 in fp32."""
     rate = _checked_scalar(value, "learning_rate")
+    _check(fp32(rate) > 0 or not isinstance(optimizer, Ftrl), "learning_rate > 0 in fp32", value)
     return rate
 
 

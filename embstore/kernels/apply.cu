@@ -48,6 +48,16 @@ __device__ __forceinline__ void adam(float g, float& w, float* state, const floa
     w = w - (lr_t * m) / (sqrtf(v) + eps_t);
 }
 
+__device__ __forceinline__ void ftrl(float g, float& w, float* state, const float* scalars) {
+    const float lr = scalars[0], beta = scalars[1], l1 = scalars[2], l2 = scalars[3];
+    float &z = state[0], &n = state[1];
+    const float n1 = n + g * g;
+    const float sigma = (sqrtf(n1) - sqrtf(n)) / lr;
+    z = (z + g) - sigma * w;
+    n = n1;
+    w = fabsf(z) <= l1 ? 0.0f : -((z - copysignf(l1, z)) / ((beta + sqrtf(n1)) / lr + l2));
+}
+
 // A formula of rows, with rule 3 over g*g: the row's state s becomes the new one. Returns the scalar
 // of the formula of elements after it.
 
@@ -272,6 +282,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) apply_adam(
     const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
     const int64 n) {
     apply_elements<adam, 2, 6>(slabs, slab_shift, stride, slots, keys, sums, dim, scalars, n);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) apply_ftrl(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots, const int64* __restrict__ keys,
+    const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
+    const int64 n) {
+    apply_elements<ftrl, 2, 4>(slabs, slab_shift, stride, slots, keys, sums, dim, scalars, n);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) apply_rowwise_adagrad(

@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from embstore.config import Adagrad, Adam, Normal, RowWiseAdagrad, Sgd, Uniform
+from embstore.config import Adagrad, Adam, Ftrl, Normal, RowWiseAdagrad, Sgd, Uniform
 from tests.conformance.backends import TINY
 from tests.conformance.cases import generator
 from tests.conformance.replay import (
@@ -31,6 +31,7 @@ OPTIMIZERS = (
     Adagrad(0.1),
     RowWiseAdagrad(0.1, initial_accumulator=0.5),
     Adam(0.01),
+    Ftrl(0.1, l1=0.1, l2=0.1),
 )
 ROWS = {1: 1200, 7: 800, 13: 600, 64: 160}
 """By dim: several times the slots that the smallest cache has."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.arithmetic import apply_update, update_scalars
-from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
+from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from tests.kernels.samples import (
     DIMS,
     awkward,
@@ -23,6 +23,7 @@ OPTIMIZERS = (
     Adagrad(0.05),
     RowWiseAdagrad(0.05),
     Adam(0.01),
+    Ftrl(0.05, beta=1.0, l1=0.9, l2=0.1),
 )
 KINDS = [optimizer.kind for optimizer in OPTIMIZERS]
 

@@ -165,6 +165,7 @@ def test_table_create_makes_the_table(shell: Shell, store: embstore.Store) -> No
         ("sgd", [], embstore.Sgd(0.5)),
         ("adagrad", ["--initial-accumulator", "0.1"], embstore.Adagrad(0.5, 1e-8, 0.1)),
         ("adam", ["--beta1", "0.8", "--beta2", "0.9"], embstore.Adam(0.5, 0.8, 0.9)),
+        ("ftrl", ["--beta", "2", "--l1", "0.5"], embstore.Ftrl(0.5, beta=2.0, l1=0.5)),
     ],
 )
 def test_table_create_knows_every_optimizer(

@@ -67,6 +67,8 @@ def scalars(optimizer, t, rate, dim):
             found = [rate, optimizer.epsilon]
         case "rowwise_adagrad":
             found = [rate, optimizer.epsilon, dim]
+        case "ftrl":
+            found = [rate, optimizer.beta, optimizer.l1, optimizer.l2]
         case "adam":
             b1, b2 = optimizer.beta1, optimizer.beta2
             root = math.sqrt(1.0 - power(b2, t))
@@ -109,7 +111,23 @@ def adam(w, state, g, lr, eps, b1, c1, b2, c2):
     return [rounded(x - step) for x, step in zip(w, steps, strict=True)], m + v
 
 
-UPDATES = {f.__name__: f for f in (sgd, adagrad, rowwise_adagrad, adam)}
+def ftrl(w, state, g, lr, beta, l1, l2):
+    dim = len(w)
+    rows, zs, ns = [], [], []
+    for x, z, n, y in zip(w, state[:dim], state[dim:], g, strict=True):
+        n1 = rounded(n + rounded(y * y))
+        root, root1 = rounded(math.sqrt(n)), rounded(math.sqrt(n1))
+        sigma = rounded(rounded(root1 - root) / lr)
+        z = rounded(rounded(z + y) - rounded(sigma * x))
+        divisor = rounded(rounded(rounded(beta + root1) / lr) + l2)
+        shrunk = -rounded(rounded(z - math.copysign(l1, z)) / divisor)
+        rows.append(0.0 if abs(z) <= l1 else shrunk)
+        zs.append(z)
+        ns.append(n1)
+    return rows, zs + ns
+
+
+UPDATES = {f.__name__: f for f in (sgd, adagrad, rowwise_adagrad, adam, ftrl)}
 
 
 # Rule 10: initial rows

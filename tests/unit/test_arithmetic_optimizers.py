@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.arithmetic import apply_update, initial_state, scale_sums, update_scalars
-from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
+from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from embstore.optimizers import power
 from tests import reference
 from tests.unit import plain
@@ -16,6 +16,7 @@ OPTIMIZERS = [
     Adagrad(0.05, initial_accumulator=0.1),
     RowWiseAdagrad(0.05, initial_accumulator=0.1),
     Adam(0.01),
+    Ftrl(0.05, l1=0.9, l2=0.1),
 ]
 LARGE_EPSILON = [Adagrad(0.05, 0.3), RowWiseAdagrad(0.05, 0.3), Adam(0.01, epsilon=0.3)]
 """Beside which its own rounding shows."""
@@ -150,7 +151,9 @@ def test_update_leaves_gradients_and_scalars_alone(optimizer):
 def test_a_zero_gradient_takes_no_shortcut(update, optimizer):
     weights, state = np.full((2, 1), -0.0, np.float32), initial_state(optimizer, 1, 2)
     weights, _ = update(optimizer, 0.1, 1, weights, state, fp32((0.0,), (-0.0,)))
-    if optimizer.kind == "adam":
+    if optimizer.kind == "ftrl":
+        assert bits(weights) == [[0], [0]]  # z is 0.0 or -0.0, and |z| <= l1
+    elif optimizer.kind == "adam":
         # m = b1*0 + (1-b1)*-0 is 0.0 + -0.0 = 0.0: the sign is lost in m, not in w.
         assert bits(weights) == [[0x80000000], [0x80000000]]
     else:
@@ -194,6 +197,16 @@ def test_a_negative_accumulator_gives_a_canonical_nan(update):
     assert state[0, 0] == -3
 
 
+def test_ftrl_keeps_a_weight_beyond_l1_and_a_nan(update):
+    weights, state = np.ones((1, 4), np.float32), np.zeros((1, 8), np.float32)
+    g = fp32((0.9, -0.9, 1.0, 0.0))
+    weights[0, 3] = np.nan
+    weights, state = update(Ftrl(1.0, l1=0.9), 3e38, 1, weights, state, g)  # sigma*w is lost in z
+    assert bits(weights[0, [0, 1, 3]]) == [0, 0, 0x7FC00000]
+    assert weights[0, 2] < 0
+    assert bits(state[0, :3]) == bits(g[0, :3])
+
+
 # Scale and first state
 
 
@@ -219,6 +232,6 @@ def test_initial_state_starts_at_the_accumulator_or_zero(optimizer):
     assert state.dtype == np.float32
     assert state.shape == (
         3,
-        {"sgd": 0, "adagrad": 7, "rowwise_adagrad": 1, "adam": 14}[optimizer.kind],
+        {"sgd": 0, "adagrad": 7, "rowwise_adagrad": 1, "adam": 14, "ftrl": 14}[optimizer.kind],
     )
     assert (state == np.float32(getattr(optimizer, "initial_accumulator", 0.0))).all()

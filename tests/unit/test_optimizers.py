@@ -12,6 +12,7 @@ from embstore.optimizers import (
     OPTIMIZERS,
     Adagrad,
     Adam,
+    Ftrl,
     RowWiseAdagrad,
     Sgd,
     copysign,
@@ -55,6 +56,7 @@ def test_state_dim_counts_elements_and_rows(kind):
         (Adagrad(0.5, 1e-6), {"epsilon": 1e-6, "initial_accumulator": 0.0}),
         (RowWiseAdagrad(0.5, 1e-6, 1), {"epsilon": 1e-6, "initial_accumulator": 1.0}),
         (Adam(0.5), {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}),
+        (Ftrl(0.5, l1=2), {"beta": 1.0, "l1": 2.0, "l2": 0.0}),
     ],
     ids=OPTIMIZERS,
 )

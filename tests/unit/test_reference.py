@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from embstore.config import Adagrad, Adam, Constant, RowWiseAdagrad, Sgd, Uniform
+from embstore.config import Adagrad, Adam, Constant, Ftrl, RowWiseAdagrad, Sgd, Uniform
 from embstore.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
 from tests.reference import ReferenceStore
 from tests.unit.plain import bits, fp32
@@ -39,6 +39,7 @@ def content_of(table):
         (Adagrad(0.1, initial_accumulator=0.1), [np.float32(0.1)] * 2),
         (RowWiseAdagrad(0.1, initial_accumulator=0.1), [np.float32(0.1)]),
         (Adam(0.1), [0.0] * 4),
+        (Ftrl(0.1), [0.0] * 4),
     ],
 )
 def test_state_layout_and_start(optimizer, start):
@@ -196,3 +197,16 @@ def test_what_is_refused_changes_nothing(call):
     with pytest.raises(InvalidArgumentError):
         call(table)
     assert (content_of(table), table._store.command_number) == (before, number)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-46])
+def test_ftrl_divides_by_the_rate(rate):
+    table = make_table(Ftrl(0.05))
+    for call in (
+        lambda: table.update([0], ROWS[:1], learning_rate=rate),
+        lambda: table.update([0], ROWS[:1] * INF, learning_rate=rate, on_nonfinite="skip"),
+        lambda: setattr(table, "learning_rate", rate),
+    ):
+        with pytest.raises(InvalidArgumentError, match="> 0 in fp32"):
+            call()
+    assert (table.t, table.learning_rate) == (0, 0.05)

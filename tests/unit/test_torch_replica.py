@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 import embstore  # noqa: E402
 from embstore import arithmetic  # noqa: E402
-from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd, Uniform  # noqa: E402
+from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd, Uniform  # noqa: E402
 from embstore.errors import DeviceError, InvalidArgumentError  # noqa: E402
 from embstore.profiles.hotset import HotSet  # noqa: E402
 from embstore_training.hotcold.replica import Replica  # noqa: E402
@@ -30,6 +30,7 @@ OPTIMIZERS = {
     "adagrad": Adagrad(0.1, epsilon=1e-6, initial_accumulator=0.25),
     "rowwise_adagrad": RowWiseAdagrad(0.1, initial_accumulator=0.5),
     "adam": Adam(0.01),
+    "ftrl": Ftrl(0.05, l1=0.25, l2=0.1),
 }
 DIMS = [1, 3, 31, 32, 33, 64, 100]
 SPECIAL = [0x80000000, 0, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000]
@@ -105,7 +106,7 @@ def test_sum_over_dim_has_the_bits_of_numpy(dim: int) -> None:
 
 
 ROWS = 200
-DIMS_BY_TABLE = {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5}
+DIMS_BY_TABLE = {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5, "ftrl": 6}
 HOT = HotSet(dict.fromkeys(OPTIMIZERS, np.arange(0, ROWS, 2)))
 
 

@@ -553,6 +553,18 @@ class Adam(_message.Message):
     epsilon: float
     def __init__(self, learning_rate: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ...) -> None: ...
 
+class Ftrl(_message.Message):
+    __slots__ = ("learning_rate", "beta", "l1", "l2")
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    L1_FIELD_NUMBER: _ClassVar[int]
+    L2_FIELD_NUMBER: _ClassVar[int]
+    learning_rate: float
+    beta: float
+    l1: float
+    l2: float
+    def __init__(self, learning_rate: _Optional[float] = ..., beta: _Optional[float] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ...) -> None: ...
+
 class Uniform(_message.Message):
     __slots__ = ("low", "high")
     LOW_FIELD_NUMBER: _ClassVar[int]
@@ -576,7 +588,7 @@ class Constant(_message.Message):
     def __init__(self, value: _Optional[float] = ...) -> None: ...
 
 class TableConfig(_message.Message):
-    __slots__ = ("name", "dim", "rows", "sgd", "adagrad", "rowwise_adagrad", "adam", "uniform", "normal", "constant", "seed", "key_space")
+    __slots__ = ("name", "dim", "rows", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "uniform", "normal", "constant", "seed", "key_space")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +596,7 @@ class TableConfig(_message.Message):
     ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     ROWWISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     ADAM_FIELD_NUMBER: _ClassVar[int]
+    FTRL_FIELD_NUMBER: _ClassVar[int]
     UNIFORM_FIELD_NUMBER: _ClassVar[int]
     NORMAL_FIELD_NUMBER: _ClassVar[int]
     CONSTANT_FIELD_NUMBER: _ClassVar[int]
@@ -596,12 +609,13 @@ class TableConfig(_message.Message):
     adagrad: Adagrad
     rowwise_adagrad: RowWiseAdagrad
     adam: Adam
+    ftrl: Ftrl
     uniform: Uniform
     normal: Normal
     constant: Constant
     seed: int
     key_space: KeySpace
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., rows: _Optional[int] = ..., sgd: _Optional[_Union[Sgd, _Mapping]] = ..., adagrad: _Optional[_Union[Adagrad, _Mapping]] = ..., rowwise_adagrad: _Optional[_Union[RowWiseAdagrad, _Mapping]] = ..., adam: _Optional[_Union[Adam, _Mapping]] = ..., uniform: _Optional[_Union[Uniform, _Mapping]] = ..., normal: _Optional[_Union[Normal, _Mapping]] = ..., constant: _Optional[_Union[Constant, _Mapping]] = ..., seed: _Optional[int] = ..., key_space: _Optional[_Union[KeySpace, str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., rows: _Optional[int] = ..., sgd: _Optional[_Union[Sgd, _Mapping]] = ..., adagrad: _Optional[_Union[Adagrad, _Mapping]] = ..., rowwise_adagrad: _Optional[_Union[RowWiseAdagrad, _Mapping]] = ..., adam: _Optional[_Union[Adam, _Mapping]] = ..., ftrl: _Optional[_Union[Ftrl, _Mapping]] = ..., uniform: _Optional[_Union[Uniform, _Mapping]] = ..., normal: _Optional[_Union[Normal, _Mapping]] = ..., constant: _Optional[_Union[Constant, _Mapping]] = ..., seed: _Optional[int] = ..., key_space: _Optional[_Union[KeySpace, str]] = ...) -> None: ...
 
 class TableDescription(_message.Message):
     __slots__ = ("config", "table_id", "t", "state_dim")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from embstore.arithmetic import update_scalars
-from embstore.config import Adagrad, Adam, RowWiseAdagrad, Sgd
+from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from embstore.device.base import Batch, Gradients, TableParameters
 from embstore.device.gpu import GpuDevice
 from embstore.device.slabs import Slabs
@@ -27,7 +27,7 @@ from tests.bench.gpu.scale import Scale
 
 TABLE_ROWS = 1 << 40
 PLACED_KEYS = 1 << 20
-OPTIMIZERS = (Sgd(0.01), Adagrad(0.01), RowWiseAdagrad(0.01), Adam(0.01))
+OPTIMIZERS = (Sgd(0.01), Adagrad(0.01), RowWiseAdagrad(0.01), Adam(0.01), Ftrl(0.01))
 ENTRY_BYTES = 8 + 4
 """Of a place of `unique`'s hash table that are filled before it is used."""
 

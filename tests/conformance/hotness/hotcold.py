@@ -19,7 +19,7 @@ from tests.conformance.traces import values, zipf_keys
 ROWS = 600
 TABLES = {
     kind: config(dim=dim, rows=ROWS, optimizer=OPTIMIZERS[kind])
-    for kind, dim in {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5}.items()
+    for kind, dim in {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5, "ftrl": 6}.items()
 }
 COLUMNS = {
     "c1": "sgd",
@@ -27,9 +27,9 @@ COLUMNS = {
     "c3": "rowwise_adagrad",
     "bag": "adam",
     "c5": "sgd",
-    "c6": "rowwise_adagrad",
+    "c6": "ftrl",
 }
-"""Two columns share a table, twice, and one has three ids a sample."""
+"""Two columns share a table, and one has three ids a sample."""
 BATCH = 20
 _PATIENCE_S = 60.0
 

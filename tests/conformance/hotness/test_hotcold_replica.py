@@ -80,6 +80,18 @@ def test_cold_keys_and_rows_not_pulled_are_refused(twin):
     assert replica.unsent_bytes == 8 + 16
 
 
+def test_rate_that_ftrl_divides_by_is_refused(twin):
+    """Of all tables together, and also where the update would be skipped."""
+    keys = np.array([3, 9])
+    replica = Replica(twin.store, HotSet({"ftrl": keys, "sgd": keys}))
+    replica.pull()
+    shares = {"sgd": ([3], ones(1)), "ftrl": ([3], ones(1, 6, np.inf))}
+    with pytest.raises(InvalidArgumentError, match=r"'ftrl'.*learning_rate.*> 0 in fp32"):
+        replica.update(shares, learning_rate=0.0, on_nonfinite="skip")
+    assert replica.t == {"ftrl": 0, "sgd": 0}
+    assert replica.update({"sgd": ([3], ones(1))}, learning_rate=0.0).t["sgd"] == 1
+
+
 def test_push_that_fails_may_be_repeated(twin):
     hot = HotSet({"sgd": np.array([3, 9])})
     replica = Replica(twin.store, hot)

@@ -8,6 +8,7 @@ from embstore.config import (
     Adagrad,
     Adam,
     Constant,
+    Ftrl,
     Limits,
     Normal,
     RowWiseAdagrad,
@@ -70,6 +71,8 @@ PARAMETERS = [
     *((kind, "initial_accumulator", []) for kind in (Adagrad, RowWiseAdagrad)),
     *((kind, "epsilon", [0.0, 1e-46, 1e-39]) for kind in (Adagrad, RowWiseAdagrad, Adam)),
     *((Adam, name, [1.0, 1.5]) for name in ("beta1", "beta2")),
+    *((Ftrl, name, []) for name in ("beta", "l1", "l2")),
+    (Ftrl, "learning_rate", [0, -0.0, 1e-46]),
 ]
 """A parameter of an optimizer, and which numbers more it refuses."""
 

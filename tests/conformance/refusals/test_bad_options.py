@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore.config import Limits
+from embstore.config import Ftrl, Limits
 from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError
 from tests.conformance.cases import config, ones, refused
 
@@ -58,6 +58,23 @@ def test_option_of_updates(twin, option):
         for call in updates(twin, **{option: value}):
             with refused(twin.store, InvalidArgumentError, part, repr(value)):
                 call()
+
+
+@pytest.mark.parametrize("value", [0, -0.0, 1e-46], ids=str)
+def test_learning_rate_that_ftrl_divides_by(open_twin, value):
+    """Also of an update that would be skipped, and of one that names other tables too."""
+    twin = open_twin(a=config(optimizer=Ftrl(0.1)), b=config())
+    twin.on("a", "update", [1, 2], ones(2))
+    parts = "table 'a'", "learning_rate", "> 0 in fp32", repr(float(value))
+    for options in ({}, {"on_nonfinite": "skip"}):
+        for call in updates(twin, learning_rate=value, **options):
+            with refused(twin.store, InvalidArgumentError, *parts):
+                call()
+    skipped = {"b": ([1], ones(1)), "a": ([1], ones(1, 4, np.inf))}
+    with refused(twin.store, InvalidArgumentError, *parts):
+        twin.store.update(skipped, learning_rate=value, on_nonfinite="skip")
+    with refused(twin.store, InvalidArgumentError, *parts[:3]):
+        twin.store.table("a").learning_rate = value
 
 
 OPEN = {

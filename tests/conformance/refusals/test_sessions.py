@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embstore.config import Sgd
+from embstore.config import Ftrl
 from embstore.errors import (
     InvalidArgumentError,
     SessionExpiredError,
@@ -29,7 +29,7 @@ from tests.conformance.sessions.training import (
     step_of,
 )
 
-TABLES = {"a": config(), "b": config(dim=7, optimizer=Sgd(0.1))}
+TABLES = {"a": config(), "b": config(dim=7, optimizer=Ftrl(0.1))}
 KEYS = {"a": [5, 1, 9], "b": [2, 8]}
 WINDOW = 4
 
@@ -184,6 +184,7 @@ BAD_UPDATES = {
     "a table too many": ({"free": ones(1)}, {}, ["'free'"]),
     "no such table": ({"zebra": ones(1)}, {}, ["'zebra'"]),
     "negative rate": ({}, {"learning_rate": -1.0}, ["learning_rate"]),
+    "rate that ftrl divides by": ({}, {"learning_rate": 0.0}, ["learning_rate"]),
     "infinite scale": ({}, {"gradient_scale": np.inf}, ["gradient_scale"]),
     "scale that is none": ({}, {"gradient_scale": "1"}, ["gradient_scale"]),
     "unknown word": ({}, {"on_nonfinite": "clip"}, ["on_nonfinite"]),
@@ -529,6 +530,21 @@ def test_refused_share_leaves_the_step_open_for_a_resend(pair):
         pair.sessions.update_step(pair.members[0], 1, bad, timeout_s=PATIENCE_S)
     assert outcome.poll() is None
     assert pair.send(0) == outcome.poll()
+    pair.apply()
+
+
+@pytest.mark.needs("process")
+def test_rate_that_ftrl_divides_by_is_refused_on_all_ranks(open_twin):
+    pair = Pair(open_twin(), optimizer=Ftrl(0.1))
+    share = ("update", pair.members[0], 1, pair.gradients[0])
+    options = {"learning_rate": 0.0, "on_nonfinite": "skip"}
+    outcome = send(pair.store, *share, **options)
+    with refused_step(pair.store, InvalidArgumentError, "table 'a'", "learning_rate"):
+        pair.send(1, **options)
+    with pytest.raises(InvalidArgumentError, match="> 0 in fp32"):
+        outcome.poll()
+    again = send(pair.store, *share)
+    assert pair.send(1) == again.poll()
     pair.apply()
 
 

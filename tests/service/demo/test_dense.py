@@ -7,6 +7,7 @@ from embstore.config import (
     Adagrad,
     Adam,
     Constant,
+    Ftrl,
     Initializer,
     Normal,
     Optimizer,
@@ -24,6 +25,7 @@ OPTIMIZERS: list[Optimizer] = [
     Adagrad(learning_rate=0.05, initial_accumulator=0.1),
     RowWiseAdagrad(learning_rate=0.02),
     Adam(learning_rate=0.01),
+    Ftrl(learning_rate=0.05, l1=0.01),
 ]
 
 
