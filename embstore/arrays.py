@@ -149,6 +149,8 @@ def as_pair(pair: Any, table: str) -> tuple[Any, Any]:
 
 def fp32_scalar(value: Any, name: str, *, minimum: float | None = 0.0) -> float:
     """Return `value` as a float that is finite in fp32 and at least `minimum`."""
+    if type(value) is float and value == 1.0:  # the scale of most updates
+        return value
     try:
         if isinstance(value, str | bytes):
             raise TypeError("text")

@@ -13,6 +13,7 @@ crosses several executors is converted once. Arrays in a device's memory
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from operator import is_
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -145,7 +146,7 @@ def _each_once(tables: Iterable[Any]) -> None:
 def _parts(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
     """Return parts in normal form; the same tuple if they were."""
     found = tuple([check(part) for part in parts])
-    is_same = len(found) == len(parts) and all(map(lambda a, b: a is b, found, parts))
+    is_same = len(found) == len(parts) and all(map(is_, found, parts))
     return parts if is_same else found
 
 
@@ -192,6 +193,8 @@ def _gradients(part: c.TableGradients) -> c.TableGradients:
 
 def _length(array: Any) -> int:
     """Return an array's length, of one on a device too."""
+    if isinstance(array, np.ndarray):
+        return array.shape[0] if array.ndim else 0
     if is_on_device(array):
         try:
             return int((*array.__cuda_array_interface__["shape"], 0)[0])
@@ -589,14 +592,13 @@ _CHECKS: dict[type[Any], Callable[[Any], Any]] = {
 # Bytes of a call
 
 
-def check_call_bytes(
-    command: c.Command[Any], dims: Callable[[str, int | None], tuple[int, int]], limits: Limits
-) -> None:
-    """Refuse a command whose arrays, results included, are too large to be held.
+ConfigOf = Callable[[str, int | None], TableConfig]
+"""What returns the configuration of a table, by name and id."""
 
-    `dims` returns dim and state_dim of a table, by name and id.
-    """
-    size = _call_bytes(command, dims)
+
+def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
+    """Refuse a command whose arrays, results included, are too large to be held."""
+    size = _call_bytes(command, config_of)
     if size > limits.call_bytes_max:
         raise InvalidArgumentError(
             f"expected a call of at most {limits.call_bytes_max} bytes of keys and rows "
@@ -604,17 +606,18 @@ def check_call_bytes(
         )
 
 
-def _call_bytes(command: c.Command[Any], dims: Callable[[str, int | None], tuple[int, int]]) -> int:
+def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     def keyed(part: Any, *, with_state: bool = False) -> int:
         """Bytes of a part's keys, and of a row for each."""
-        dim, state_dim = dims(part.table, part.table_id)
-        return _length(part.keys) * (8 + ELEMENT_BYTES * (dim + state_dim * with_state))
+        config = config_of(part.table, part.table_id)
+        elements = config.dim + config.state_dim if with_state else config.dim
+        return _length(part.keys) * (8 + ELEMENT_BYTES * elements)
 
     match command:
         case c.Lookup(tables) | c.Update(tables):
             return sum(map(keyed, tables))
         case c.LookupPooled(keys, bags):
-            bag_bytes = ELEMENT_BYTES * dims(keys.table, keys.table_id)[0] + 8
+            bag_bytes = ELEMENT_BYTES * config_of(keys.table, keys.table_id).dim + 8
             return keyed(keys) + bag_bytes * len(bags.offsets)
         case c.ReadRows(keys):
             return keyed(keys, with_state=True)

@@ -32,7 +32,7 @@ from embstore import commands as c
 from embstore.arrays import Rows, as_out
 from embstore.checks import check_call_bytes, checked
 from embstore.commands import Command, Progress
-from embstore.config import Limits
+from embstore.config import Limits, TableConfig
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -126,6 +126,10 @@ class _Place:
             self.counts.pop(number, None)
 
 
+_NO_PLACE = _Place()
+"""Of commands without a member."""
+
+
 class RemoteExecutor:
     """Executes commands on a server. Any thread.
 
@@ -195,7 +199,7 @@ class RemoteExecutor:
     # Sending
 
     def _sent(self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None) -> Any:
-        check_call_bytes(command, self._dims, self.limits)
+        check_call_bytes(command, self._config_of, self.limits)
         verb = VERBS[type(command).__name__]
         smaller, spread = self._smaller(command, out)
         request = verb.outgoing(smaller)
@@ -221,6 +225,8 @@ class RemoteExecutor:
         match command:
             case c.Lookup(tables, admit):
                 once = [UniqueKeys.of(part) for part in tables]
+                if out is None and all(keys.inverse is None for keys in once):
+                    return command, None
                 parts = [keys.in_place_of(p) for keys, p in zip(once, tables, strict=True)]
                 return c.Lookup(tuple(parts), admit), lambda read: _spread(read, once, out)
             case c.ReadRows(keys):
@@ -241,12 +247,15 @@ class RemoteExecutor:
         match command:
             case c.Lookup(tables):
                 return sum(
-                    ELEMENT_BYTES * len(p.keys) * self._dims(p.table, p.table_id)[0] for p in tables
+                    ELEMENT_BYTES * len(p.keys) * self._config_of(p.table, p.table_id).dim
+                    for p in tables
                 )
             case c.LookupPooled(keys, bags):
-                return ELEMENT_BYTES * len(bags.offsets) * self._dims(keys.table, keys.table_id)[0]
+                dim = self._config_of(keys.table, keys.table_id).dim
+                return ELEMENT_BYTES * len(bags.offsets) * dim
             case c.ReadRows(keys):
-                return ELEMENT_BYTES * len(keys.keys) * sum(self._dims(keys.table, keys.table_id))
+                config = self._config_of(keys.table, keys.table_id)
+                return ELEMENT_BYTES * len(keys.keys) * (config.dim + config.state_dim)
             case c.LookupStepPooled():
                 return 1  # that there are rows at all
         return 0
@@ -274,10 +283,8 @@ class RemoteExecutor:
             seen = self.execute(c.GetTable(name, table_id))
         return seen
 
-    def _dims(self, name: str, table_id: int | None) -> tuple[int, int]:
-        """Return dim and state_dim of a table."""
-        config = self._table(name, table_id).config
-        return config.dim, config.state_dim
+    def _config_of(self, name: str, table_id: int | None) -> TableConfig:
+        return self._table(name, table_id).config
 
     def _with_ids(self, command: Any) -> Any:
         """Return a command of several tables with the ids that their names have."""
@@ -341,7 +348,7 @@ class RemoteExecutor:
         ended."""
         member = getattr(command, "member", "")
         try:
-            yield self._places.get(member) or _Place()
+            yield self._places.get(member) or (_Place() if member else _NO_PLACE)
         except (SessionExpiredError, OutcomeUnknownError):
             self._places.pop(member, None)
             raise

@@ -29,13 +29,7 @@ Out = Sequence[Any] | Allocate | None
 
 
 def _check_bytes(engine: "Engine", command: c.Command[Any]) -> None:
-    tables = engine.tables
-
-    def dims(name: str, table_id: int | None) -> tuple[int, int]:
-        table = tables.find(name, table_id)
-        return table.dim, table.config.state_dim
-
-    check_call_bytes(command, dims, tables.limits)
+    check_call_bytes(command, engine.tables.config_of, engine.tables.limits)
 
 
 # Reading

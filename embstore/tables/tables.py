@@ -60,6 +60,10 @@ class Tables:
             raise self._not_found(name, table_id)
         return self.by_id[found]
 
+    def config_of(self, name: str, table_id: int | None = None) -> TableConfig:
+        """Return the configuration of the table that `find` returns."""
+        return self.find(name, table_id).config
+
     def _not_found(self, name: str, table_id: int | None) -> TableNotFoundError:
         if table_id is not None:
             return TableNotFoundError(f"table {name!r} no longer exists")

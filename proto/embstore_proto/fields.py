@@ -66,18 +66,25 @@ class Codec:
     def __init__(self, cls: Any, descriptor: Descriptor) -> None:
         self._cls = cls
         hints = hints_of(cls, include_extras=True)
+        self._scalars: list[str] = []
+        """Fields that travel as they are; a call has many, so each costs no function of its own."""
         self._fields = []
         for one in fields(cls):
             hint = hints[one.name]
             name = f"{one.name}_json" if hint == dict[str, Any] else one.name
             wire = descriptor.fields_by_name.get(name)
-            if wire is not None:
-                default = None if one.default is MISSING else one.default
+            default = None if one.default is MISSING else one.default
+            if wire is None:
+                continue
+            if hint in _SCALARS and not _needs_default(wire, default):
+                self._scalars.append(name)
+            else:
                 self._fields.append(field_of(one.name, hint, wire, default))
         self._has_table = "table" in descriptor.fields_by_name
 
     def encode(self, value: Any, message: Any, places: Any) -> None:
         """Set the fields of a message."""
+        _set(message, self._scalars, value)
         for name, encode, _ in self._fields:
             encode(getattr(value, name), message, places)
 
@@ -88,6 +95,8 @@ class Codec:
         enum or document that is none.
         """
         where = f"table {message.table!r}: " if self._has_table else ""
+        for name in self._scalars:
+            more[name] = getattr(message, name)
         for name, _, decode in self._fields:
             more[name] = decode(message, received, where + name)
         return self._cls(**more)
@@ -148,13 +157,34 @@ def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
         try:
             setattr(message, name, value)
         except (ValueError, TypeError) as exc:
-            raise InvalidArgumentError(f"expected {name} that can be sent: {exc}") from exc
+            raise _cannot_be_sent(name, exc) from exc
 
     if wire.has_presence and default is not None:
         return encode, lambda m, r, what: getattr(m, name) if m.HasField(name) else default
-    if isinstance(default, str) and default:  # absent and empty are one on the wire
+    if _needs_default(wire, default):  # absent and empty are one on the wire
         return encode, lambda m, r, what: getattr(m, name) or default
     return encode, lambda m, r, what: getattr(m, name)
+
+
+_SCALARS = (int, float, bool, str)
+
+
+def _needs_default(wire: FieldDescriptor, default: Any) -> bool:
+    """Return whether what is absent on the wire has a default of its own."""
+    return default is not None if wire.has_presence else isinstance(default, str) and default != ""
+
+
+def _set(message: Any, names: list[str], value: Any) -> None:
+    name = ""
+    try:
+        for name in names:
+            setattr(message, name, getattr(value, name))
+    except (ValueError, TypeError) as exc:
+        raise _cannot_be_sent(name, exc) from exc
+
+
+def _cannot_be_sent(name: str, exc: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(f"expected {name} that can be sent: {exc}")
 
 
 def _literal(wire: FieldDescriptor) -> tuple[Encode, Decode]:
