@@ -3,8 +3,8 @@
     leaf   of a block of 256 keys   blake2b-256 over its written rows in key order
     root   of the table             blake2b-256 over identity, t, and (block, leaf) ascending
 
-Two levels, because leaves of untouched blocks can be kept, so that a digest costs what has
-changed; two stores that differ can compare leaves and say where; and leaves of shards combine.
+Two levels, because leaves of untouched blocks can be kept, so that only changed blocks are hashed
+again; two stores that differ can compare leaves and say where; and leaves of shards combine.
 Nothing in it depends on the machine: integers and floats are little-endian and packed. Unwritten
 rows are not in it, so growing a table, or reading it, leaves the digest as it is.
 """

@@ -47,7 +47,9 @@ class TableStats:
     rows: int = gauge("Number of rows: 0 <= key < rows.", lambda t: t.state.rows)
     dim: int = gauge("Elements of a row's weights.", lambda t: t.state.dim)
     optimizer: str = text("Kind of optimizer.", lambda t: t.state.config.optimizer.kind)
-    learning_rate: float = gauge("For updates that give none.", lambda t: t.state.learning_rate)
+    learning_rate: float = gauge(
+        "Used by updates that do not give one.", lambda t: t.state.learning_rate
+    )
     t: int = gauge("Updates applied (t); a restore sets it back.", lambda t: t.state.t)
     resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)
     dirty_rows: int = gauge("Resident rows that are newer than on the disk.", lambda t: t.dirty)
@@ -102,7 +104,9 @@ class StoreStats:
         lambda e: e.storage.catalogue.store_id,
         metric="build",
     )
-    epoch: int = gauge("Grows with every restore.", lambda e: e.storage.catalogue.epoch)
+    epoch: int = gauge(
+        "Counts restores, and crashes that lost commands.", lambda e: e.storage.catalogue.epoch
+    )
     command: int = gauge(
         "Number of the last acknowledged mutating command.",
         lambda e: e.tables.frame.command_number,

@@ -370,7 +370,10 @@ class Store:
         return self.executor.execute(c.Restore(label)).command
 
     def flush(self) -> int:
-        """Write all dirty rows to the log and return how many; durable is only a checkpoint."""
+        """Write all dirty rows to the log and return how many.
+
+        Only a checkpoint makes them durable.
+        """
         return self.executor.execute(c.Flush())
 
     # Looking

@@ -259,7 +259,7 @@ class Table:
     def flush(self) -> int:
         """Write dirty rows to the log and return how many.
 
-        They stay in the cache; durable is only a checkpoint.
+        They stay in the cache. Only a checkpoint makes them durable.
         """
         return self._executor.execute(c.Flush(self.name, self.table_id))
 

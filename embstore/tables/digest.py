@@ -1,7 +1,7 @@
 """A table's digest, kept up to date by block (contract.md, rule 11).
 
 The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
-calls, together with the blocks written since; so a digest costs what changed. Before the first call
+calls, together with the blocks written since; so only those are hashed again. Before the first call
 nothing is kept, and a table that nobody asks for pays nothing.
 
 A block's written rows are found by asking for each of its 256 keys: the cache (a dirty row is

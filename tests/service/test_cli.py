@@ -56,7 +56,7 @@ def test_help_names_commands_and_exit_statuses(shell: Shell) -> None:
     assert shown.status == 0
     for word in ("serve", "demo", "table", "stats", "checkpoint", "digest", "bench"):
         assert word in shown.out
-    assert "3  no such table or checkpoint" in shown.out
+    assert "3  no such table, checkpoint or step" in shown.out
 
 
 def loaded_by(*words: str) -> set[str]:

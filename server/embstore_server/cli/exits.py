@@ -11,7 +11,7 @@ MEANINGS = {
     OK: "done",
     FAILED: "failed",
     USAGE: "an invalid command line, argument or setting",
-    NOT_FOUND: "no such table or checkpoint",
+    NOT_FOUND: "no such table, checkpoint or step",
     NO_ANSWER: "no answer: server not reached, too late, overloaded, starting or stopping",
     CONFLICT: "a conflict: it exists already, a session has locked it, or the directory is in use",
     DEVICE_FAILED: "the device of the server failed",

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @on_server(LONG_TIMEOUT_S)
 def checkpoint(
     connect: Connect,
-    label: Annotated[str | None, typer.Argument(metavar="LABEL", help="Used once.")] = None,
+    label: Annotated[
+        str | None, typer.Argument(metavar="LABEL", help="A name that no checkpoint has yet.")
+    ] = None,
     *,
     metadata: Annotated[str | None, flag("A small object to keep with it.", "JSON")] = None,
     listed: Annotated[bool, flag("List the kept ones, oldest first.", None, "--list")] = False,

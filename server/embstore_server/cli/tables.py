@@ -31,7 +31,7 @@ def create(
     dim: Annotated[int, flag("Elements of a row.")],
     rows: Annotated[int, flag("Number of rows: 0 <= key < rows.")],
     optimizer: Annotated[str, flag(f"{', '.join(OPTIMIZERS)}.", "KIND")],
-    learning_rate: Annotated[float, flag("For updates that give none.")],
+    learning_rate: Annotated[float, flag("Used by updates that do not give one.")],
     initializer: Annotated[str, flag(f"{parameters.initializer_forms()}.", "KIND:NUMBERS")],
     seed: Annotated[int | None, flag("Seed of the initial rows. Default: from the name.")] = None,
     **optimizer_parameters: float | None,

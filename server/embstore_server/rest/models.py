@@ -33,7 +33,7 @@ class Context:
     """Which state of which store answered."""
 
     store_id: str = text("Id of the directory, which never changes.")
-    epoch: int = gauge("Grows with every restore.")
+    epoch: int = gauge("Counts restores, and crashes that lost commands.")
     command: int = gauge("Number of the last acknowledged mutating command.")
     instance: str = text("Id of the process's life: it changes with a restart.")
 

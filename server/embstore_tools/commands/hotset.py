@@ -27,7 +27,7 @@ RowBytes = Annotated[int | None, flag("Size of a row, instead of the two.", min=
 def hotset(
     *,
     profile: ProfileFile,
-    budget: Annotated[str, flag("Size of all hot rows, as 256MiB.", "BYTES")],
+    budget: Annotated[str, flag("Size of all hot rows, for example 256MiB.", "BYTES")],
     dim: Dim = None,
     optimizer: OptimizerKind = None,
     row_bytes: RowBytes = None,
