@@ -40,7 +40,7 @@ from embstore.errors import (
     StepNotFoundError,
     TableNotFoundError,
 )
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 
@@ -611,13 +611,13 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
         """Bytes of a part's keys, and of a row for each."""
         config = config_of(part.table, part.table_id)
         elements = config.dim + config.state_dim if with_state else config.dim
-        return _length(part.keys) * (8 + ELEMENT_BYTES * elements)
+        return _length(part.keys) * (8 + VALUE_BYTES * elements)
 
     match command:
         case c.Lookup(tables) | c.Update(tables):
             return sum(map(keyed, tables))
         case c.LookupPooled(keys, bags):
-            bag_bytes = ELEMENT_BYTES * config_of(keys.table, keys.table_id).dim + 8
+            bag_bytes = VALUE_BYTES * config_of(keys.table, keys.table_id).dim + 8
             return keyed(keys) + bag_bytes * len(bags.offsets)
         case c.ReadRows(keys):
             return keyed(keys, with_state=True)

@@ -4,23 +4,32 @@ A **row** is one record that moves as a whole, in the cache, on its way and on t
 
     [0, dim)                  weights
     [dim, dim + state_dim)    optimizer state
-    [dim + state_dim, stride) zeros, up to a multiple of 16 bytes, which kernels move at a time
+    [dim + state_dim, stride) zeros, up to a multiple of four elements and of 16 bytes
 
 Log and base store it as a **record**: a header (checksum and row key, storage/format.py), then the
-row. All parts have elements of one type. It is named here for Python and in `kernels/common.cuh`
-for CUDA; whoever needs a size in bytes asks here.
+row. All parts have elements of one type, in which a row is kept. Arithmetic has a type of its own,
+that of **values**: a kernel loads an element as a value, and stores a value as an element. Both are
+fp32. They are named here for Python and in `kernels/common.cuh` for CUDA; whoever needs a size in
+bytes asks here.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+PIECE_ELEMENTS = 4
+"""What a lane of a GPU moves at a time, at most."""
+VALUE = np.dtype(np.float32)
+"""The type of what is computed and sent: looked-up rows, gradients, sums, scalars."""
+VALUE_BYTES = VALUE.itemsize
 ELEMENT = np.dtype(np.float32)
-"""The type of every element of a row, and of gradients and sums."""
+"""The type of every element of a row, as it is kept."""
 ELEMENT_BYTES = ELEMENT.itemsize
-ROW_ALIGNMENT_BYTES = 16
+ROW_ALIGNMENT_BYTES = math.lcm(16, PIECE_ELEMENTS * ELEMENT_BYTES)
+"""A row is whole pieces, and begins where 16 bytes can be moved at a time."""
 RECORD_HEADER_BYTES = 16
 
 
@@ -42,6 +51,11 @@ class Layout:
     dim: int
     state_dim: int
     optimizer: str
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        """The type of an element."""
+        return ELEMENT
 
     @property
     def row_bytes(self) -> int:

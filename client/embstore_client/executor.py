@@ -41,7 +41,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.store import Store
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore.results import (
     Membership,
     RowsRead,
@@ -247,15 +247,15 @@ class RemoteExecutor:
         match command:
             case c.Lookup(tables):
                 return sum(
-                    ELEMENT_BYTES * len(p.keys) * self._config_of(p.table, p.table_id).dim
+                    VALUE_BYTES * len(p.keys) * self._config_of(p.table, p.table_id).dim
                     for p in tables
                 )
             case c.LookupPooled(keys, bags):
                 dim = self._config_of(keys.table, keys.table_id).dim
-                return ELEMENT_BYTES * len(bags.offsets) * dim
+                return VALUE_BYTES * len(bags.offsets) * dim
             case c.ReadRows(keys):
                 config = self._config_of(keys.table, keys.table_id)
-                return ELEMENT_BYTES * len(keys.keys) * (config.dim + config.state_dim)
+                return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
             case c.LookupStepPooled():
                 return 1  # that there are rows at all
         return 0

@@ -31,7 +31,7 @@ from embstore.arithmetic.jit import (
     prefetch,
 )
 from embstore.arrays import Keys
-from embstore.layout import ELEMENT, ELEMENT_BYTES
+from embstore.layout import ELEMENT, ELEMENT_BYTES, VALUE, VALUE_BYTES
 
 CHUNK_OCCURRENCES = 64
 PARTIALS = 32
@@ -41,9 +41,6 @@ EXPONENT_MASK = np.int32(0x7F800000)
 """The exponent bits of a float32; a value is finite unless all are set."""
 
 _NAN_BITS = np.int32(0x7FC00000)
-_NAN_WORD = np.uint32(_NAN_BITS)
-_MAGNITUDE_WORD = np.uint32(0x7FFFFFFF)
-_INFINITY_WORD = np.uint32(EXPONENT_MASK)
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(0xFFFF)
 _SHIFT_8, _SHIFT_16, _SHIFT_32 = np.uint64(8), np.uint64(16), np.uint64(32)
@@ -63,12 +60,6 @@ _MIX_MULTIPLIER_1 = np.uint64(0xC4CEB9FE1A85EC53)
 def canonical(value: np.float32) -> np.float32:
     """Return `value`, or the one NaN that a row may hold."""
     return value if value == value else float_of(_NAN_BITS)
-
-
-@building_block
-def canonical_bits(bits: np.uint32) -> np.uint32:
-    """Return the bits of `canonical` of an element: moving one as a float could change a NaN."""
-    return _NAN_WORD if np.uint32(bits & _MAGNITUDE_WORD) > _INFINITY_WORD else bits
 
 
 @building_block
@@ -105,7 +96,7 @@ def _uniform(word: np.uint64, low: np.float32, span: np.float32) -> np.float32:
 
 @building_block
 def fill_uniform(
-    row: jit.Float32s, row_key: np.uint64, seed: np.uint64, low: np.float32, span: np.float32
+    row: jit.Elements, row_key: np.uint64, seed: np.uint64, low: np.float32, span: np.float32
 ) -> None:
     """Fill `row` with Uniform(low, low + span) of `row_key` (rule 10)."""
     dim = row.shape[0]
@@ -129,7 +120,7 @@ def _halves(word: np.uint64) -> np.uint64:
 
 @building_block
 def fill_normal(
-    row: jit.Float32s, row_key: np.uint64, seed: np.uint64, mean: np.float32, std: np.float32
+    row: jit.Elements, row_key: np.uint64, seed: np.uint64, mean: np.float32, std: np.float32
 ) -> None:
     """Fill `row` with Normal(mean, std) of `row_key` (rule 10)."""
     for d in range(row.shape[0]):
@@ -140,55 +131,56 @@ def fill_normal(
 
 
 @building_block
-def row_at(start: int, index: int, stride: int, dim: int) -> jit.Float32s:
-    """Return the (dim,) float32 that begin `index` rows of `stride` elements after an address."""
-    row: jit.Float32s = carray(pointer_at(start + index * stride * ELEMENT_BYTES), dim, ELEMENT)
+def row_at(start: int, index: int, stride: int, dim: int) -> jit.Elements:
+    """Return the (dim,) elements that begin `index` rows of `stride` elements after an address.
+
+    What is read of them becomes a value by `np.float32(...)`, which of an fp32 costs nothing.
+    """
+    row: jit.Elements = carray(pointer_at(start + index * stride * ELEMENT_BYTES), dim, ELEMENT)
     return row
 
 
 @building_block
-def bits_at(start: int, index: int, stride: int) -> jit.Uint32s:
-    """Return the bits of a whole row, (stride,), at the same place."""
-    bits: jit.Uint32s = carray(
-        pointer_at(start + index * stride * ELEMENT_BYTES), stride, np.uint32
-    )
-    return bits
+def values_at(start: int, index: int, dim: int) -> jit.Float32s:
+    """Return the (dim,) values that begin `index` times dim values after an address."""
+    values: jit.Float32s = carray(pointer_at(start + index * dim * VALUE_BYTES), dim, VALUE)
+    return values
 
 
 @building_block
-def copy_row(row: jit.Float32s, value: jit.Float32s) -> None:
-    """row = value."""
+def copy_row(row: jit.Elements, value: jit.Elements) -> None:
+    """row = value; either may be of elements or of values."""
     for d in range(row.shape[0]):
         row[d] = value[d]
 
 
 @building_block
-def start_sum(total: jit.Float32s, value: jit.Float32s, coefficient: np.float32, form: int) -> None:
+def start_sum(total: jit.Float32s, value: jit.Elements, coefficient: np.float32, form: int) -> None:
     """total = the occurrence: a sum starts from its first (0.0 + x would lose the sign of -0.0)."""
     if form == PLAIN:
         copy_row(total, value)
     elif form == WEIGHTED:
         for d in range(total.shape[0]):
-            total[d] = coefficient * value[d]
+            total[d] = coefficient * np.float32(value[d])
     else:
         for d in range(total.shape[0]):
-            total[d] = value[d] / coefficient
+            total[d] = np.float32(value[d]) / coefficient
 
 
 @building_block
 def add_to_sum(
-    total: jit.Float32s, value: jit.Float32s, coefficient: np.float32, form: int
+    total: jit.Float32s, value: jit.Elements, coefficient: np.float32, form: int
 ) -> None:
     """total += the occurrence."""
     if form == PLAIN:
         for d in range(total.shape[0]):
-            total[d] += value[d]
+            total[d] += np.float32(value[d])
     elif form == WEIGHTED:
         for d in range(total.shape[0]):
-            total[d] += coefficient * value[d]
+            total[d] += coefficient * np.float32(value[d])
     else:
         for d in range(total.shape[0]):
-            total[d] += value[d] / coefficient
+            total[d] += np.float32(value[d]) / coefficient
 
 
 @building_block
@@ -300,7 +292,7 @@ def _unique(
 
 
 @kernel
-def _sum_by_key(inverse: jit.Int32sIn, values: jit.RowsIn, sums: jit.Rows) -> None:
+def _sum_by_key(inverse: jit.Int32sIn, values: jit.Float32RowsIn, sums: jit.Float32Rows) -> None:
     dim = sums.shape[1]
     starts = np.empty(sums.shape[0] + 1, np.int64)
     positions = np.empty(inverse.shape[0], np.int32)
@@ -309,13 +301,13 @@ def _sum_by_key(inverse: jit.Int32sIn, values: jit.RowsIn, sums: jit.Rows) -> No
     values_start, sums_start = values.ctypes.data, sums.ctypes.data
     for id in range(sums.shape[0]):
         first, last = starts[id], starts[id + 1]
-        total = row_at(sums_start, id, dim, dim)
+        total = values_at(sums_start, id, dim)
         if first == last:
             total[:] = np.float32(0.0)
         for begin in range(first, last, CHUNK_OCCURRENCES):
             part = total if begin == first else chunk
             for k in range(begin, min(begin + CHUNK_OCCURRENCES, last)):
-                value = row_at(values_start, positions[k], dim, dim)
+                value = values_at(values_start, positions[k], dim)
                 if k == begin:
                     start_sum(part, value, one, PLAIN)
                 else:

@@ -27,7 +27,6 @@ from embstore.arrays import Keys, Rows
 from embstore.cache.pool import Pool
 from embstore.device.base import Array, Batch, Slots
 from embstore.errors import EmbstoreError
-from embstore.layout import ELEMENT
 from embstore.score import PINS_MAX
 from embstore.storage.stored_rows import Located
 
@@ -290,11 +289,11 @@ class Prefetch:
 
     def buffer(self, rows: int) -> Rows:
         """Return a host buffer for so many rows of the pool."""
-        stride = self.pool.layout.stride
+        layout = self.pool.layout
         for place, kept in enumerate(self._buffers):
             if len(kept) >= rows:
                 return self._buffers.pop(place)[:rows]
-        return np.empty((rows + rows // 4, stride), ELEMENT)[:rows]
+        return np.empty((rows + rows // 4, layout.stride), layout.element)[:rows]
 
     def keep_buffer(self, rows: Rows) -> None:
         """Take a buffer back."""

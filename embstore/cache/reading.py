@@ -15,7 +15,7 @@ from embstore.cache.finder import SlotFinder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Counts, Device
-from embstore.layout import ELEMENT, Layout
+from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
 
@@ -102,7 +102,7 @@ class PoolReader:
             return self._copy(slots[written]), written
         stored, found = self._stored(keys[absent])
         written[absent] = found
-        rows = np.empty((int(np.count_nonzero(written)), self.layout.stride), ELEMENT)
+        rows = np.empty((int(np.count_nonzero(written)), self.layout.stride), self.layout.element)
         place = np.cumsum(written) - 1
         in_cache = resident[written[resident]]
         rows[place[in_cache]] = self._copy(slots[in_cache])
@@ -113,7 +113,7 @@ class PoolReader:
         return self.device.rows.read_rows(self.slots.memory.rows, slots)
 
     def _stored(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
-        rows = np.empty((len(keys), self.layout.stride), ELEMENT)
+        rows = np.empty((len(keys), self.layout.stride), self.layout.element)
         found = np.empty(len(keys), np.uint8)
         self.storage.rows.read(keys, rows, found)
         return rows, found != 0

@@ -16,7 +16,7 @@ from embstore.cache.finder import SlotFinder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Device, Gradients, Slots
-from embstore.layout import ELEMENT, Layout
+from embstore.layout import VALUE, Layout
 from embstore.storage.storage import Storage
 
 
@@ -42,7 +42,7 @@ class PoolWriter:
     residency: Residency
 
     def __post_init__(self) -> None:
-        self._sums: Array = self.device.memory.allocate(0, ELEMENT, width=self.layout.dim)
+        self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
     def sum_by_key(self, batch: Batch, gradients: list[Gradients], scale: np.float32) -> Array:
         """Return the scaled sums of a batch's gradients, (unique keys or more, dim), until the next
@@ -50,7 +50,7 @@ class PoolWriter:
         count, dim = len(batch.unique_keys), self.layout.dim
         if len(self._sums) < count:
             self._sums = self._sums[:0]  # freed first
-            self._sums = self.device.memory.allocate(count + count // 4, ELEMENT, width=dim)
+            self._sums = self.device.memory.allocate(count + count // 4, VALUE, width=dim)
         self.device.rows.sum_by_key(batch, gradients, scale, self._sums[:count])
         return self._sums
 

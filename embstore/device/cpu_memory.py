@@ -17,7 +17,7 @@ from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_co
 from embstore.device.cpu_work import CpuWork
 from embstore.host.memory import lengthened, move, release, reserve
 from embstore.kernels.probe import BUCKET_WIDTH
-from embstore.layout import ELEMENT, ELEMENT_BYTES, Layout
+from embstore.layout import Layout
 
 _METADATA_BYTES = 8 + 8 + 1
 
@@ -65,7 +65,7 @@ class CpuMemory:
     ) -> None:
         if slots_max <= len(memory.keys):
             return
-        longer = _reserved_rows(slots_max, memory.rows.shape[1])
+        longer = _reserved_rows(slots_max, memory.rows.shape[1], memory.rows.dtype)
         move(memory.rows[:slot_count], longer)
         memory.rows = longer
         memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
@@ -87,7 +87,7 @@ class CpuMemory:
         return np.empty(count if width is None else (count, width), dtype)
 
     def allocate_rows(self, count: int, layout: Layout) -> Rows:
-        return _reserved_rows(count, layout.stride)
+        return _reserved_rows(count, layout.stride, layout.element)
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
         shape = (bucket_count(slot_count), BUCKET_WIDTH)
@@ -113,12 +113,12 @@ class CpuMemory:
         return array
 
     def staging(self, count: int, layout: Layout) -> Rows:
-        elements = self._work.take("staging", count * layout.stride, ELEMENT)
+        elements = self._work.take("staging", count * layout.stride, layout.element)
         return elements.reshape(count, layout.stride)
 
     def adopt(self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False) -> None:
         """Return None: every array is the host's."""
 
 
-def _reserved_rows(count: int, stride: int) -> Rows:
-    return reserve(count * stride * ELEMENT_BYTES).view(ELEMENT).reshape(count, stride)
+def _reserved_rows(count: int, stride: int, element: np.dtype[Any]) -> Rows:
+    return reserve(count * stride * element.itemsize).view(element).reshape(count, stride)

@@ -23,7 +23,7 @@ from embstore.kernels.group import group
 from embstore.kernels.initialize import initialize
 from embstore.kernels.scatter import scatter_rows
 from embstore.kernels.sum_by_key import form_of, sum_by_key
-from embstore.layout import ELEMENT_BYTES, Layout
+from embstore.layout import VALUE_BYTES, Layout
 
 _NO_WEIGHTS = np.empty(0, np.float32)
 _READ_AND_WRITTEN = 2
@@ -43,7 +43,7 @@ class CpuRows:
         out_addresses = np.array([address(out) for out in outs], np.int64)
 
         work = partial(gather, rows, slots, batch.inverse, batch.bounds, out_addresses, dim)
-        item_bytes = _READ_AND_WRITTEN * ELEMENT_BYTES * dim
+        item_bytes = _READ_AND_WRITTEN * VALUE_BYTES * dim
         self._work.run(work, self._work.ranges(len(batch.inverse), item_bytes))
 
     def gather_pooled(

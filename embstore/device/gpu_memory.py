@@ -16,7 +16,7 @@ from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import FLAT_SHIFT, METADATA_BYTES, SlabRows, Slabs, allocated_bytes
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.probe import BUCKET_WIDTH
-from embstore.layout import ELEMENT, Layout
+from embstore.layout import Layout
 
 RESERVE_BYTES = 2 << 30
 """Memory beside the cache: a lookup and an update of a million keys and rows of 128 fp32 on the
@@ -77,7 +77,7 @@ class GpuMemory:
         return self._work.scratch.take(count, dtype, width=width or 1)
 
     def allocate_rows(self, count: int, layout: Layout) -> SlabRows:
-        memory = self._work.scratch.take(count, ELEMENT, width=layout.stride)
+        memory = self._work.scratch.take(count, layout.element, width=layout.stride)
         (table,) = self._work.send(np.array([memory.address], np.uint64))
         return SlabRows(table, FLAT_SHIFT, layout, memory)
 

@@ -23,7 +23,7 @@ from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, Devi
 from embstore.device.slabs import SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
 from embstore.kernels.sum_by_key import form_of
-from embstore.layout import ELEMENT, Layout
+from embstore.layout import VALUE, Layout
 
 _DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
 """Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
@@ -88,7 +88,7 @@ class GpuRows:
             return
         starts, positions = self._group(batch, findings)
         kept = [
-            self._all_resident([part.rows for part in gradients], ELEMENT, int(dim)),
+            self._all_resident([part.rows for part in gradients], VALUE, int(dim)),
             self._all_resident([part.source for part in gradients], np.int32),
             self._all_resident([part.coefficients for part in gradients], np.float32),
         ]
@@ -101,7 +101,7 @@ class GpuRows:
         of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
         count = np.int32(len(gradients))
         extra = self._work.scratch.take(n, np.int32)
-        more = self._work.scratch.take(n // 64 + 1, ELEMENT, width=int(dim))
+        more = self._work.scratch.take(n // 64 + 1, VALUE, width=int(dim))
         self._work.launch(
             "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
             findings,
@@ -188,7 +188,9 @@ class GpuRows:
 
     def _scatter_piece(self, buffer: Buffer, count: int, rows: SlabRows, slots: Slots) -> None:
         """Queue the copy of a buffer of rows, and the kernel that scatters them after it."""
-        d_source = self._work.staging.send_rows(buffer, count * rows.layout.row_bytes).view(ELEMENT)
+        d_source = self._work.staging.send_rows(buffer, count * rows.layout.row_bytes).view(
+            rows.layout.element
+        )
         (d_slots,) = self._work.send(slots)
         self._work.launch(
             "scatter_rows", count * LANES, d_source, *rows.arguments, d_slots, np.int64(count)
@@ -219,7 +221,7 @@ class GpuRows:
             self._work.launch("gather_rows", n * LANES, *rows.arguments, slots, np.int64(n), out)
 
     def read_rows(self, rows: SlabRows, slots: DeviceArray | Slots) -> Rows:
-        d_rows = self._work.scratch.take(len(slots), ELEMENT, width=rows.layout.stride)
+        d_rows = self._work.scratch.take(len(slots), rows.layout.element, width=rows.layout.stride)
         self._gather_rows(rows, self._work.resident(slots), d_rows)
         return self._work.download(d_rows)
 
@@ -237,7 +239,7 @@ class GpuRows:
             yield piece, buffer.rows(count, rows.layout), np.arange(count)
 
     def _begin_piece(self, rows: SlabRows, slots: Slots) -> Buffer:
-        d_rows = self._work.scratch.take(len(slots), ELEMENT, width=rows.layout.stride)
+        d_rows = self._work.scratch.take(len(slots), rows.layout.element, width=rows.layout.stride)
         self._gather_rows(rows, self._work.upload(slots), d_rows)
         self._work.runtime.follow(DOWN, self._work.runtime.mark(COMPUTE))
         buffer = self._work.staging.begin_download(d_rows)

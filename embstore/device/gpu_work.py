@@ -26,7 +26,7 @@ from embstore.device.scratch import Scratch
 from embstore.device.staging import LARGE_BYTES, Staging
 from embstore.host.workers import COPY_THREADS_MAX, Workers
 from embstore.kernels.probe import BUCKET_WIDTH
-from embstore.layout import ELEMENT
+from embstore.layout import VALUE
 
 LANES = 32
 """At most so many own a row."""
@@ -162,7 +162,7 @@ class Outputs:
         self._work = work
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
         count = sum(len(out) for out in self._host_outs)
-        self._d_outs = work.scratch.take(count, ELEMENT, width=dim)
+        self._d_outs = work.scratch.take(count, VALUE, width=dim)
         low, self._placed = 0, []
         for out in outs:
             if isinstance(out, DeviceArray):

@@ -23,7 +23,7 @@ from embstore.arrays import Rows
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
 from embstore.host.workers import Workers
-from embstore.layout import ELEMENT, Layout
+from embstore.layout import Layout
 
 BUFFERS = 3
 PIECE_BYTES = 4 << 20
@@ -45,7 +45,7 @@ class Buffer:
     def rows(self, count: int, layout: Layout) -> Rows:
         """Return the front of the buffer as rows, (count, stride)."""
         front = self.memory[: count * layout.row_bytes]
-        return front.view(ELEMENT).reshape(count, layout.stride)
+        return front.view(layout.element).reshape(count, layout.stride)
 
 
 class Ring:

@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_scalars(const float* of_table, float* scala
 
 // Rows of a group, and what their update needs; a row past the end has null weights.
 struct Updates {
-    float* weights[ROWS_TOGETHER];
+    element* weights[ROWS_TOGETHER];
     const float* g[ROWS_TOGETHER];
     const float* scalars[ROWS_TOGETHER];
 };
@@ -103,11 +103,18 @@ __device__ __forceinline__ void read_piece(
     }
 }
 
+template <typename E>
+__device__ __forceinline__ void read_piece(
+    const E* at, const int32 width, const bool is_once, float* piece) {
+    UNROLLED(e, width) {
+        piece[e] = static_cast<float>(at[e]);
+    }
+}
+
 // Stores what a row may hold: any NaN as the one of contract.md, rule 1.
-__device__ __forceinline__ void store_piece(float* at, const int32 width, const float* piece) {
+__device__ __forceinline__ void store_piece(element* at, const int32 width, const float* piece) {
     if (width == 4) {
-        *reinterpret_cast<float4*>(at) =
-            canonical(make_float4(piece[0], piece[1], piece[2], piece[3]));
+        store_four(at, canonical(make_float4(piece[0], piece[1], piece[2], piece[3])));
     } else {
         *at = canonical(piece[0]);
     }
@@ -127,7 +134,7 @@ __device__ __forceinline__ Updates updates_from(
         updates.g[r] = sums + i * dim;
     }
     UNROLLED(r, ROWS_TOGETHER) {
-        float* row = row_of(slabs, slab_shift, stride, found[r]);
+        element* row = row_of(slabs, slab_shift, stride, found[r]);
         updates.weights[r] = begin + r < n ? row : nullptr;
     }
     UNROLLED(r, ROWS_TOGETHER) {
@@ -213,7 +220,7 @@ __device__ __forceinline__ void apply_rows(
         const int64 slot = __ldg(slots + i);
         const float* of_table = scalars + (__ldg(keys + i) >> KEY_BITS) * SCALAR_COLUMNS;
         const float* g = sums + i * dim;
-        float* weights = row_of(slabs, slab_shift, stride, slot);
+        element* weights = row_of(slabs, slab_shift, stride, slot);
         float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
         UNROLLED(c, COLUMNS_HELD) {
             const int32 d = c * WARP_THREADS + lane;

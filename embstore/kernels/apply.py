@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import PARTIALS, canonical, row_at, sum_of_squares
+from embstore.arithmetic.compiled import PARTIALS, canonical, row_at, sum_of_squares, values_at
 from embstore.arithmetic.jit import building_block, kernel, operation, prefetch_to_write
 from embstore.arrays import KEY_BITS
 from embstore.kernels.gather import AHEAD
@@ -61,12 +61,12 @@ def _tuple_of(count: int, item: Callable[..., Any]) -> Callable[..., tuple[Any, 
 
 
 @building_block
-def _read(place: int, record: jit.Float32s, first: int, step: int) -> Any:
-    return record[first + place * step]
+def _read(place: int, record: jit.Elements, first: int, step: int) -> Any:
+    return np.float32(record[first + place * step])
 
 
 @building_block
-def _write(place: int, record: jit.Float32s, first: int, step: int, values: Any) -> None:
+def _write(place: int, record: jit.Elements, first: int, step: int, values: Any) -> None:
     record[first + place * step] = canonical(values[place])
 
 
@@ -88,7 +88,7 @@ def _scalars_of_elements(optimizer: type[Optimizer]) -> Callable[..., tuple[Any,
 
     @building_block
     def of_elements(
-        record: jit.Float32s, end: int, g: jit.Float32s, scalars: Any, partials: jit.Float32s
+        record: jit.Elements, end: int, g: jit.Float32s, scalars: Any, partials: jit.Float32s
     ) -> Any:
         squares = sum_of_squares(g, partials)
         new = formula(squares, *read(record, end, 1), *scalars[:scalar_count])
@@ -107,7 +107,7 @@ def _update(optimizer: type[Optimizer]) -> Callable[..., None]:
 
     @building_block
     def update(
-        record: jit.Float32s, g: jit.Float32s, of_table: jit.Float32s, partials: jit.Float32s
+        record: jit.Elements, g: jit.Float32s, of_table: jit.Float32s, partials: jit.Float32s
     ) -> None:
         dim = g.shape[0]
         scalars = scalars_of_elements(
@@ -148,8 +148,8 @@ def apply(
     rows: jit.Rows,  # (slots, stride)
     slots: jit.Int64sIn,  # (m,), unique
     keys: jit.Int64sIn,  # (m,)
-    sums: jit.RowsIn,  # (m, dim)
-    scalars: jit.RowsIn,  # (tables, 8)
+    sums: jit.Float32RowsIn,  # (m, dim)
+    scalars: jit.Float32RowsIn,  # (tables, 8)
     dirty: jit.Uint8s,  # (slots,)
     low: jit.Int,
     high: jit.Int,
@@ -164,7 +164,7 @@ def apply(
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
             prefetch_to_write(dirty_start + slots[i + AHEAD])
-        g = row_at(sums_start, i, dim, dim)
-        of_table = row_at(scalars_start, keys[i] >> KEY_BITS, columns, columns)
+        g = values_at(sums_start, i, dim)
+        of_table = values_at(scalars_start, keys[i] >> KEY_BITS, columns)
         _update_record(kind, row_at(start, slots[i], stride, stride), g, of_table, partials)
         dirty[slots[i]] = 1

@@ -11,7 +11,7 @@
 // so that slabs come and go without a copy, and take what they say. A row's address costs one load
 // more than in one array; the table of slabs is small, and stays in the nearest cache. Flat arrays
 // of rows, without metadata, are one slab with slab_shift 62. Kernels take the table of slabs, (slab
-// count,) addresses, slab_shift, and the stride, the fp32 of a row, a multiple of 4.
+// count,) addresses, slab_shift, and the stride, the elements of a row, a multiple of 4.
 
 typedef long long int64;
 typedef unsigned long long uint64;
@@ -24,7 +24,10 @@ typedef unsigned char uint8;
 #define WARPS (BLOCK_THREADS / WARP_THREADS)
 #define FULL_WARP 0xffffffffu
 
-// Of an element of a row, a float (embstore/layout.py).
+// An element of a row as it is kept (embstore/layout.py). Arithmetic is in float, and so are lookups,
+// gradients and sums: a kernel loads elements as floats and stores floats as elements, by what stands
+// here under "Elements".
+typedef float element;
 #define ELEMENT_BYTES 4ull
 
 #define KEY_BITS 40
@@ -86,9 +89,9 @@ __device__ __forceinline__ int64 place_in_slab(int32 slab_shift, int64 slot) {
     return slot & ((1ll << slab_shift) - 1);
 }
 
-__device__ __forceinline__ float* row_of(
+__device__ __forceinline__ element* row_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    return reinterpret_cast<float*>(slab_address(slabs, slab_shift, slot)) +
+    return reinterpret_cast<element*>(slab_address(slabs, slab_shift, slot)) +
            place_in_slab(slab_shift, slot) * stride;
 }
 
@@ -229,6 +232,47 @@ __device__ __forceinline__ void stream_piece(float* at, float4 piece, const int3
         __stcs(at + 2, piece.z);
         __stcs(at + 3, piece.w);
     }
+}
+
+// Elements. Of any type that a float can be converted to and from, one by one; the functions above and
+// below that take pointers to float are what a type that can be moved 16 bytes at a time gains.
+
+template <typename E>
+__device__ __forceinline__ float4 load_piece(const E* at, const int32 width) {
+    const bool is_wide = width == 4;
+    return make_float4(static_cast<float>(at[0]), is_wide ? static_cast<float>(at[1]) : 0.0f,
+                       is_wide ? static_cast<float>(at[2]) : 0.0f,
+                       is_wide ? static_cast<float>(at[3]) : 0.0f);
+}
+
+template <typename E>
+__device__ __forceinline__ void stream_piece(E* at, float4 piece, const int32 width) {
+    at[0] = static_cast<E>(piece.x);
+    if (width == 4) {
+        at[1] = static_cast<E>(piece.y);
+        at[2] = static_cast<E>(piece.z);
+        at[3] = static_cast<E>(piece.w);
+    }
+}
+
+// Four that begin at 16 bytes and are read once.
+__device__ __forceinline__ float4 load_four_once(const float* at) {
+    return __ldcs(reinterpret_cast<const float4*>(at));
+}
+
+template <typename E>
+__device__ __forceinline__ float4 load_four_once(const E* at) {
+    return load_piece(at, 4);
+}
+
+// Four that begin at 16 bytes.
+__device__ __forceinline__ void store_four(float* at, float4 piece) {
+    *reinterpret_cast<float4*>(at) = piece;
+}
+
+template <typename E>
+__device__ __forceinline__ void store_four(E* at, float4 piece) {
+    stream_piece(at, piece, 4);
 }
 
 __device__ __forceinline__ float4 constant(float value) {

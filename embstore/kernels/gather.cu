@@ -16,8 +16,9 @@
 #define ROWS_TOGETHER 4
 
 // Copies a lane's columns of each row that is not null.
+template <typename Target>
 __device__ __forceinline__ void copy_rows(
-    const float* const (&rows)[ROWS_TOGETHER], float* const (&targets)[ROWS_TOGETHER],
+    const element* const (&rows)[ROWS_TOGETHER], Target* const (&targets)[ROWS_TOGETHER],
     const Group& group, int32 dim, const int32 width) {
     for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
         float4 pieces[ROWS_TOGETHER];
@@ -49,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
         for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
             int32 ids[ROWS_TOGETHER];
             int64 found[ROWS_TOGETHER];
-            const float* rows[ROWS_TOGETHER];
+            const element* rows[ROWS_TOGETHER];
             float* targets[ROWS_TOGETHER];
             UNROLLED(r, ROWS_TOGETHER) {
                 ids[r] = __ldg(inverse + min(begin + r, n - 1));
@@ -66,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
                 found[r] = __ldg(slots + ids[r]);
             }
             UNROLLED(r, ROWS_TOGETHER) {
-                const float* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
+                const element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
                 rows[r] = begin + r < n && found[r] >= 0 ? row : nullptr;
             }
             copy_rows(rows, targets, group, dim, width);
@@ -78,18 +79,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather_rows(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,   // (n,), -1: absent
     const int64 n,
-    float* __restrict__ out) {         // (n, stride)
+    element* __restrict__ out) {       // (n, stride)
     const Group group = group_of(stride / 4);
     const int64 step = group.count * ROWS_TOGETHER;
     for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
         int64 found[ROWS_TOGETHER];
-        const float* rows[ROWS_TOGETHER];
-        float* targets[ROWS_TOGETHER];
+        const element* rows[ROWS_TOGETHER];
+        element* targets[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
             found[r] = __ldg(slots + min(begin + r, n - 1));
         }
         UNROLLED(r, ROWS_TOGETHER) {
-            const float* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
+            const element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
             rows[r] = begin + r < n && found[r] >= 0 ? row : nullptr;
             targets[r] = out + (begin + r) * stride;
         }

@@ -21,7 +21,7 @@ __device__ __forceinline__ float4 sum_of_chunk(
     for (int64 begin = first; begin < last; begin += ROWS_TOGETHER) {
         int32 ids[ROWS_TOGETHER];
         int64 found[ROWS_TOGETHER];
-        const float* rows[ROWS_TOGETHER];
+        const element* rows[ROWS_TOGETHER];
         float4 pieces[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
             ids[r] = __ldg(inverse + min(begin + r, last - 1));

@@ -19,6 +19,7 @@ from embstore.arithmetic.compiled import (
     canonical,
     row_at,
     start_sum,
+    values_at,
 )
 from embstore.arithmetic.jit import kernel
 from embstore.kernels.gather import AHEAD, prefetch_row
@@ -32,7 +33,7 @@ def gather_pooled(
     offsets: jit.Int64sIn,  # (bags + 1,)
     mean: jit.Bool,
     weights: jit.Float32sIn,  # (n,), or (0,) for none
-    out: jit.Rows,  # (bags, dim)
+    out: jit.Float32Rows,  # (bags, dim)
     low: jit.Int,
     high: jit.Int,
 ) -> None:
@@ -45,7 +46,7 @@ def gather_pooled(
     end = offsets[high]
     for bag in range(low, high):
         first, last = offsets[bag], offsets[bag + 1]
-        pooled = row_at(out_start, bag, dim, dim)
+        pooled = values_at(out_start, bag, dim)
         if first == last:
             pooled[:] = np.float32(0.0)
             continue

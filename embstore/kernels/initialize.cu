@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
         const float first = __ldg(values + 2 * table), second = __ldg(values + 2 * table + 1);
         const float state = __ldg(initial_state + table);
         const int32 kind = kinds[table];
-        float* row = row_of(slabs, slab_shift, stride, slot);
+        element* row = row_of(slabs, slab_shift, stride, slot);
         for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
             float piece[4] = {first, first, first, first};
             if (d < dim && kind == UNIFORM) {
@@ -95,8 +95,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
                     piece[e] = d + e < dim + state_dim ? state : 0.0f;
                 }
             }
-            *reinterpret_cast<float4*>(row + d) =
-                make_float4(piece[0], piece[1], piece[2], piece[3]);
+            store_four(row + d, make_float4(piece[0], piece[1], piece[2], piece[3]));
         }
     }
 }

@@ -24,7 +24,7 @@ def initialize(
     slots: jit.Int64sIn,  # (n,), unique
     keys: jit.Int64sIn,  # (n,)
     kinds: jit.Int8sIn,  # (tables,), CONSTANT, UNIFORM or NORMAL
-    values: jit.RowsIn,  # (tables, 2): (value, 0), (low, high - low) or (mean, std)
+    values: jit.Float32RowsIn,  # (tables, 2): (value, 0), (low, high - low) or (mean, std)
     seeds: jit.Uint64sIn,  # (tables,)
     initial_state: jit.Float32sIn,  # (tables,)
     dim: jit.Int,

@@ -13,7 +13,7 @@
 #define ROWS_TOGETHER 4
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_rows(
-    const float* __restrict__ source,  // (n, stride)
+    const element* __restrict__ source,  // (n, stride)
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,   // (n,), unique; -1: skipped
     const int64 n) {
@@ -21,25 +21,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_rows(
     const int64 step = group.count * ROWS_TOGETHER;
     for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
         int64 found[ROWS_TOGETHER];
-        float* rows[ROWS_TOGETHER];
+        element* rows[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
             found[r] = __ldg(slots + min(begin + r, n - 1));
         }
         UNROLLED(r, ROWS_TOGETHER) {
-            float* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
+            element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
             rows[r] = begin + r < n && found[r] >= 0 ? row : nullptr;
         }
         for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
             float4 pieces[ROWS_TOGETHER];
             UNROLLED(r, ROWS_TOGETHER) {
                 if (rows[r] != nullptr) {
-                    const float* record = source + (begin + r) * stride;
-                    pieces[r] = __ldcs(reinterpret_cast<const float4*>(record + d));
+                    const element* record = source + (begin + r) * stride;
+                    pieces[r] = load_four_once(record + d);
                 }
             }
             UNROLLED(r, ROWS_TOGETHER) {
                 if (rows[r] != nullptr) {
-                    *reinterpret_cast<float4*>(rows[r] + d) = canonical(pieces[r]);
+                    store_four(rows[r] + d, canonical(pieces[r]));
                 }
             }
         }

@@ -5,8 +5,10 @@ values from outside, so no row ever holds another NaN (contract.md, rule 1). Slo
 for -1. Split over i.
 """
 
+import numpy as np
+
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import bits_at, canonical_bits
+from embstore.arithmetic.compiled import canonical, row_at
 from embstore.arithmetic.jit import building_block, kernel, prefetch_to_write
 from embstore.kernels.gather import AHEAD
 from embstore.layout import ELEMENT_BYTES
@@ -35,6 +37,7 @@ def scatter_rows(
             prefetch_record(start, slots[i + AHEAD], stride)
         if slots[i] < 0:
             continue
-        value, record = bits_at(source_start, i, stride), bits_at(start, slots[i], stride)
+        value = row_at(source_start, i, stride, stride)
+        record = row_at(start, slots[i], stride, stride)
         for d in range(stride):
-            record[d] = canonical_bits(value[d])
+            record[d] = canonical(np.float32(value[d]))

@@ -26,12 +26,12 @@ from embstore.arithmetic.compiled import (
     PLAIN,
     WEIGHTED,
     add_to_sum,
-    row_at,
     scale_row,
     start_sum,
+    values_at,
 )
 from embstore.arithmetic.jit import carray, kernel, pointer_at
-from embstore.kernels.gather import AHEAD, prefetch_row
+from embstore.kernels.gather import AHEAD, prefetch_values
 
 
 def form_of(coefficients: Any, divide: bool) -> int:
@@ -52,7 +52,7 @@ def sum_by_key(
     coefficient_addresses: jit.Int64sIn,  # (segments,), each likewise, float32; 0 with PLAIN
     forms: jit.Int8sIn,  # (segments,), PLAIN, WEIGHTED or DIVIDED
     scale: jit.Float32,
-    sums: jit.Rows,  # (u, dim)
+    sums: jit.Float32Rows,  # (u, dim)
     low: jit.Int,
     high: jit.Int,
 ) -> int:
@@ -73,15 +73,15 @@ def sum_by_key(
         end_of_segment = starts[end] if begin < end else 0
         for id in range(begin, end):
             first, last = starts[id], starts[id + 1]
-            total = row_at(sums_start, id, dim, dim)
+            total = values_at(sums_start, id, dim)
             for chunk_first in range(first, last, CHUNK_OCCURRENCES):
                 part = total if chunk_first == first else chunk
                 for k in range(chunk_first, min(chunk_first + CHUNK_OCCURRENCES, last)):
                     if k + AHEAD < end_of_segment:
                         ahead = np.int64(positions[k + AHEAD]) - shift
-                        prefetch_row(start, source[ahead] if has_source else ahead, dim, dim)
+                        prefetch_values(start, source[ahead] if has_source else ahead, dim)
                     i = np.int64(positions[k]) - shift
-                    value = row_at(start, source[i] if has_source else i, dim, dim)
+                    value = values_at(start, source[i] if has_source else i, dim)
                     if form != PLAIN:
                         coefficient = coefficients[i]
                     if k == chunk_first:

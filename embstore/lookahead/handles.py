@@ -14,7 +14,7 @@ import numpy as np
 from embstore.arrays import Rows, as_out
 from embstore.commands import StepBags
 from embstore.errors import InvalidArgumentError
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Rank, Session, same_error
 from embstore.lookahead.step import Attempt, Positions, RankShare, Step
@@ -211,7 +211,7 @@ class StepLookup(_Handle):
             rows.gather(d_rows, slots, batch, dim, [outs[name] for name in names])
             missing += not_found
         count = sum(len(positions) for positions in chosen.values())
-        size = sum(ELEMENT_BYTES * len(chosen[name]) * dim for name, (_, dim) in shapes.items())
+        size = sum(VALUE_BYTES * len(chosen[name]) * dim for name, (_, dim) in shapes.items())
         self._count(count, missing, size, is_early=is_early)
 
     def _count(self, count: int, missing: int, size: int, *, is_early: bool) -> None:

@@ -22,7 +22,7 @@ from embstore import commands as c
 from embstore.arithmetic import unique
 from embstore.arrays import Keys
 from embstore.errors import CapacityError, DeadlineError, InvalidArgumentError, StoreClosedError
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore.lookahead.finishing import Finishing
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.registry import Registry
@@ -238,7 +238,7 @@ def _share_of(session: Session, step: c.StepKeys, call_bytes_max: int) -> RankSh
     for part in step.tables:
         table = tables[part.table]
         _check_keys(table, part.keys, where)
-        size += len(part.keys) * (8 + ELEMENT_BYTES * table.dim)
+        size += len(part.keys) * (8 + VALUE_BYTES * table.dim)
     if size > call_bytes_max:
         raise InvalidArgumentError(
             f"{where}: expected keys and rows of at most {call_bytes_max} bytes "

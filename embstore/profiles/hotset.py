@@ -27,13 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import DIM_MAX, ROWS_MAX, Keys
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore.optimizers import OPTIMIZERS
 from embstore.profiles.archive import Archive, Members, Saved, gaps_to_keys, keys_to_gaps
 from embstore.profiles.checks import ascends, check, check_int
 from embstore.profiles.profile import Profile, TableProfile, exact_sum
 
-ROW_BYTES_MAX = ELEMENT_BYTES * (
+ROW_BYTES_MAX = VALUE_BYTES * (
     DIM_MAX + max(kind.state_dim(DIM_MAX) for kind in OPTIMIZERS.values())
 )
 """Of the widest row that a table may have."""

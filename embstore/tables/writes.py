@@ -31,7 +31,7 @@ from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.base import Array
 from embstore.errors import InvalidArgumentError
-from embstore.layout import ELEMENT
+from embstore.layout import VALUE
 from embstore.stages import Stages
 from embstore.tables.state import (
     PoolBatch,
@@ -135,7 +135,7 @@ def assign(share: Share, weights: Rows) -> None:
     """Set the weights of each key, the last of repeats winning; its state starts anew (rule 7)."""
     table = share.table
     initial = table.pool.parameters.initial_state[table.table_id]
-    state = np.full((len(weights), table.config.state_dim), initial, ELEMENT)
+    state = np.full((len(weights), table.config.state_dim), initial, VALUE)
     put_rows([Put(share, weights, state, 0)])
 
 
@@ -231,7 +231,7 @@ def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Cha
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
     last[pool.device.memory.download(part.batch.inverse)] = np.arange(part.batch.position_count)
-    rows = np.zeros((len(keys), pool.layout.stride), ELEMENT)
+    rows = np.zeros((len(keys), pool.layout.stride), pool.layout.element)
     dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
     rows[:, :dim] = np.concatenate([put.weights for put in puts])[last]
     rows[:, dim:end] = np.concatenate([put.state for put in puts])[last]

@@ -25,7 +25,7 @@ from google.protobuf import message as protobuf
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20
@@ -174,7 +174,7 @@ class Blank:
         for shape in shapes:
             offset = -(-ends[-1] // _ALIGNMENT) * _ALIGNMENT
             self.places.append(pb.Array(dtype=pb.DTYPE_FLOAT32, shape=shape, offset=offset))
-            ends.append(offset + ELEMENT_BYTES * math.prod(shape))
+            ends.append(offset + VALUE_BYTES * math.prod(shape))
         self._payload_bytes = ends[-1]
         self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
         self._memory = _memory_of(self._message)

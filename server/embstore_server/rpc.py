@@ -44,7 +44,7 @@ from grpc_reflection.v1alpha import reflection
 from embstore.commands import Command, Effect, Retry
 from embstore.engine.engine import Engine
 from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore_proto import frame
 from embstore_proto.frame import CHUNK_BYTES_MAX, Assembly, Blank, Framed
@@ -318,7 +318,7 @@ class GrpcCalls:
         """Note whose step it is, and refuse rows that are too large to be sent."""
         self._service.note_rank(caller, command)
         limit = self._service.engine.tables.limits.call_bytes_max
-        size = sum(ELEMENT_BYTES * rows * dim for rows, dim in lookup.shapes.values())
+        size = sum(VALUE_BYTES * rows * dim for rows, dim in lookup.shapes.values())
         if size > limit:
             raise InvalidArgumentError(
                 f"expected rows of at most {limit} bytes (limits.call_bytes_max) in a step, found "

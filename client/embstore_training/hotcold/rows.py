@@ -15,7 +15,7 @@ from embstore.arithmetic import apply_update
 from embstore.arrays import Keys, Rows, as_keys
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
-from embstore.layout import ELEMENT_BYTES
+from embstore.layout import VALUE_BYTES
 
 DENSE_KEYS_MAX = 1 << 24
 """Largest key of a table whose slots are in a map, of 4 bytes a key: at most 64 MiB a table."""
@@ -100,7 +100,7 @@ class HotTable:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row where it travels: key, weights and state."""
-        return 8 + ELEMENT_BYTES * (self.config.dim + self.config.state_dim)
+        return 8 + VALUE_BYTES * (self.config.dim + self.config.state_dim)
 
     def slots(self, keys: ArrayLike) -> Slots:
         """Return the slots of keys, (n,), all of which must be hot."""

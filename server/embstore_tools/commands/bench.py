@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 from embstore.errors import EmbstoreError
+from embstore.layout import VALUE_BYTES
 from embstore_server.cli import output
 from embstore_server.cli.connection import Connect, Shown, on_server
 from embstore_server.cli.flags import flag
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _WARM_UP_CALLS = 5
 _LEARNING_RATE = 0.01
-_KEYS_BYTES, _ELEMENT_BYTES = 8, 4
+_KEYS_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _timed(
         "seconds": sum(times),
         "calls_per_second": rate,
         "keys_per_second": rate * load.keys,
-        "bytes_per_second": rate * load.keys * (_KEYS_BYTES + _ELEMENT_BYTES * load.dim),
+        "bytes_per_second": rate * load.keys * (_KEYS_BYTES + VALUE_BYTES * load.dim),
         "p50_ms": float(p50),
         "p99_ms": float(p99),
     }

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from embstore.layout import ELEMENT_BYTES
+
 COMPILER = "g++"
 FLAGS = (
     "-O2",
@@ -56,6 +58,7 @@ _POINTEE_BYTES = {
     **{name: np.dtype(scalar).itemsize for name, scalar in _SCALARS.items()},
     "uint8": 1,
     "signed char": 1,
+    "element": ELEMENT_BYTES,
     "float4": 4,
     "int4": 4,
     "uint4": 4,
