@@ -22,7 +22,7 @@ from embstore_server.rpc import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 300.0
 
 
 @cache

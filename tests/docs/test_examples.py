@@ -113,7 +113,7 @@ def test_commands_of_a_page_run_in_their_order(
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout
 
@@ -190,7 +190,7 @@ def test_metrics_of_the_guide_are_those_of_a_server(server: ServerProcess) -> No
 
 
 def read(url: str) -> str:
-    with build_opener(ProxyHandler({})).open(url, timeout=30) as answer:
+    with build_opener(ProxyHandler({})).open(url, timeout=300) as answer:
         text: str = answer.read().decode()
         return text
 

@@ -48,7 +48,7 @@ class HeldCompaction(RefusingFiles):
         self.released = threading.Event()
 
     def reached(self, point: str) -> None:
-        assert point != "compaction:records" or self.released.wait(60)
+        assert point != "compaction:records" or self.released.wait(300)
 
 
 def test_merge_that_ends_after_a_failure_is_not_installed(quick_path: Path) -> None:

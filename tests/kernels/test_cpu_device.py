@@ -65,7 +65,7 @@ def test_workers_return_results_in_order_and_share_the_ranges():
 
     def work(low, high):
         if low < 3:
-            together.wait(60)  # three threads are at work at once, or this fails
+            together.wait(300)  # three threads are at work at once, or this fails
         return low * high
 
     assert workers.run(work, ranges) == [low * high for low, high in ranges]

@@ -17,7 +17,7 @@ from tests.serving import Server
 DIM, ROWS = 4, 4000
 OPTIMIZER, INITIALIZER = RowWiseAdagrad(0.1), Uniform(-1.0, 1.0)
 CACHE_BYTES = 4 << 20
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def add(store: Any, name: str, rows: int = ROWS) -> Any:

@@ -72,7 +72,7 @@ class Rest:
 
     async def on_engine(self, work: Callable[[embstore.Store], Any]) -> Any:
         task = self.service.worker.submit(
-            "Test", lambda engine: work(Store(engine)), lane="test", deadline=monotonic() + 60
+            "Test", lambda engine: work(Store(engine)), lane="test", deadline=monotonic() + 300
         )
         return await task.outcome
 
@@ -82,9 +82,9 @@ class Rest:
         gate, begun = threading.Event(), threading.Event()
         task = self.service.worker.submit(
             "Digest",
-            lambda engine: begun.set() or gate.wait(60),
+            lambda engine: begun.set() or gate.wait(300),
             lane="test",
-            deadline=monotonic() + 60,
+            deadline=monotonic() + 300,
         )
         await asyncio.to_thread(begun.wait, 60)
         try:

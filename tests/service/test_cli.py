@@ -67,7 +67,7 @@ def loaded_by(*words: str) -> set[str]:
         assert main({words!r}) == 0
         sys.stderr.write(" ".join(sys.modules))
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return set(done.stderr.split())
 
@@ -90,7 +90,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(shell: Shell) -> None:
 
 def test_the_package_runs_as_a_module(shell: Shell) -> None:
     words = [sys.executable, "-m", "embstore_server", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.stdout == shell("--version").out == f"embstore {embstore.__version__}\n"
 
 

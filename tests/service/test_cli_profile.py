@@ -213,7 +213,7 @@ def test_criteo_is_profiled_without_the_extra(folder: Path, tmp_path: Path) -> N
         from embstore_server.cli import main
         sys.exit(main(["profile", {str(folder / "day.tsv")!r}, "-o", {str(tmp_path / "p")!r}]))
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert "a plot here needs more" in done.stdout
 

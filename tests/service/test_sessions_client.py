@@ -29,7 +29,7 @@ from embstore_proto.status import ERROR_METADATA, answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.served import until
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 DIM, COUNT = 3, 7
 ROWS = np.arange(COUNT * DIM, dtype=np.float32).reshape(COUNT, DIM)
 EARLY, LATE = [1, 2, 5], [0, 3, 4, 6]

@@ -16,7 +16,7 @@ from embstore_client.transport import Transport
 from embstore_proto.verbs import VERBS
 from tests.commands.values import command
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 NOTHING = "did not answer in time"
 READ_T = "it may have been applied: read t and the command number before another try"
 LOOK = "it may have been applied: look whether it was before another try"

@@ -23,7 +23,7 @@ class Gate:
 
     def __call__(self, store: Any) -> None:
         self.entered.set()
-        assert self.opened.wait(60)
+        assert self.opened.wait(300)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def worker(
 
 
 def submit(worker: Worker, work: Any, lane: str = "a", **options: Any) -> Task:
-    options.setdefault("deadline", monotonic() + 60)
+    options.setdefault("deadline", monotonic() + 300)
     return worker.submit("Verb", work, lane=lane, **options)
 
 

@@ -187,7 +187,7 @@ def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def run_python(code: str) -> str:
     """Run `code` in a fresh interpreter at the root and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -117,7 +117,7 @@ LOADED = """if True:
 
 def test_importing_the_client_loads_numpy_grpc_and_protobuf_alone() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     loaded, engine = done.stdout.splitlines()

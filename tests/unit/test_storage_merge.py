@@ -220,10 +220,10 @@ class PausedFiles(UnsyncedFiles):
     def reached(self, point):
         if point == self.point and not self.go_on.is_set():
             self.there.set()
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(300)
 
     def wait(self):
-        assert self.there.wait(60), f"no merge reached {self.point}"
+        assert self.there.wait(300), f"no merge reached {self.point}"
 
 
 FOLD_POINTS = ["fold:rows", "fold:synced", "fold:written"]

@@ -36,7 +36,7 @@ def test_changing_the_directory_moves_no_store(tmp_path, monkeypatch):
 def run(script, path):
     """Run a script in a process of its own, which is to end in silence; return what it prints."""
     command = [sys.executable, "-W", "error", "-c", script, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

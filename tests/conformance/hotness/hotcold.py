@@ -31,7 +31,7 @@ COLUMNS = {
 }
 """Two columns share a table, and one has three ids a sample."""
 BATCH = 20
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 
 
 def hotcold_twin(open_twin: Any, **options: Any) -> Any:

@@ -197,7 +197,7 @@ def test_rows_are_written_to_the_callers_arrays(open_twin):
     rank = Rank(twin.store, Plan(("a",)), 0)
     rank.announce([step])
     out = {"a": np.empty((3, TABLE["dim"]), np.float32)}
-    found = twin.store.sessions.lookup_step(rank.member, 1, out=out, timeout_s=30)
+    found = twin.store.sessions.lookup_step(rank.member, 1, out=out, timeout_s=300)
     assert found["a"] is out["a"]
     assert_same(out["a"], answer.rows[0]["a"])
     finish(twin.store, rank.member, step)

@@ -37,7 +37,7 @@ FLAGS = (
     "-w",
     *(["-march=x86-64", "-msse2"] if platform.machine() == "x86_64" else []),
 )
-COMPILE_SECONDS_MAX = 240
+COMPILE_SECONDS_MAX = 600
 
 WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*")
 """What a plain loop over a block's threads cannot do."""
@@ -222,7 +222,7 @@ def _compiler_version() -> str:
     if shutil.which(COMPILER) is None:
         raise FileNotFoundError(f"the emulation needs {COMPILER}")
     return subprocess.run(
-        [COMPILER, "--version"], capture_output=True, text=True, check=True, timeout=60
+        [COMPILER, "--version"], capture_output=True, text=True, check=True, timeout=600
     ).stdout
 
 

@@ -249,5 +249,5 @@ def test_importing_the_demo_starts_nothing() -> None:
         "import sys, threading, embstore_tools.demo;"
         "print(threading.active_count(), {'numba', 'grpc', 'embstore_client'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["1", "set()"], done.stderr

@@ -16,7 +16,7 @@ from embstore_server.service import Service
 from embstore_server.worker import Worker
 from tests.serving import Server, on_loop
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 _LOOK_S = 0.0005
 _CACHE_BYTES = 1 << 22
 

@@ -156,7 +156,7 @@ def test_attempt_outlives_the_deadline_of_the_one_it_joined(
 ) -> None:
     origin = sender.origin()
     with served.held():
-        first = wire.begin("Update", message(1, origin), timeout=3.0)
+        first = wire.begin("Update", message(1, origin), timeout=5.0)
         served.await_queue(1)
         second = message(1, again(origin))
         further = wire.begin("Update", second)
