@@ -260,7 +260,7 @@ class GrowTable(Command[Acknowledged], effect=Effect.WRITES):
 
 
 class SetLearningRate(Command[Acknowledged], effect=Effect.WRITES):
-    """Set the learning rate of updates that give none."""
+    """Set the learning rate of updates that do not give one."""
 
     table: str
     table_id: int | None

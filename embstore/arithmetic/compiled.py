@@ -16,6 +16,8 @@ tested and multiplied for each element, because Numba lets a signed index be neg
     group       counting sort of positions by id, stable
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -103,14 +105,14 @@ def fill_uniform(
     whole = dim >> 2
     for block in range(whole):
         w0, w1, w2, w3 = philox(row_key, np.uint64(block), _UNIFORM_STREAM, seed)
-        row[4 * block] = _uniform(w0, low, span)
-        row[4 * block + 1] = _uniform(w1, low, span)
-        row[4 * block + 2] = _uniform(w2, low, span)
-        row[4 * block + 3] = _uniform(w3, low, span)
+        row[4 * block] = element_of(_uniform(w0, low, span))
+        row[4 * block + 1] = element_of(_uniform(w1, low, span))
+        row[4 * block + 2] = element_of(_uniform(w2, low, span))
+        row[4 * block + 3] = element_of(_uniform(w3, low, span))
     if dim & 3:
         words = philox(row_key, np.uint64(whole), _UNIFORM_STREAM, seed)
         for d in range(4 * whole, dim):
-            row[d] = _uniform(words[d & 3], low, span)
+            row[d] = element_of(_uniform(words[d & 3], low, span))
 
 
 @building_block
@@ -127,15 +129,24 @@ def fill_normal(
         w0, w1, w2, w3 = philox(row_key, np.uint64(d), _NORMAL_STREAM, seed)
         halves = np.int64(_halves(w0) + _halves(w1) + _halves(w2) + _halves(w3))
         deviation = np.float32(np.int32(halves - _HALVES_MEAN))  # exact: below 2**24
-        row[d] = mean + std * (deviation * _HALVES_TO_SIGMA)
+        row[d] = element_of(mean + std * (deviation * _HALVES_TO_SIGMA))
+
+
+@building_block
+def value_of(element: Any) -> np.float32:
+    """Return an element as a value, and a value as it is."""
+    return np.float32(element)
+
+
+@building_block
+def element_of(value: np.float32) -> Any:
+    """Return a value as an element."""
+    return value
 
 
 @building_block
 def row_at(start: int, index: int, stride: int, dim: int) -> jit.Elements:
-    """Return the (dim,) elements that begin `index` rows of `stride` elements after an address.
-
-    What is read of them becomes a value by `np.float32(...)`, which of an fp32 costs nothing.
-    """
+    """Return the (dim,) elements that begin `index` rows of `stride` elements after an address."""
     row: jit.Elements = carray(pointer_at(start + index * stride * ELEMENT_BYTES), dim, ELEMENT)
     return row
 
@@ -149,22 +160,29 @@ def values_at(start: int, index: int, dim: int) -> jit.Float32s:
 
 @building_block
 def copy_row(row: jit.Elements, value: jit.Elements) -> None:
-    """row = value; either may be of elements or of values."""
+    """row = value, both of elements or both of values."""
     for d in range(row.shape[0]):
         row[d] = value[d]
+
+
+@building_block
+def load_row(values: jit.Float32s, row: jit.Elements) -> None:
+    """values = the row's elements, or a row of values, as values."""
+    for d in range(values.shape[0]):
+        values[d] = value_of(row[d])
 
 
 @building_block
 def start_sum(total: jit.Float32s, value: jit.Elements, coefficient: np.float32, form: int) -> None:
     """total = the occurrence: a sum starts from its first (0.0 + x would lose the sign of -0.0)."""
     if form == PLAIN:
-        copy_row(total, value)
+        load_row(total, value)
     elif form == WEIGHTED:
         for d in range(total.shape[0]):
-            total[d] = coefficient * np.float32(value[d])
+            total[d] = coefficient * value_of(value[d])
     else:
         for d in range(total.shape[0]):
-            total[d] = np.float32(value[d]) / coefficient
+            total[d] = value_of(value[d]) / coefficient
 
 
 @building_block
@@ -174,13 +192,13 @@ def add_to_sum(
     """total += the occurrence."""
     if form == PLAIN:
         for d in range(total.shape[0]):
-            total[d] += np.float32(value[d])
+            total[d] += value_of(value[d])
     elif form == WEIGHTED:
         for d in range(total.shape[0]):
-            total[d] += coefficient * np.float32(value[d])
+            total[d] += coefficient * value_of(value[d])
     else:
         for d in range(total.shape[0]):
-            total[d] += np.float32(value[d]) / coefficient
+            total[d] += value_of(value[d]) / coefficient
 
 
 @building_block

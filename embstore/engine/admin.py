@@ -125,7 +125,7 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
 
 
 def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
-    """Set the rate of updates that give none."""
+    """Set the rate of updates that do not give one."""
     with engine.tables.writing():
         table = engine.tables.find(command.table, command.table_id)
         optimizer, what = table.config.optimizer, f"table {table.name!r}: learning_rate"

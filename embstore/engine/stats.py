@@ -105,7 +105,8 @@ class StoreStats:
         metric="build",
     )
     epoch: int = gauge(
-        "Counts restores, and crashes that lost commands.", lambda e: e.storage.catalogue.epoch
+        "1 at first; grows with each restore, and with each crash that lost commands.",
+        lambda e: e.storage.catalogue.epoch,
     )
     command: int = gauge(
         "Number of the last acknowledged mutating command.",

@@ -372,7 +372,7 @@ class Store:
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.
 
-        Only a checkpoint makes them durable.
+        A checkpoint or a clean close makes them durable.
         """
         return self.executor.execute(c.Flush())
 

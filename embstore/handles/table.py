@@ -76,7 +76,7 @@ class Table:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of updates that give none; setting it is a mutating command."""
+        """The rate of updates that do not give one; setting it is a mutating command."""
         return self.config.optimizer.learning_rate
 
     @learning_rate.setter
@@ -259,7 +259,7 @@ class Table:
     def flush(self) -> int:
         """Write dirty rows to the log and return how many.
 
-        They stay in the cache. Only a checkpoint makes them durable.
+        They stay in the cache. A checkpoint or a clean close makes them durable.
         """
         return self._executor.execute(c.Flush(self.name, self.table_id))
 

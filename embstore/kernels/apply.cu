@@ -116,7 +116,7 @@ __device__ __forceinline__ void store_piece(element* at, const int32 width, cons
     if (width == 4) {
         store_four(at, canonical(make_float4(piece[0], piece[1], piece[2], piece[3])));
     } else {
-        *at = canonical(piece[0]);
+        *at = static_cast<element>(canonical(piece[0]));
     }
 }
 
@@ -225,9 +225,9 @@ __device__ __forceinline__ void apply_rows(
         UNROLLED(c, COLUMNS_HELD) {
             const int32 d = c * WARP_THREADS + lane;
             g_held[c] = d < dim ? __ldg(g + d) : 0.0f;
-            w_held[c] = d < dim ? weights[d] : 0.0f;
+            w_held[c] = d < dim ? static_cast<float>(weights[d]) : 0.0f;
         }
-        float s = lane == 0 ? weights[dim] : 0.0f;
+        float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
 
         float sum = 0.0f;  // not the first square: no square is -0.0
         UNROLLED(c, COLUMNS_HELD) {
@@ -247,19 +247,20 @@ __device__ __forceinline__ void apply_rows(
             float of_formula[SCALARS];
             load_scalars<SCALARS>(of_table, of_formula);
             scalar = OF_ROW(sum, s, of_formula);
-            weights[dim] = canonical(s);
+            weights[dim] = static_cast<element>(canonical(s));
             *dirty_of(slabs, slab_shift, stride, slot) = 1;
         }
         scalar = __shfl_sync(FULL_WARP, scalar, 0);
         UNROLLED(c, COLUMNS_HELD) {
             const int32 d = c * WARP_THREADS + lane;
             if (d < dim) {
-                weights[d] = canonical(OF_ELEMENT(g_held[c], w_held[c], scalar));
+                weights[d] = static_cast<element>(canonical(OF_ELEMENT(g_held[c], w_held[c], scalar)));
             }
         }
 #pragma unroll 4
         for (int32 d = COLUMNS_HELD * WARP_THREADS + lane; d < dim; d += WARP_THREADS) {
-            weights[d] = canonical(OF_ELEMENT(__ldg(g + d), weights[d], scalar));
+            const float w = OF_ELEMENT(__ldg(g + d), static_cast<float>(weights[d]), scalar);
+            weights[d] = static_cast<element>(canonical(w));
         }
     }
 }

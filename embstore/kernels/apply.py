@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import PARTIALS, canonical, row_at, sum_of_squares, values_at
+from embstore.arithmetic.compiled import (
+    PARTIALS,
+    canonical,
+    element_of,
+    row_at,
+    sum_of_squares,
+    value_of,
+    values_at,
+)
 from embstore.arithmetic.jit import building_block, kernel, operation, prefetch_to_write
 from embstore.arrays import KEY_BITS
 from embstore.kernels.gather import AHEAD
@@ -62,12 +70,12 @@ def _tuple_of(count: int, item: Callable[..., Any]) -> Callable[..., tuple[Any, 
 
 @building_block
 def _read(place: int, record: jit.Elements, first: int, step: int) -> Any:
-    return np.float32(record[first + place * step])
+    return value_of(record[first + place * step])
 
 
 @building_block
 def _write(place: int, record: jit.Elements, first: int, step: int, values: Any) -> None:
-    record[first + place * step] = canonical(values[place])
+    record[first + place * step] = element_of(canonical(values[place]))
 
 
 @building_block

@@ -234,8 +234,8 @@ __device__ __forceinline__ void stream_piece(float* at, float4 piece, const int3
     }
 }
 
-// Elements. Of any type that a float can be converted to and from, one by one; the functions above and
-// below that take pointers to float are what a type that can be moved 16 bytes at a time gains.
+// Elements of any type that a float can be converted to and from. They are moved one by one; those of
+// float, by the functions that take pointers to float, 16 bytes at a time.
 
 template <typename E>
 __device__ __forceinline__ float4 load_piece(const E* at, const int32 width) {

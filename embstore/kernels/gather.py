@@ -8,7 +8,7 @@ over i.
 """
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import copy_row, row_at, values_at
+from embstore.arithmetic.compiled import copy_row, load_row, row_at, values_at
 from embstore.arithmetic.jit import building_block, kernel, prefetch
 from embstore.layout import ELEMENT_BYTES, VALUE_BYTES
 
@@ -54,7 +54,7 @@ def gather(
             slot = slots[inverse[position]]
             if slot >= 0:
                 out = values_at(out_start, position - shift, dim)
-                copy_row(out, row_at(start, slot, stride, dim))
+                load_row(out, row_at(start, slot, stride, dim))
 
 
 @kernel

@@ -11,7 +11,7 @@ A pure function of its arguments, whatever the split (over i) and the order. Slo
 import numpy as np
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import fill_normal, fill_uniform, row_at
+from embstore.arithmetic.compiled import element_of, fill_normal, fill_uniform, row_at
 from embstore.arithmetic.jit import kernel
 from embstore.arrays import KEY_BITS, KEY_MASK
 
@@ -43,9 +43,9 @@ def initialize(
         elif kinds[table] == NORMAL:
             fill_normal(row, row_key, seed, values[table, 0], values[table, 1])
         else:
-            row[:] = values[table, 0]
+            row[:] = element_of(values[table, 0])
         record = row_at(start, slot, stride, stride)
         for d in range(dim, dim + state_dim):
-            record[d] = initial_state[table]
+            record[d] = element_of(initial_state[table])
         for d in range(dim + state_dim, stride):
-            record[d] = np.float32(0.0)
+            record[d] = element_of(np.float32(0.0))

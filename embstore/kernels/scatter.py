@@ -5,10 +5,8 @@ values from outside, so no row ever holds another NaN (contract.md, rule 1). Slo
 for -1. Split over i.
 """
 
-import numpy as np
-
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import canonical, row_at
+from embstore.arithmetic.compiled import canonical, element_of, row_at, value_of
 from embstore.arithmetic.jit import building_block, kernel, prefetch_to_write
 from embstore.kernels.gather import AHEAD
 from embstore.layout import ELEMENT_BYTES
@@ -40,4 +38,4 @@ def scatter_rows(
         value = row_at(source_start, i, stride, stride)
         record = row_at(start, slots[i], stride, stride)
         for d in range(stride):
-            record[d] = canonical(np.float32(value[d]))
+            record[d] = element_of(canonical(value_of(value[d])))

@@ -1,8 +1,8 @@
 """A table's digest, kept up to date by block (contract.md, rule 11).
 
 The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
-calls, together with the blocks written since; so only those are hashed again. Before the first call
-nothing is kept, and a table that nobody asks for pays nothing.
+calls, together with the blocks written since; so only those blocks are hashed again. Before the
+first call nothing is kept, and a table that nobody asks for pays nothing.
 
 A block's written rows are found by asking for each of its 256 keys: the cache (a dirty row is
 written), then the log, then the base. Rows are gathered on the engine thread and hashed on two
@@ -11,6 +11,7 @@ others, which hold no lock while they hash.
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,9 +107,7 @@ def _hash_blocks(pool: Pool, table_id: int, rows: int, blocks: Keys) -> NDArray[
     return leaves
 
 
-def _written_rows(
-    pool: Pool, table_id: int, rows: int, blocks: Keys
-) -> tuple[Keys, NDArray[np.float32]]:
+def _written_rows(pool: Pool, table_id: int, rows: int, blocks: Keys) -> tuple[Keys, NDArray[Any]]:
     keys = (blocks[:, None] * BLOCK_KEYS + np.arange(BLOCK_KEYS)).ravel()
     keys = keys[: np.searchsorted(keys, rows)]
     records, written = pool.reader.peek_written(keys | table_id << KEY_BITS)
@@ -118,7 +117,7 @@ def _written_rows(
 def _hash_chunk(
     pool: Pool,
     keys: Keys,
-    records: NDArray[np.float32],
+    records: NDArray[Any],
     cuts: NDArray[np.int64],
     leaves: NDArray[np.uint8],
 ) -> None:

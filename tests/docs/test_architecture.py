@@ -17,7 +17,7 @@ BOUNDS = {
     "an eviction policy": 3,
     "a transport": 2,
     "a stat": 1,
-    "a row dtype": 8,
+    "a row dtype, of all tables": 8,
     "a setting": 3,
 }
 

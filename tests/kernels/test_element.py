@@ -1,7 +1,8 @@
 """The type in which rows are kept is named in two places, `layout.py` and `common.cuh`.
 
 Rows kept as float64 hold every fp32 exactly. So a store that keeps them that way reads the same
-bits as ever, unless cache, kernels, files or log take an element for a value somewhere.
+bits as ever, unless cache, kernels, files or log take an element for a value somewhere. The trace
+has every optimizer, lookups, pooled and plain, updates, rows that are set, and an opening again.
 """
 
 import os

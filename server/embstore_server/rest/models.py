@@ -33,7 +33,9 @@ class Context:
     """Which state of which store answered."""
 
     store_id: str = text("Id of the directory, which never changes.")
-    epoch: int = gauge("Counts restores, and crashes that lost commands.")
+    epoch: int = gauge(
+        "1 at first; grows with each restore, and with each crash that lost commands."
+    )
     command: int = gauge("Number of the last acknowledged mutating command.")
     instance: str = text("Id of the process's life: it changes with a restart.")
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 from embstore.errors import EmbstoreError
-from embstore.layout import VALUE_BYTES
 from embstore_server.cli import output
 from embstore_server.cli.connection import Connect, Shown, on_server
 from embstore_server.cli.flags import flag
@@ -137,6 +136,8 @@ def _timed(
 ) -> dict[str, float]:
     """Return the results of one kind of call; bytes are those of keys and rows, with repeats."""
     import numpy as np
+
+    from embstore.layout import VALUE_BYTES
 
     times = []
     for keys in islice(drawn, load.calls):  # drawn outside of what is timed
