@@ -225,8 +225,8 @@ class RemoteExecutor:
         match command:
             case c.Lookup(tables, admit):
                 once = [UniqueKeys.of(part) for part in tables]
-                if out is None and all(keys.inverse is None for keys in once):
-                    return command, None
+                if all(keys.inverse is None for keys in once):
+                    return command, lambda read: _spread(read, once, out)
                 parts = [keys.in_place_of(p) for keys, p in zip(once, tables, strict=True)]
                 return c.Lookup(tuple(parts), admit), lambda read: _spread(read, once, out)
             case c.ReadRows(keys):
