@@ -349,12 +349,12 @@ class HotPins:
     def _forget(self, tables: Iterable[TableState]) -> None:
         """Want no rows of tables any more that have been dropped."""
         assert self.wanted is not None
-        ids = {table.table_id for table in tables}
-        wanted, left = self.wanted, dict(self.wanted.tables)
-        for name in [name for name, known in self._ids.items() if known in ids]:
-            del left[name]
+        dropped = {table.table_id for table in tables}
+        wanted = self.wanted
+        self._ids = {name: known for name, known in self._ids.items() if known not in dropped}
+        left = {name: keys for name, keys in wanted.tables.items() if name in self._ids}
         if len(left) < len(wanted.tables):
-            self.wanted = HotSet(left, wanted.version, wanted.threshold) if left else None
+            self.wanted = replace(wanted, tables=left, bytes=0) if left else None
             with suppress(EmbstoreError):  # what is there of it means no table that there is
                 self._keep()
 

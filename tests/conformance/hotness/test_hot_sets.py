@@ -85,6 +85,20 @@ def test_a_hot_set_meets_drop_restore_and_a_smaller_cache(open_twin):
         train(twin, "a", rng)
 
 
+def test_a_hot_table_is_dropped_restored_and_dropped_again(open_twin):
+    """Found by the state machine: the set forgot the table's rows and not its id, with which a
+    restore brings the table back."""
+    twin = open_twin(a=config(), b=config())
+    twin.checkpoint("one")
+    twin.store.pin_hot_set(HotSet({"a": np.arange(3), "b": np.arange(5)}))
+    twin.drop_table("b")
+    twin.restore("one")
+    twin.drop_table("b")
+    assert list(twin.store.hot_set().tables) == ["a"]
+    twin.drop_table("a")
+    assert twin.store.hot_set() is None
+
+
 # Pools and budgets that change while a set is pinned
 
 
