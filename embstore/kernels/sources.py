@@ -7,6 +7,7 @@ with an addition, flushes denormals, or divides approximately: the contract fixe
 """
 
 import re
+from functools import cache
 from importlib.resources import files
 
 OPTIONS = ("--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false")
@@ -26,14 +27,16 @@ _KERNEL = re.compile(
 )
 
 
+@cache
 def source(verb: str) -> str:
     """Return all that a compiler is given of a verb."""
     return "".join(_with_name(name) for name in ("common.cuh", f"{verb}.cu"))
 
 
-def kernels_of(verb: str) -> list[str]:
+@cache
+def kernels_of(verb: str) -> tuple[str, ...]:
     """Return the names of a verb's kernels, in the order of its file."""
-    return _KERNEL.findall(source(verb))
+    return tuple(_KERNEL.findall(source(verb)))
 
 
 def _with_name(name: str) -> str:

@@ -39,6 +39,7 @@ class Embedded:
     """Stores of this process, each in a directory below `root`."""
 
     offers = frozenset({"process", "memory"})
+    device = "cpu"
     is_remote = False
 
     def __init__(self, root: Path) -> None:

@@ -81,7 +81,7 @@ def content(store: Any) -> dict[str, Any]:
     return {
         "command": store.command,
         "checkpoints": [(c.label, c.metadata, c.state.command) for c in store.checkpoints()],
-        "tables": {n: (t.t, t.config, t.digest()) for n, t in tables.items()},
+        "tables": {name: (t.describe(), t.digest()) for name, t in tables.items()},
     }
 
 

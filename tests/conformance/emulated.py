@@ -18,6 +18,7 @@ class Emulated(Embedded):
     """Stores of this process whose rows are cached by an emulated GPU."""
 
     offers = Embedded.offers - {"memory"}
+    device = "emulated"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         if "device" in options:

@@ -72,16 +72,16 @@ def cut_into_bags(rng: np.random.Generator, count: int) -> Any:
 
 
 _SMALLEST: dict[str, int] = {}
-"""What was found, by backend and tables: each device takes its own bytes beside the rows."""
+"""What was found, by device and tables: each device takes its own bytes beside the rows."""
 
 
 def smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
-    """Return the least cache_bytes with which a store can have these tables, by bisection."""
-    asked = repr((type(backend), tables))
+    """Return the fewest KiB, as bytes, with which a store can have these tables, by bisection."""
+    asked = repr((backend.device, tables))
     if asked in _SMALLEST:
         return _SMALLEST[asked]
-    low, high = 1, 1 << 24
-    while high - low > 1:
+    low, high = 0, 1 << 24
+    while high - low > 1024:
         middle = (low + high) // 2
         store = backend.open_store(f"probe-{middle}", cache_bytes=middle, threads=1)
         try:

@@ -28,6 +28,7 @@ class OnGpu(Embedded):
     """
 
     offers = Embedded.offers - {"process", "memory"}
+    device = "cuda"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         from embstore.device.cuda import open_runtime

@@ -76,13 +76,13 @@ def fill(store, count=400):
 @pytest.mark.needs("process")
 def test_closing_gives_descriptors_and_threads_back(backend):
     """With handles still about: an object that nobody uses may live for long."""
-    before = descriptors(), threading.active_count()
+    before = descriptors(), threading.active_count()  # and less, where earlier cases end meanwhile
     store = backend.open_store(limits=TINY, threads=3)
     table = fill(store)
     backend.settle(store)
     table.lookup(np.arange(1000))
     store.close()
-    assert (descriptors(), threading.active_count()) == before
+    assert descriptors() <= before[0] and threading.active_count() <= before[1]
 
 
 @pytest.mark.needs("process")
@@ -110,7 +110,7 @@ def test_refused_openings_keep_no_descriptor(backend):
     for _ in range(5):
         with pytest.raises(embstore.CorruptTableError):
             backend.open_store()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_opening_with_too_small_a_cache_keeps_no_lock(backend):

@@ -115,9 +115,7 @@ def random_profile(rng):
 def cache_bytes(backend, tables, run):
     """Return a budget that has room for a run's share of the rows."""
     rows = sum(config["rows"] for config in tables.values())
-    # What is smallest is remembered by the tables, and is not the same on every device.
-    probes = {f"{run['device']}/{name}": config for name, config in tables.items()}
-    return smallest_cache(backend, probes) + int(SHARES[run["cache"]] * rows * SLOT_BYTES)
+    return smallest_cache(backend, tables) + int(SHARES[run["cache"]] * rows * SLOT_BYTES)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: "-".join(map(str, run.values())))

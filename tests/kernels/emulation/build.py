@@ -115,8 +115,9 @@ class Kernel:
             raise KernelError(f"{self.name}: {failed.decode()}")
 
 
+@cache
 def build(source: str) -> dict[str, Kernel]:
-    """Return the kernels of a source, by name.
+    """Return the kernels of a source, by name; once a process, since every store asks for them.
 
     Raises
     ------

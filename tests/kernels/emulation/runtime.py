@@ -8,7 +8,8 @@ device: what is not pinned is copied when it is uploaded, and what is downloaded
 then (unless an upload still has to read it).
 
 A plain allocation is garbage at first, with a guard on either side; a write into a guard is found
-when the host waits next, or when the memory is given back. That, as `cudaFree`, lets the work given
+when the host waits next, or some waits later where no work named the memory, or when the memory is
+given back. That, as `cudaFree`, lets the work given
 before go on using it: the memory itself goes when that is done. Work refers to memory by address,
 and keeps no array: scratch memory is used again when its last array goes, as it is on a device.
 """
@@ -32,6 +33,9 @@ from embstore.kernels.sources import VERBS, kernels_of, source
 from tests.kernels.emulation.build import Kernel, KernelError, Parameter, build
 
 GARBAGE = 0xA5
+WAITS_A_LOOK = 32
+"""At one wait in so many all guards are looked at: a kernel may find memory by an address in its
+arrays."""
 GUARD = bytes([0x6B]) * 256
 ALIGNMENT = 256
 SPARSE_BYTES = 64 << 20
@@ -120,6 +124,8 @@ class EmulatedRuntime:
         self._live: dict[int, Memory] = {}
         self._starts: list[int] | None = None  # of the live, ascending; None: find them again
         self._given_back: list[tuple[list[int], Memory]] = []  # and what was given to each stream
+        self._touched: set[Memory] = set()  # that work since the last wait was given
+        self._waits = 0
         self._damages: list[str] = []
         self._allocations = 0
         self._pinned: dict[int, int] = {}  # begin -> end
@@ -189,6 +195,7 @@ class EmulatedRuntime:
         memory = self._live.get(starts[found]) if found >= 0 else None
         if memory is None or address + byte_count > memory.end:
             raise KernelError(f"{byte_count} bytes at {address:#x} are not live memory")
+        self._touched.add(memory)
         return memory
 
     # Work
@@ -294,7 +301,8 @@ class EmulatedRuntime:
     def wait(self, mark: Mark) -> None:
         self._check()
         self._run_until(mark)
-        self._check_guards()
+        self._waits += 1
+        self._check_guards(self._live if self._waits % WAITS_A_LOOK == 0 else None)
 
     def _run_until(self, mark: Mark) -> None:
         stream = self._streams[mark.stream]
@@ -302,9 +310,11 @@ class EmulatedRuntime:
             stream.done += 1
             stream.work.popleft()()
 
-    def _check_guards(self) -> None:
-        for memory in list(self._live.values()):
+    def _check_guards(self, live: dict[int, Memory] | None) -> None:
+        """Look at the guards of what was touched, and of all that is live, where it is given."""
+        for memory in [*self._touched, *(live or {}).values()]:
             self._note_damage(memory)
+        self._touched.clear()
         waiting = []
         for given, memory in self._given_back:
             if all(s.done >= g for s, g in zip(self._streams.values(), given, strict=True)):
@@ -379,7 +389,7 @@ class EmulatedRuntime:
         """Do all that is left; raises nothing of a device that is lost: it has nothing left."""
         for number, stream in self._streams.items():
             self._run_until(Mark(number, stream.given))
-        self._check_guards()
+        self._check_guards(self._live)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
