@@ -202,6 +202,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
                 tables.open_head()
                 for table in tables.by_id.values():
                     engine.frequencies.load(table)
+                engine.hot_pins.forget_missing()
             return Acknowledged(number, 0)
     finally:
         engine.hot_pins.pin_wanted()

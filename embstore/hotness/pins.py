@@ -20,7 +20,7 @@ name is not in it. In the directory it is therefore by table id.
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -64,6 +64,22 @@ def turn(lock: threading.Lock, tables: Tables) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """A hot set and the ids of its tables; replaced whole, so that both go together."""
+
+    hot_set: HotSet
+    ids: dict[str, int]
+
+    def without(self, gone: Container[int]) -> "_Wanted | None":
+        """Return what is left of it without tables, given by id; None: nothing."""
+        ids = {name: known for name, known in self.ids.items() if known not in gone}
+        if len(ids) == len(self.ids) > 0:
+            return self
+        tables = {name: keys for name, keys in self.hot_set.tables.items() if name in ids}
+        return _Wanted(replace(self.hot_set, tables=tables, bytes=0), ids) if ids else None
 
 
 @dataclass(eq=False)
@@ -114,17 +130,31 @@ class HotPins:
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
         self._old: list[_HotRows] = []  # of the one before, while it is let go
-        self._ids: dict[str, int] = {}  # of the tables of the wanted set
-        self.wanted = self._kept()
+        self._wanted: _Wanted | None = None
+        self._read_kept()
 
-    def _kept(self) -> HotSet | None:
+    @property
+    def wanted(self) -> HotSet | None:
+        """The set that was asked for last."""
+        wanted = self._wanted
+        return None if wanted is None else wanted.hot_set
+
+    def _read_kept(self) -> None:
+        """Want what the directory keeps, and have it keep no table that is gone."""
         kept = self._kept_files.hot_set()
         if kept is None:
-            return None
+            return
         names = {str(table.table_id): table.name for table in self._tables.by_id.values()}
-        tables = {names[known]: keys for known, keys in kept.tables.items() if known in names}
-        self._ids = {names[known]: int(known) for known in kept.tables if known in names}
-        return replace(kept, tables=tables)
+        here = {known: keys for known, keys in kept.tables.items() if known in names}
+        is_whole = len(here) == len(kept.tables)
+        tables = {names[known]: keys for known, keys in here.items()}
+        found = replace(kept, tables=tables, bytes=kept.bytes if is_whole else 0)
+        self._wanted = (
+            _Wanted(found, {names[known]: int(known) for known in here}) if here else None
+        )
+        if not is_whole:
+            with suppress(EmbstoreError):
+                self._keep()
 
     def pin(self, hot_set: HotSet | None) -> HotSetFacts:
         """Pin a set in place of the one that is pinned, as `Store.pin_hot_set`.
@@ -132,15 +162,20 @@ class HotPins:
         After an error, also of the disk or of a row that cannot be read, the set before is pinned.
         """
         with turn(self._swapping, self._tables):
-            if hot_set is not None and not self._is_wanted(hot_set):
+            if hot_set is not None:
+                self._check_version(hot_set)
                 self._check(hot_set)
-            before, ids = self.wanted, self._ids
+            before = self._wanted
             try:
                 self._want(hot_set)
                 self._swap(hot_set or HotSet({}), at_all_costs=True)
                 self._keep()
             except BaseException:
-                self.wanted, self._ids = before, ids
+                with suppress(EmbstoreError), self._tables.reading():
+                    self._wanted = before
+                    self.forget_missing()
+                with suppress(EmbstoreError):
+                    self._keep()
                 with suppress(EmbstoreError):
                     self._pin_possible()
                 raise
@@ -152,37 +187,40 @@ class HotPins:
             self._pin_possible()
 
     def _pin_possible(self) -> None:
-        if self.wanted is not None:
-            self._swap(self._possible(self.wanted), at_all_costs=False)
+        wanted = self._wanted
+        if wanted is not None or self._all_rows:
+            possible = HotSet({}) if wanted is None else self._possible(wanted)
+            self._swap(possible, at_all_costs=False)
 
     def _want(self, hot_set: HotSet | None) -> None:
         """Take a set for the one wanted."""
         with self._tables.reading():
             names = hot_set.tables if hot_set is not None else ()
-            self._ids = {name: self._tables.find(name).table_id for name in names}
-            self.wanted = hot_set if hot_set is not None and hot_set.tables else None
+            ids = {name: self._tables.find(name).table_id for name in names}
+            self._wanted = _Wanted(hot_set, ids) if hot_set is not None and ids else None
 
     def _keep(self) -> None:
-        """Have the directory keep what is wanted, whole or not at all."""
-        wanted = self.wanted
-        if wanted is not None:  # its tables by their ids
-            tables = {str(self._ids[name]): keys for name, keys in wanted.tables.items()}
-            wanted = replace(wanted, tables=tables)
-        self._kept_files.keep_hot_set(wanted)
+        """Have the directory keep what is wanted, and what becomes of it while it is written."""
+        while True:
+            wanted, by_id = self._wanted, None
+            if wanted is not None:
+                tables = {str(wanted.ids[n]): keys for n, keys in wanted.hot_set.tables.items()}
+                by_id = replace(wanted.hot_set, tables=tables)
+            self._kept_files.keep_hot_set(by_id)
+            if self._wanted is wanted:
+                return
 
-    def _is_wanted(self, hot_set: HotSet) -> bool:
-        """Say whether the set is the pinned one, asked for again."""
+    def _check_version(self, hot_set: HotSet) -> None:
+        """Refuse a set that is not newer than the wanted one, and is not that one again."""
         wanted = self.wanted
         if wanted is None:
-            return False
-        if hot_set.version == wanted.version and same(hot_set.tables, wanted.tables):
-            return True
-        if hot_set.version <= wanted.version:
+            return
+        is_same = hot_set.version == wanted.version and same(hot_set.tables, wanted.tables)
+        if hot_set.version <= wanted.version and not is_same:
             raise InvalidArgumentError(
                 f"expected a hot set of a version above {wanted.version}, which is pinned, found "
                 f"{hot_set.version}; unpin it first, or give a larger version"
             )
-        return False
 
     def _check(self, hot_set: HotSet) -> None:
         found: list[tuple[Pool, Keys]] = []
@@ -211,21 +249,21 @@ class HotPins:
                         break
         return needed
 
-    def _possible(self, hot_set: HotSet) -> HotSet:
+    def _possible(self, wanted: _Wanted) -> HotSet:
         """Return as much of a set as there are tables and slots for now."""
         found: dict[str, tuple[Pool, Keys]] = {}
         with self._tables.reading():
-            for name, keys in hot_set.tables.items():
+            for name, keys in wanted.hot_set.tables.items():
                 with suppress(TableNotFoundError):
                     table = self._tables.find(name)
-                    if table.table_id == self._ids[name]:
+                    if table.table_id == wanted.ids[name]:
                         found[name] = table.pool, keys[keys < table.rows]
         left = {pool: _hot_max(pool) for pool in self._grow(found.values())}
         tables = {}
         for name, (pool, keys) in found.items():
             tables[name] = keys[: left[pool]]
             left[pool] -= len(tables[name])
-        return replace(hot_set, tables=tables)
+        return replace(wanted.hot_set, tables=tables)
 
     # Swapping
 
@@ -343,18 +381,21 @@ class HotPins:
         self._unpin_all(gone)
         self._rows = [rows for rows in self._rows if rows not in gone]
         self._old = [rows for rows in self._old if rows not in gone]
-        if are_dropped and self.wanted is not None:
-            self._forget(tables)
+        if are_dropped:
+            self._forget({table.table_id for table in tables})
 
-    def _forget(self, tables: Iterable[TableState]) -> None:
-        """Want no rows of tables any more that have been dropped."""
-        assert self.wanted is not None
-        dropped = {table.table_id for table in tables}
-        wanted = self.wanted
-        self._ids = {name: known for name, known in self._ids.items() if known not in dropped}
-        left = {name: keys for name, keys in wanted.tables.items() if name in self._ids}
-        if len(left) < len(wanted.tables):
-            self.wanted = replace(wanted, tables=left, bytes=0) if left else None
+    def forget_missing(self) -> None:
+        """Want no rows of tables any more that are not there. Engine thread."""
+        ids = set() if self._wanted is None else set(self._wanted.ids.values())
+        self._forget(ids.difference(self._tables.by_id))
+
+    def _forget(self, gone: Container[int]) -> None:
+        """Want no rows of tables any more, given by id."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        self._wanted = wanted.without(gone)
+        if self._wanted is not wanted:
             with suppress(EmbstoreError):  # what is there of it means no table that there is
                 self._keep()
 

@@ -15,9 +15,16 @@ import numpy as np
 import pytest
 
 from embstore.config import Limits
-from embstore.errors import CapacityError, CorruptTableError, StoreClosedError, TableHeldError
+from embstore.errors import (
+    CapacityError,
+    CorruptTableError,
+    InvalidArgumentError,
+    StoreClosedError,
+    TableHeldError,
+)
 from embstore.hotness.pins import PIECE_ROWS
 from embstore.profiles.hotset import HotSet
+from tests.conformance.backends import UnsyncedFiles
 from tests.conformance.cases import (
     config,
     damage_first_row,
@@ -97,6 +104,136 @@ def test_a_hot_table_is_dropped_restored_and_dropped_again(open_twin):
     assert list(twin.store.hot_set().tables) == ["a"]
     twin.drop_table("a")
     assert twin.store.hot_set() is None
+
+
+def test_a_table_that_a_restore_takes_away_leaves_the_set(open_twin):
+    """Review: The set went on naming it, and a version 1 was refused for it."""
+    twin = open_twin(a=NARROW)
+    twin.checkpoint("one")
+    twin.create_table("b", **NARROW)
+    twin.store.pin_hot_set(HotSet({"a": np.arange(4), "b": np.arange(5)}, version=3))
+    twin.restore("one")
+    assert list(twin.store.hot_set().tables) == ["a"]
+
+
+def test_a_set_is_checked_also_where_it_is_pinned_again(open_twin):
+    """Review: The same set was taken unseen, though its table had fewer rows by then."""
+    twin = open_twin(a=config(rows=10))
+    twin.checkpoint("ten")
+    twin.on("a", "grow", 20)
+    hot_set = HotSet({"a": np.array([3, 15])})
+    assert twin.store.pin_hot_set(hot_set).pinned_rows == 2
+    twin.restore("ten")
+    with refused(twin.store, InvalidArgumentError, "[0, 10)", "15"):
+        twin.store.pin_hot_set(hot_set)
+
+
+def test_a_set_of_tables_that_a_crash_took_is_gone(open_twin):
+    """Review: An empty set of a high version stayed, and was a later table's of the same id."""
+    twin = open_twin()
+    twin.checkpoint("empty")
+    twin.create_table("a", **NARROW)
+    twin.store.pin_hot_set(HotSet({"a": np.arange(5)}, version=7))
+    twin.kill()
+    assert twin.store.hot_set() is None
+    twin.create_table("b", **NARROW)
+    twin.reopen()
+    assert twin.store.hot_set() is None
+
+
+# Tables that go while a set is pinned
+
+
+class Meanwhile(UnsyncedFiles):
+    """Does something before the next file is replaced, once."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.act = None
+
+    def replace(self, path, content):
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        super().replace(path, content)
+
+
+@pytest.fixture
+def meanwhile(backend, open_twin):
+    """A store with "a" and "b", and its files, which let something happen while a set is kept."""
+    made = []
+
+    def files(path):
+        made.append(Meanwhile(path))
+        return made[-1]
+
+    backend._files = files
+    twin = open_twin(a=NARROW, b=NARROW)
+    twin.checkpoint("one")
+    return twin, made[0]
+
+
+@pytest.mark.needs("process")  # else the drop would wait for what waits for it
+def test_a_table_is_dropped_while_its_set_is_kept(meanwhile):
+    """Review: A KeyError came out of the call that pinned the set."""
+    twin, files = meanwhile
+    files.act = partial(twin.drop_table, "b")
+    twin.store.pin_hot_set(HotSet({"a": np.arange(4), "b": np.arange(5)}))
+    assert list(twin.store.hot_set().tables) == ["a"]
+    twin.reopen()
+    assert list(twin.store.hot_set().tables) == ["a"]
+
+
+@pytest.mark.needs("process")  # else the drop would wait for what waits for it
+def test_a_table_is_dropped_while_a_pin_fails(meanwhile):
+    """Review: The set before came back with the table in it, and the refused one was kept."""
+    twin, files = meanwhile
+    twin.store.pin_hot_set(HotSet({"a": np.arange(4), "b": np.arange(5)}))
+
+    def drop_and_fail():
+        twin.drop_table("b")
+        raise CapacityError("no room, says the test")
+
+    files.act = drop_and_fail
+    with pytest.raises(CapacityError, match="says the test"):
+        twin.store.pin_hot_set(HotSet({"a": np.arange(9), "b": np.arange(9)}, version=2))
+    assert is_pinned(twin.store, 1, 4)
+    twin.reopen()
+    until(lambda: is_pinned(twin.store, 1, 4))
+    twin.restore("one")
+    assert is_pinned(twin.store, 1, 4)
+
+
+def test_a_first_set_that_cannot_be_kept_leaves_no_pins(meanwhile):
+    """Review: Its rows stayed pinned, as no set was there to be pinned in its place."""
+    twin, files = meanwhile
+
+    def fail():
+        raise CapacityError("no room, says the test")
+
+    files.act = fail
+    with refused(twin.store, CapacityError, "says the test"):
+        twin.store.pin_hot_set(HotSet({"a": np.arange(9)}))
+    assert twin.store.hot_set() is None
+    assert pinned_rows(twin.store) == 0
+
+
+@pytest.mark.needs("process")
+def test_a_hot_table_is_made_anew_while_rows_are_pinned_again(open_twin):
+    """Review: A KeyError came out of the call that had taken the pins."""
+    twin = open_twin(a=NARROW, b=NARROW)
+    twin.store.pin_hot_set(HotSet({"a": np.arange(4), "b": np.arange(5)}))
+    pins = engine_of(twin.store).hot_pins
+    possible = pins._possible
+
+    def after_another_call(wanted):
+        twin.drop_table("b")
+        twin.create_table("b", **NARROW)
+        return possible(wanted)
+
+    pins._possible = after_another_call
+    twin.store.resize_cache(SMALL_BYTES)
+    assert is_pinned(twin.store, 1, 4)
 
 
 # Pools and budgets that change while a set is pinned
