@@ -17,12 +17,18 @@ from time import monotonic
 from typing import Any
 
 from embstore.handles.store import Store
+from embstore_client import connect
 from embstore_server.metrics import Metrics
 from embstore_server.rpc import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 
 _TIMEOUT_S = 300.0
+
+
+def patient(address: str, **options: Any) -> Store:
+    """Connect as a user does, but for a machine that is busy, or compiles kernels first."""
+    return connect(address, **{"timeout_s": _TIMEOUT_S, "connect_timeout_s": _TIMEOUT_S} | options)
 
 
 @cache

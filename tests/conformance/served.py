@@ -20,9 +20,8 @@ from unittest.mock import patch
 
 from embstore.engine.engine import Engine
 from embstore.handles.store import Store
-from embstore_client import connect
 from tests.conformance.backends import Embedded
-from tests.serving import Server
+from tests.serving import Server, patient
 
 _UNARY_BYTES, _CHUNK_BYTES = 8 << 10, 16381
 
@@ -41,7 +40,7 @@ class ServedStore(Store):
     """A client's store that is alone with its server, and ends it when it is closed."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(connect(server.address).executor)
+        super().__init__(patient(server.address).executor)
         self.server = server
 
     def close(self) -> None:

@@ -76,12 +76,12 @@ _SMALLEST: dict[str, int] = {}
 
 
 def smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
-    """Return the fewest KiB, as bytes, with which a store can have these tables, by bisection."""
+    """Return the least cache_bytes with which a store can have these tables, by bisection."""
     asked = repr((backend.device, tables))
     if asked in _SMALLEST:
         return _SMALLEST[asked]
-    low, high = 0, 1 << 24
-    while high - low > 1024:
+    low, high = 1, 1 << 24
+    while high - low > 1:
         middle = (low + high) // 2
         store = backend.open_store(f"probe-{middle}", cache_bytes=middle, threads=1)
         try:

@@ -190,9 +190,9 @@ class Twin:
     def check_table(self, name: str) -> None:
         """Compare one table: tunables, t, every written row, digest."""
         table, expected = self.store.table(name), self.reference.table(name)
-        found = table.describe()
-        assert (found.t, found.config.rows) == (expected.t, expected.rows)
-        assert found.config.optimizer.learning_rate == expected.learning_rate
+        described = table.describe()
+        assert (described.t, described.config.rows) == (expected.t, expected.rows)
+        assert described.config.optimizer.learning_rate == expected.learning_rate
         keys = np.array(sorted(expected.written), np.int64)
         for found, wanted in zip(table.read_rows(keys), expected.read_rows(keys), strict=True):
             wrong = (found.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)

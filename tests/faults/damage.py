@@ -16,6 +16,8 @@ from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import DenseStore, open_store, stir, train
 
 PAGE_BYTES = 4096
+FIRST_BYTES = 100
+"""Headers, and the whole of store.json."""
 ONE_IN = 5
 SEED = 20260304
 
@@ -55,18 +57,18 @@ def files_of(path: Path) -> list[str]:
 
 
 def flips_of(path: Path, kind: str) -> Iterator[Damage]:
-    """Yield one bit flip for some of the bytes of the files of a kind, by chance.
+    """Yield one bit flip for some of the bytes of the files of a kind, the same in every run.
 
-    Files without rows, headers, indexes and trailers are flipped at one byte in ONE_IN, rows and
-    the padding of pages at fewer.
+    The first bytes of the first file are all flipped. Else it is one byte in ONE_IN of headers,
+    indexes, trailers and of files without rows, other ones in each file; of rows and of the padding
+    of pages fewer.
     """
     rng = np.random.default_rng(SEED)
-    for name in files_of(path):
-        if not name.endswith(kind):
-            continue
+    for number, name in enumerate(name for name in files_of(path) if name.endswith(kind)):
         size = (path / name).stat().st_size
         for offset in _offsets(name, size, rng):
-            if rng.random() < 1 / ONE_IN:
+            is_first = number == 0 and offset < FIRST_BYTES
+            if is_first or (offset + number) % ONE_IN == 0:
                 yield Damage(name, int(offset), int(rng.integers(8)))
 
 

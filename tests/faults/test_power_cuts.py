@@ -18,7 +18,7 @@ from tests.faults.sessions import Session, check_after_cut, check_goes_on, recor
 from tests.faults.training import MANY_BASES, generator
 
 SEED = 20260304
-EVERY_WRITE = 15  # one in so many is cut after, in the middle of a stretch of writes
+EVERY_WRITE = 5  # one in so many is cut after, in the middle of a stretch of writes
 EVERY_GOING_ON = 40
 
 

@@ -13,11 +13,10 @@ from embstore.device.cpu import CpuDevice
 from embstore.device.facts import DeviceFacts
 from embstore.device.gpu import GpuDevice
 from embstore.stats import declared
-from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.service.rest import Rest
-from tests.serving import Server
+from tests.serving import Server, patient
 
 CPU = {"model", "memory_bytes", "memory_free_bytes", "threads"}
 GPU = {
@@ -43,7 +42,7 @@ def served(path: Path, device: Device) -> Iterator[embstore.Store]:
     def opened() -> embstore.Store:
         return embstore.open(path, device=device, cache_bytes=1 << 22)
 
-    with Server(opened, path) as server, connect(server.address) as store:
+    with Server(opened, path) as server, patient(server.address) as store:
         yield store
 
 

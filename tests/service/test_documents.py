@@ -14,7 +14,6 @@ from embstore.config import Limits
 from embstore.errors import InvalidArgumentError, OverloadedError
 from embstore.handles.store import Store
 from embstore.profiles.profile import Profile
-from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.inflight import Inflight
 from tests.service.faults.wire import refusal
@@ -31,7 +30,7 @@ from tests.service.frequency_samples import (
 )
 from tests.service.plain import Payload, array_of
 from tests.service.rest import Rest
-from tests.serving import Server, on_loop
+from tests.serving import Server, on_loop, patient
 
 MIB = 1 << 20
 BOUND = 16 * MIB
@@ -99,7 +98,7 @@ def test_plain_stub_pins_a_hot_set(stub: Any, piece_bytes: int) -> None:
 
 def test_documents_above_the_limit_are_refused_by_its_name(serving: Serving) -> None:
     limits = Limits(call_bytes_max=20_000)
-    with serving(limits=limits) as server, connect(server.address) as client:
+    with serving(limits=limits) as server, patient(server.address) as client:
         add(client, "ads")
         wide = profile_of({"ads": dict.fromkeys(range(ROWS), 1 << 40)})
         with pytest.raises(InvalidArgumentError, match=r"limits\.call_bytes_max"):

@@ -33,11 +33,10 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.store import Store
-from embstore_client import connect
 from tests.commands.lists import Author
 from tests.commands.model import Model
 from tests.conformance.twin import digests
-from tests.serving import Server
+from tests.serving import Server, patient
 
 CLIENTS, THREADS, COMMANDS = 2, 2, 60
 ROWS = 1000
@@ -60,7 +59,7 @@ class Run:
     """Clients of a server, and what their commands were acknowledged as."""
 
     def __init__(self, address: str, seed: int) -> None:
-        self.stores = [connect(address, label=f"client {i}") for i in range(CLIENTS)]
+        self.stores = [patient(address, label=f"client {i}") for i in range(CLIENTS)]
         self.done: list[tuple[int, int, Any, Any]] = []  # appended to by every thread
         self._seed = seed
         self._last = threading.local()  # the number that came with the last answer
@@ -151,7 +150,7 @@ def test_a_table_that_another_client_made_anew_is_seen_as_it_is(tmp_path):
         store.create_table("a", dim=dim, rows=ROWS, optimizer=Sgd(0.1), initializer=Constant(0.0))
 
     with Server(lambda: embstore.open(tmp_path, cache_bytes=16 << 20), tmp_path) as server:
-        with connect(server.address) as first, connect(server.address) as second:
+        with patient(server.address) as first, patient(server.address) as second:
             made(first, 1)
             handle = first.table("a")
             second.drop_table("a")

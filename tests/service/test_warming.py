@@ -12,7 +12,6 @@ import pytest
 
 import embstore
 from embstore.handles.store import Store
-from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.launch import ServerProcess
 from tests.reference import ReferenceStore
@@ -28,7 +27,7 @@ from tests.service.frequency_samples import (
     hot_set_of,
     profile_of,
 )
-from tests.serving import Server
+from tests.serving import Server, patient
 
 SWAPS = 20
 
@@ -44,7 +43,7 @@ class Swapping:
     def __call__(self) -> None:
         rng = np.random.default_rng(2)
         try:
-            with connect(self._address) as client:
+            with patient(self._address) as client:
                 for version in range(1, SWAPS + 1):
                     hot = np.unique(rng.zipf(1.2, self._rows) % ROWS)
                     facts = client.pin_hot_set(hot_set_of(version, ads=hot))
@@ -92,7 +91,7 @@ def test_hot_sets_are_swapped_under_load_and_no_bit_changes(
     expected = add(ReferenceStore(), "ads")
     with (
         serving(policy=policy, cache_bytes=1 << 19) as server,
-        connect(server.address, timeout_s=PATIENCE_S) as client,
+        patient(server.address, timeout_s=PATIENCE_S) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         add(client, "ads")
@@ -217,7 +216,7 @@ def test_the_cache_is_warmed_at_start(tmp_path: Path) -> None:
         add(store, "ads")
         store.import_profile(profile_of({"ads": falling(ROWS)}))
     options = ("--policy", "rank", "--warm-up", "0.7", "--cache-bytes", "4MiB", "--device", "cpu")
-    with ServerProcess(tmp_path, *options) as server, connect(server.address) as client:
+    with ServerProcess(tmp_path, *options) as server, patient(server.address) as client:
         assert client.server_info().policy == "rank"
         assert until(lambda: client.stats()["frequency"]["warming"]["rows"] == ROWS)
         before = hits(client)

@@ -7,9 +7,10 @@ changes pinned memory too early sends what it has become. Two things are done at
 device: what is not pinned is copied when it is uploaded, and what is downloaded is garbage until
 then (unless an upload still has to read it).
 
-A plain allocation is garbage at first, with a guard on either side; a write into a guard is found
-when the host waits next, or some waits later where no work named the memory, or when the memory is
-given back. That, as `cudaFree`, lets the work given
+A plain allocation is garbage at first, with a guard on either side. A write into a guard of what
+work was given is found by the wait for that work. Other guards, as those of slabs, which kernels
+find by addresses in arrays, are looked at by one wait in some, when the memory is given back, and
+at the end of a test. To give memory back, as `cudaFree`, lets the work given
 before go on using it: the memory itself goes when that is done. Work refers to memory by address,
 and keeps no array: scratch memory is used again when its last array goes, as it is on a device.
 """
@@ -33,9 +34,8 @@ from embstore.kernels.sources import VERBS, kernels_of, source
 from tests.kernels.emulation.build import Kernel, KernelError, Parameter, build
 
 GARBAGE = 0xA5
-WAITS_A_LOOK = 32
-"""At one wait in so many all guards are looked at: a kernel may find memory by an address in its
-arrays."""
+WAITS_A_LOOK = 8
+"""At one wait in so many all guards are looked at."""
 GUARD = bytes([0x6B]) * 256
 ALIGNMENT = 256
 SPARSE_BYTES = 64 << 20
@@ -71,11 +71,12 @@ class Memory:
         self._before[:] = self._after[:] = GUARD[0]
 
     def damage(self) -> str | None:
-        """Return what is wrong with the guards."""
-        if self._before.tobytes() != GUARD:
-            return f"{self.label}: written before its beginning"
-        if self._after.tobytes() != GUARD:
-            return f"{self.label}: written behind its end"
+        """Return what is wrong with the guards, and put them right."""
+        places = {"before its beginning": self._before, "behind its end": self._after}
+        for place, guard in places.items():
+            if guard.tobytes() != GUARD:
+                guard[:] = GUARD[0]
+                return f"{self.label}: written {place}"
         return None
 
 
@@ -85,9 +86,13 @@ class _Owner:
 
 @dataclass
 class _Stream:
-    work: deque[Callable[[], None]] = field(default_factory=deque)
+    work: deque[tuple[Callable[[], None], list[Memory]]] = field(default_factory=deque)
     given: int = 0
     done: int = 0
+
+
+RUNTIMES: "weakref.WeakSet[EmulatedRuntime]" = weakref.WeakSet()
+"""All there are in this process, so that a test can end with a look at all guards."""
 
 
 class EmulatedRuntime:
@@ -124,13 +129,15 @@ class EmulatedRuntime:
         self._live: dict[int, Memory] = {}
         self._starts: list[int] | None = None  # of the live, ascending; None: find them again
         self._given_back: list[tuple[list[int], Memory]] = []  # and what was given to each stream
-        self._touched: set[Memory] = set()  # that work since the last wait was given
+        self._named: list[Memory] = []  # for the work that is given next
+        self._touched: set[Memory] = set()  # named for work that was done since the last look
         self._waits = 0
         self._damages: list[str] = []
         self._allocations = 0
         self._pinned: dict[int, int] = {}  # begin -> end
         self._reading: list[tuple[int, int, Mark]] = []  # begin, end of what uploads read
         self._launches_left: int | None = None
+        RUNTIMES.add(self)
 
     # Memory
 
@@ -195,7 +202,7 @@ class EmulatedRuntime:
         memory = self._live.get(starts[found]) if found >= 0 else None
         if memory is None or address + byte_count > memory.end:
             raise KernelError(f"{byte_count} bytes at {address:#x} are not live memory")
-        self._touched.add(memory)
+        self._named.append(memory)
         return memory
 
     # Work
@@ -285,7 +292,8 @@ class EmulatedRuntime:
         return self._bytes(array).view(dtype)
 
     def _give(self, work: Callable[[], None], stream: int = COMPUTE) -> None:
-        self._streams[stream].work.append(work)
+        self._streams[stream].work.append((work, self._named))
+        self._named = []
         self._streams[stream].given += 1
 
     # Order
@@ -302,17 +310,20 @@ class EmulatedRuntime:
         self._check()
         self._run_until(mark)
         self._waits += 1
-        self._check_guards(self._live if self._waits % WAITS_A_LOOK == 0 else None)
+        self.check_guards(everywhere=self._waits % WAITS_A_LOOK == 0)
 
     def _run_until(self, mark: Mark) -> None:
         stream = self._streams[mark.stream]
         while stream.done < mark.position:
             stream.done += 1
-            stream.work.popleft()()
+            work, named = stream.work.popleft()
+            work()
+            self._touched.update(named)
 
-    def _check_guards(self, live: dict[int, Memory] | None) -> None:
-        """Look at the guards of what was touched, and of all that is live, where it is given."""
-        for memory in [*self._touched, *(live or {}).values()]:
+    def check_guards(self, *, everywhere: bool) -> None:
+        """Raise KernelError for guards that were written into: of what work was given since the
+        last look, or of all that is live."""
+        for memory in list(self._live.values()) if everywhere else self._touched:
             self._note_damage(memory)
         self._touched.clear()
         waiting = []
@@ -389,7 +400,7 @@ class EmulatedRuntime:
         """Do all that is left; raises nothing of a device that is lost: it has nothing left."""
         for number, stream in self._streams.items():
             self._run_until(Mark(number, stream.given))
-        self._check_guards(self._live)
+        self.check_guards(everywhere=True)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
