@@ -123,11 +123,13 @@ def slow_store(tmp_path):
     backend.close()
 
 
-def test_plain_lookups_get_on_beside_the_deepest_look_ahead(slow_store):
+def test_plain_lookups_get_on_beside_the_deepest_look_ahead(slow_store, monkeypatch):
     """A call that waits for the engine goes ahead of the planner's next jobs.
 
-    Counted and not timed: how long a call takes depends on who else has the cores.
+    Counted and not timed: how long a call takes depends on who else has the cores, and so does
+    whether it comes while the planner has patience.
     """
+    monkeypatch.setattr("embstore.tables.frame._PATIENCE_S", PATIENCE_S)
     rng, count = generator(904), LOOKAHEAD_STEPS_MAX
     steps = {n: {"a": rng.permutation(50_000)[:200]} for n in range(1, count + 1)}
     plain, calls = slow_store.table("plain"), 0

@@ -142,7 +142,8 @@ def test_full_memory_refuses_and_lets_a_client_wait(
         store.table("wide")  # it knows the table now
         with small.held():
             held = wire.begin_stream("Update", first.chunks())
-            until(lambda: small.service.inflight.reserved_bytes == first.total_bytes)
+            until(lambda: small.worker.waiting_calls == 1)
+            assert small.service.inflight.reserved_bytes == first.total_bytes
             found = refusal(lambda: wire.stream("Update", update(wide(60)).chunks()))
             assert (found.code, found.error) == ("UNAVAILABLE", "OverloadedError")
             assert "inflight_bytes_max" in found.text
