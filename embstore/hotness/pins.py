@@ -73,6 +73,21 @@ class _Wanted:
     hot_set: HotSet
     ids: dict[str, int]
 
+    @classmethod
+    def kept(cls, by_id: HotSet, tables: Iterable[TableState]) -> "_Wanted | None":
+        """Return what a directory keeps, whose tables are ids; those that are gone left out."""
+        names = {str(table.table_id): table.name for table in tables}
+        here = {known: keys for known, keys in by_id.tables.items() if known in names}
+        found = {names[known]: keys for known, keys in here.items()}
+        total_bytes = by_id.bytes if len(here) == len(by_id.tables) else 0
+        ids = {names[known]: int(known) for known in here}
+        return cls(replace(by_id, tables=found, bytes=total_bytes), ids) if here else None
+
+    def by_id(self) -> HotSet:
+        """Return the set as a directory keeps it."""
+        tables = {str(self.ids[name]): keys for name, keys in self.hot_set.tables.items()}
+        return replace(self.hot_set, tables=tables)
+
     def without(self, gone: Container[int]) -> "_Wanted | None":
         """Return what is left of it without tables, given by id; None: nothing."""
         ids = {name: known for name, known in self.ids.items() if known not in gone}
@@ -130,31 +145,18 @@ class HotPins:
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
         self._old: list[_HotRows] = []  # of the one before, while it is let go
-        self._wanted: _Wanted | None = None
-        self._read_kept()
+        by_id, self._wanted = kept.hot_set(), None
+        if by_id is not None:
+            self._wanted = _Wanted.kept(by_id, tables.by_id.values())
+            if self._wanted is None or len(self._wanted.ids) < len(by_id.tables):
+                with suppress(EmbstoreError):  # tables that are gone are kept no longer
+                    self._keep()
 
     @property
     def wanted(self) -> HotSet | None:
         """The set that was asked for last."""
         wanted = self._wanted
         return None if wanted is None else wanted.hot_set
-
-    def _read_kept(self) -> None:
-        """Want what the directory keeps, and have it keep no table that is gone."""
-        kept = self._kept_files.hot_set()
-        if kept is None:
-            return
-        names = {str(table.table_id): table.name for table in self._tables.by_id.values()}
-        here = {known: keys for known, keys in kept.tables.items() if known in names}
-        is_whole = len(here) == len(kept.tables)
-        tables = {names[known]: keys for known, keys in here.items()}
-        found = replace(kept, tables=tables, bytes=kept.bytes if is_whole else 0)
-        self._wanted = (
-            _Wanted(found, {names[known]: int(known) for known in here}) if here else None
-        )
-        if not is_whole:
-            with suppress(EmbstoreError):
-                self._keep()
 
     def pin(self, hot_set: HotSet | None) -> HotSetFacts:
         """Pin a set in place of the one that is pinned, as `Store.pin_hot_set`.
@@ -202,11 +204,8 @@ class HotPins:
     def _keep(self) -> None:
         """Have the directory keep what is wanted, and what becomes of it while it is written."""
         while True:
-            wanted, by_id = self._wanted, None
-            if wanted is not None:
-                tables = {str(wanted.ids[n]): keys for n, keys in wanted.hot_set.tables.items()}
-                by_id = replace(wanted.hot_set, tables=tables)
-            self._kept_files.keep_hot_set(by_id)
+            wanted = self._wanted
+            self._kept_files.keep_hot_set(None if wanted is None else wanted.by_id())
             if self._wanted is wanted:
                 return
 
