@@ -16,9 +16,6 @@ from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import DenseStore, open_store, stir, train
 
 PAGE_BYTES = 4096
-FIRST_BYTES = 100
-"""Headers, and the whole of store.json."""
-ONE_IN = 5
 SEED = 20260304
 
 
@@ -57,19 +54,18 @@ def files_of(path: Path) -> list[str]:
 
 
 def flips_of(path: Path, kind: str) -> Iterator[Damage]:
-    """Yield one bit flip for some of the bytes of the files of a kind, the same in every run.
+    """Yield one bit flip for each byte that matters of the files of a kind.
 
-    The first bytes of the first file are all flipped. Else it is one byte in ONE_IN of headers,
-    indexes, trailers and of files without rows, other ones in each file; of rows and of the padding
-    of pages fewer.
+    Files without rows, headers, indexes and trailers are flipped at each byte, rows and the padding
+    of pages at some.
     """
     rng = np.random.default_rng(SEED)
-    for number, name in enumerate(name for name in files_of(path) if name.endswith(kind)):
+    for name in files_of(path):
+        if not name.endswith(kind):
+            continue
         size = (path / name).stat().st_size
         for offset in _offsets(name, size, rng):
-            is_first = number == 0 and offset < FIRST_BYTES
-            if is_first or (offset + number) % ONE_IN == 0:
-                yield Damage(name, int(offset), int(rng.integers(8)))
+            yield Damage(name, int(offset), int(rng.integers(8)))
 
 
 def _offsets(name: str, size: int, rng: np.random.Generator) -> Any:

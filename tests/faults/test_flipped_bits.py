@@ -1,4 +1,4 @@
-"""One flipped bit in any kind of file of a store: an error, or exactly the right rows.
+"""One flipped bit anywhere in the files of a store: an error, or exactly the right rows.
 
 Flips are tried in a child process, because a bad map could end it (SIGBUS).
 """

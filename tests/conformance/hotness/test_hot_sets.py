@@ -158,19 +158,24 @@ class Meanwhile(UnsyncedFiles):
         super().replace(path, content)
 
 
-@pytest.fixture
-def meanwhile(backend, open_twin):
-    """A store with "a" and "b", and its files, which let something happen while a set is kept."""
+def open_over(backend, open_twin, kind, **given):
+    """Return a new store over files of this kind, and the files."""
     made = []
 
     def files(path):
-        made.append(Meanwhile(path))
+        made.append(kind(path))
         return made[-1]
 
     backend._files = files
-    twin = open_twin(a=NARROW, b=NARROW)
+    return open_twin(**given), made[0]
+
+
+@pytest.fixture
+def meanwhile(backend, open_twin):
+    """A store with "a" and "b", and its files, which let something happen while a set is kept."""
+    twin, files = open_over(backend, open_twin, Meanwhile, a=NARROW, b=NARROW)
     twin.checkpoint("one")
-    return twin, made[0]
+    return twin, files
 
 
 @pytest.mark.needs("process")  # else the drop would wait for what waits for it
@@ -413,16 +418,9 @@ def test_a_swap_that_finds_no_room_in_the_log_leaves_the_set_before(backend, ope
 @pytest.mark.parametrize("verb", ["create", "write", "rename"])
 def test_a_set_that_the_disk_has_no_room_for_leaves_the_set_before(backend, open_twin, verb):
     """Review: The new set was pinned, and the one before came back with the next opening."""
-    made = []
-
-    def files(path):
-        made.append(RefusingFiles(path))
-        return made[-1]
-
-    backend._files = files
-    twin = open_twin(cache_bytes=LARGE_BYTES, a=NARROW)
+    twin, files = open_over(backend, open_twin, RefusingFiles, cache_bytes=LARGE_BYTES, a=NARROW)
     twin.store.pin_hot_set(HotSet({"a": np.arange(10)}))
-    made[0].refuse((verb,), 1, errno.ENOSPC)
+    files.refuse((verb,), 1, errno.ENOSPC)
     with refused(twin.store, CapacityError, "HOTSET"):
         twin.store.pin_hot_set(HotSet({"a": np.arange(50, 70)}, version=2))
     assert twin.store.hot_set().version == 1
