@@ -65,6 +65,22 @@ class HoldingEmulated(Holding, Emulated):
     """Stores on an emulated GPU whose planner can be held."""
 
 
+class Waiting(set[object]):
+    """The calls that wait for an engine, and how many jobs had begun when each thread's last came.
+
+    Not when it was about to come: a thread may lose its core there, for any number of jobs.
+    """
+
+    def __init__(self, jobs: "Jobs") -> None:
+        super().__init__()
+        self.begun: dict[int, int] = {}
+        self._jobs = jobs
+
+    def add(self, token: object) -> None:
+        super().add(token)
+        self.begun[threading.get_ident()] = self._jobs.count
+
+
 class Jobs:
     """The jobs for which the planner takes a store's engine."""
 
@@ -76,15 +92,15 @@ class Jobs:
         """Of each reading call of the thread that made this: jobs begun while it waited."""
         self._thread = threading.get_ident()
         tables = engine_of(store).tables
+        self._waiting = tables.frame._waiting = Waiting(self)
         self._reading, self._background = tables.reading, tables.background
         tables.reading, tables.background = self._watched, self._counted
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        before = self.count
         with self._reading():
             if threading.get_ident() == self._thread:
-                self.passed.append(self.count - before)
+                self.passed.append(self.count - self._waiting.begun[self._thread])
             yield
 
     @contextmanager

@@ -29,8 +29,6 @@ from tests.conformance.sessions.training import (
 EARLY, READY = 1, 2
 SAMPLES = 2048
 READ_S = 1e-3
-JOBS_MEAN_MAX = 2
-"""Of the planner, for which a call waits that has to: one as a rule, many where it is passed by."""
 
 
 def drawn(rng, rows, exponent):
@@ -153,8 +151,7 @@ def test_plain_lookups_get_on_beside_the_deepest_look_ahead(slow_store, monkeypa
     told(f"{jobs.count} jobs; so many calls waited for 0, 1, ... of them: {passed.tolist()}")
     assert jobs.count > count, "the planner was at work"
     assert len(jobs.passed) >= calls, "each call was seen"
-    waits = [count for count in jobs.passed if count]
-    assert sum(waits) <= JOBS_MEAN_MAX * len(waits)
+    assert max(jobs.passed) <= 1, "the planner goes on only with what it had begun"
 
 
 def told(line):
