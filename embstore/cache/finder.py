@@ -48,6 +48,12 @@ class SlotFinder:
         self._device.keys.probe(self._slots.index.arrays, batch, slots)
         self._found_for, self._found = batch, slots
 
+    def looked_at(self, batch: Batch) -> Array | None:
+        """Return where the slots of a batch are being looked for, or are, all of them; None where
+        that has to be known first, because rows are under way or missing."""
+        is_known = batch.unique_keys is self._found_for and self._is_right and not self._missing
+        return self._found if (is_known or self._found_for is batch) and not self.arriving else None
+
     def know(self, batch: Batch, slots: Array) -> None:
         """In place of `look`: the slots of all unique keys, which are pinned and have arrived."""
         self._found_for, self._found = batch, slots

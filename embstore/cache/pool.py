@@ -103,6 +103,7 @@ class Pool:
     def close(self) -> None:
         """Leave the arena, and free all memory."""
         self.arena.leave(self.evictor)
+        self.recent.close()
         self.finder.close()
         self.pins.close()
         self.slots.close()

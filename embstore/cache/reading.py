@@ -1,10 +1,13 @@
 """Reads of a pool: rows gathered for a call, copies of rows for whoever asks.
 
 A call whose rows fit gathers from the slots; a larger one copies whole rows, part by part, into a
-buffer of its own, and gathers from there. A **peek** reads around the cache: resident rows where
-they are, others from storage, and no row comes, leaves or changes its score.
+buffer of its own, and gathers from there. Where the device's work is queued, a call gathers before
+it is known whether all rows are there (`begin`): as a rule they are, and the host waits once. A
+**peek** reads around the cache: resident rows where they are, others from storage, and no row
+comes, leaves or changes its score.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +40,33 @@ class PoolReader:
         """
         rows, slots = self.resident_rows(batch, counts)
         self.device.rows.gather(rows, slots, batch, self.layout.dim, outs)
+
+    def begin(self, batch: Batch, outs: list[Rows], *, admit: bool) -> Callable[[], None] | None:
+        """Queue the gather of a batch that is not synchronized yet; None where that gains nothing.
+
+        If no row is missing then, `end` ends it with what is returned; else nothing was done.
+        """
+        scores = self.residency.scores
+        if not self.device.is_queued or scores.has_lost_levels:
+            return None
+        slots = self.finder.looked_at(batch)
+        if slots is None:
+            return None
+        rows, dim = self.slots.memory.rows, self.layout.dim
+        end = self.device.rows.begin_gather(rows, slots, batch, dim, outs)
+        if end is not None and admit:
+            scores.tick()
+            scores.begin_touch(slots, batch)
+        return end
+
+    def end(
+        self, end: Callable[[], None], batch: Batch, counts: Counts | None, *, admit: bool
+    ) -> None:
+        """Fill the outputs of a gather that was begun, and count it if it admits rows."""
+        end()
+        if admit:
+            self.residency.count_all_hit(batch, counts)
+            self.residency.scores.count_touches(len(batch.unique_keys))
 
     def gather_pooled(
         self,

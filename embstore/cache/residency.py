@@ -142,12 +142,18 @@ class Residency:
         self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
     ) -> None:
         count = len(slots)
-        if missing or count < len(batch.unique_keys):
-            of_keys = self.device.keys
-            accesses, hits = of_keys.count_accesses(batch, slots, first, first + count, counts)
-        else:
-            accesses = hits = batch.position_count if counts is None else int(counts.sum())
+        if not missing and count == len(batch.unique_keys):
+            self.count_all_hit(batch, counts)
+            return
+        of_keys = self.device.keys
+        accesses, hits = of_keys.count_accesses(batch, slots, first, first + count, counts)
         self.counters.count_lookup(keys=count, missing=missing, accesses=accesses, hits=hits)
+
+    def count_all_hit(self, batch: Batch, counts: Counts | None) -> None:
+        """Count the lookup of a batch whose rows were all there."""
+        count = batch.position_count if counts is None else int(counts.sum())
+        keys = len(batch.unique_keys)
+        self.counters.count_lookup(keys=keys, missing=0, accesses=count, hits=count)
 
     # Rows that come later
 

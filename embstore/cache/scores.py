@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Device, Slots
+from embstore.device.base import Array, Batch, Device, Slots
 from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
 
 _LOOKED_AT = 64
@@ -58,6 +58,16 @@ class Scores:
     def touch(self, slots: Array | Slots, touched: int) -> None:
         """Score slots that the running call uses; `touched` of them are not -1."""
         self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
+        self.count_touches(touched)
+
+    def begin_touch(self, slots: Array, batch: Batch) -> None:
+        """Score slots that were probed for a batch, if none of it turns out to be missing;
+        `count_touches` follows then."""
+        memory = self.slots.memory
+        self.device.slots.touch(memory, slots, self.clock, self.policy.counting, batch)
+
+    def count_touches(self, touched: int) -> None:
+        """Count slots that were touched, and age counts when it is time."""
         self._touches += touched
         ageing = self.policy.ageing_touches
         if ageing and self._touches >= ageing * self.slots.count:

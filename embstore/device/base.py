@@ -22,16 +22,17 @@ C-contiguous; those that are only read may be read-only.
 **When results are known.** A GPU's work is queued, and the host waits once a call. So `unique`,
 `probe` and `sum_by_key` return nothing that a kernel computes: `synchronize` waits, and then the
 batch has the number of unique keys, of absent keys, and what is wrong with the call. Until then a
-batch is as long as its positions, and a key outside its table does no harm in a kernel. Every other
-method that returns a number or a host array waits for it.
+batch is as long as its positions, and a key outside its table does no harm in a kernel. What is
+queued before (`begin_gather`, `touch` of a batch) is done only if nothing is missing or wrong.
+Every other method that returns a number or a host array waits for it.
 
-The result of `unique` may be in scratch memory where `keeps_batches` is set: it is then valid until
+Where work is not queued (`is_queued`), the result of `unique` is in scratch memory, and valid until
 the next `unique`. Nothing here allocates per key once scratch memory has grown. Arguments have been
 checked by the caller; a wrong one is a bug. One thread calls a device at a time; the device may use
 threads of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,6 +67,8 @@ class Batch:
     inverse: Array  # (n,) int32
     bounds: NDArray[np.int64]  # (segments + 1,), on the host
     found: Findings = field(default_factory=Findings)
+    is_known: bool = True
+    """Whether `found` has all that was found out so far."""
 
     @property
     def position_count(self) -> int:
@@ -238,15 +241,21 @@ class DeviceKeys(Protocol):
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
         """Encode the keys of a call as `unique`, which the caller knows to be unique and in range.
 
-        Where the device keeps batches, this one is not in scratch memory, and is valid as long as
-        it is referred to. Its `inverse` may be read-only.
+        The batch is valid as long as it is referred to, and is used by way of `again`. Its
+        `inverse` may be read-only.
+        """
+
+    def again(self, batch: Batch) -> Batch:
+        """Return a batch of the same keys for another call; nothing has been found out about it.
+
+        `batch` is synchronized, and has no key outside its table.
         """
 
     def probe(self, index: IndexArrays, batch: Batch, slots: Array) -> None:
         """Write the slot of each unique key, or -1, into `slots`, which is as long as the call."""
 
-    def synchronize(self, batch: Batch) -> None:
-        """Wait; then `batch.found` and the length of `batch.unique_keys` are right."""
+    def synchronize(self, *batches: Batch) -> None:
+        """Wait; then `found` and the length of `unique_keys` are right in each of the batches."""
 
     def find(self, index: IndexArrays, keys: Array, slots: Array) -> int:
         """Write each key's slot, or -1, into `slots`; return how many are absent. Waits."""
@@ -288,6 +297,15 @@ class DeviceRows(Protocol):
         """outs[segment][i] = rows[slots[inverse[position]], :dim] for every position of a segment.
 
         All are present. (Where a slot is -1, an output in the device's memory is left as it is.)
+        """
+
+    def begin_gather(
+        self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
+    ) -> Callable[[], None] | None:
+        """Queue a gather before the batch is synchronized.
+
+        It is done if the batch then has no key outside its table and none without a slot: call what
+        is returned, which fills the outputs of the host. None: nothing is gained by it here.
         """
 
     def gather_pooled(
@@ -386,9 +404,18 @@ class DeviceSlots(Protocol):
     def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
         """Return what is in slots [low, high). Waits."""
 
-    def touch(self, memory: SlotMemory, slots: Array | Slots, clock: int, counting: int) -> None:
+    def touch(
+        self,
+        memory: SlotMemory,
+        slots: Array | Slots,
+        clock: int,
+        counting: int,
+        batch: Batch | None = None,
+    ) -> None:
         """Score the slots of a call, -1 skipped: count << 40 | clock. The clock is below 2**40.
 
+        batch : where work is queued: the slots are those that were probed for it; they are scored
+            if, once it is synchronized, none is missing and no key outside its table
         counting : what becomes of the count: COUNT_NONE 0, COUNT_UP one more (saturating),
             COUNT_KEEP what it was
 
@@ -442,8 +469,8 @@ class Device(Protocol):
     """What the cache needs of a device."""
 
     name: str
-    keeps_batches: bool
-    """Comparing a call's keys with the last one's is cheaper here than making them unique."""
+    is_queued: bool
+    """What is done here is known later: when it has been waited for."""
 
     memory: DeviceMemory
     keys: DeviceKeys

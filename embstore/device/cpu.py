@@ -35,7 +35,7 @@ class CpuDevice:
     """
 
     name = "cpu"
-    keeps_batches = True
+    is_queued = False
     is_lost = False
 
     def __init__(self, threads: int | None = None) -> None:

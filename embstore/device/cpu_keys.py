@@ -76,6 +76,9 @@ class CpuKeys:
         inverse = self._first_ids(len(row_keys))
         return CpuBatch(unique_keys=row_keys, inverse=inverse, bounds=bounds, id_bounds=bounds)
 
+    def again(self, batch: Batch) -> Batch:
+        return batch  # what is found out about it is set by every call that finds it
+
     def _first_ids(self, count: int) -> NDArray[np.int32]:
         if count > len(self._ids):
             self._ids = np.arange(max(count, 3 * len(self._ids) // 2), dtype=np.int32)
@@ -87,7 +90,7 @@ class CpuKeys:
             keys = batch.unique_keys
             batch.found.missing = self.find(index, keys, slots[: len(keys)])
 
-    def synchronize(self, batch: Batch) -> None:
+    def synchronize(self, *batches: Batch) -> None:
         """Return at once: every call has waited for its threads."""
 
     def find(self, index: IndexArrays, keys: Keys, slots: Slots) -> int:

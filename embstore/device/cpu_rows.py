@@ -46,6 +46,11 @@ class CpuRows:
         item_bytes = _READ_AND_WRITTEN * VALUE_BYTES * dim
         self._work.run(work, self._work.ranges(len(batch.inverse), item_bytes))
 
+    def begin_gather(
+        self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
+    ) -> None:
+        return None
+
     def gather_pooled(
         self,
         rows: Rows,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import SlotContents, Slots
+from embstore.device.base import Batch, SlotContents, Slots
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
 from embstore.device.threshold import find_threshold
@@ -46,7 +46,14 @@ class CpuSlots:
         dirty = memory.dirty[low:high].view(np.bool_)
         return SlotContents(memory.keys[low:high], memory.scores[low:high], dirty)
 
-    def touch(self, memory: CpuSlotMemory, slots: Slots, clock: int, counting: int) -> None:
+    def touch(
+        self,
+        memory: CpuSlotMemory,
+        slots: Slots,
+        clock: int,
+        counting: int,
+        batch: Batch | None = None,
+    ) -> None:
         score_kernels.touch(memory.scores, slots, clock, counting)
 
     def set_counts(self, memory: CpuSlotMemory, slots: Slots, counts: NDArray[np.int64]) -> None:

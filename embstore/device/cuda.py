@@ -9,10 +9,8 @@ options it is given; NVRTC takes the last one, so denormals would be flushed, ag
 (cupy issue 9576). So NVRTC is called with our options by a function that adds none. All kernels
 compile in one or two seconds, once a process: a cache of our own would not be worth its files.
 
-**The scan** is CuPy's (CUB), which only queues it. What it allocates comes from a workspace of
-ours, one allocation that only grows; CuPy's pool, which a caller may share, is neither used nor
-bounded. The sort is ours (`group.cu`): CuPy's stable ones are Thrust's, which end by waiting for
-the stream.
+**Scans and sorts** are ours (`scan.cu`, `group.cu`): CuPy's allocate from its pool, which a caller
+may share, or end by waiting for the stream.
 
 **Devices and threads.** The current device belongs to a thread, and the thread to the caller, who
 may be using another device: every call sets ours and puts back what it found, and sets nothing
@@ -29,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import cupy
 import numpy as np
-from cupy.cuda import compiler, cub, function
+from cupy.cuda import compiler, function
 from cupy.cuda import runtime as cuda
 from numpy.typing import DTypeLike, NDArray
 
@@ -41,11 +39,6 @@ _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: neither harms the device."""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
-_ALIGNMENT = 512
-_WORKSPACE_BYTES = 1 << 20
-"""Least size of the workspace."""
-_WORKSPACE_SHARE = 256
-"""Bytes of values to one of workspace: a scan keeps 8 bytes for each tile of 512 int32 or more."""
 _LEGACY_STREAM = 1
 """cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
 
@@ -114,7 +107,6 @@ class CudaRuntime:
         self._verbs = {kernel: verb for verb in VERBS for kernel in kernels_of(verb)}
         self._functions: dict[str, Any] = {}
         self._compile_seconds = 0.0
-        self._workspace = _Workspace(self)
         self._open()
 
     @_on_device
@@ -254,21 +246,6 @@ class CudaRuntime:
         if array.nbytes:
             cuda.memsetAsync(array.address, byte, array.nbytes, self._compute.ptr)
 
-    @_on_device
-    def accumulate(self, values: DeviceArray, sums: DeviceArray) -> None:
-        assert values.dtype == sums.dtype == np.int32 and len(values) == len(sums)
-        if not len(sums):
-            return
-        if sums.address != values.address:
-            self._copy(values.address, sums.address, sums.nbytes)
-        self._workspace.begin(max(_WORKSPACE_BYTES, sums.nbytes // _WORKSPACE_SHARE))
-        memory = cupy.cuda.UnownedMemory(sums.address, sums.nbytes, sums.owner, self.ordinal)
-        array = cupy.ndarray((len(sums),), np.int32, cupy.cuda.MemoryPointer(memory, 0))
-        with self._compute, cupy.cuda.using_allocator(self._workspace.allocate):
-            # Rejected: cupy.cumsum, which leaves CUB for kernels that flush denormals, compiled
-            # at the first call, where CUPY_ACCELERATORS in the environment says so.
-            cub.device_scan(array, cub.CUPY_CUB_CUMSUM)
-
     # Order
 
     @_on_device
@@ -324,12 +301,11 @@ class CudaRuntime:
 
     @_on_device
     def close(self) -> None:
-        """Wait for all work, unless the device is lost, and drop kernels and workspace."""
+        """Wait for all work, unless the device is lost, and drop kernels."""
         if not self.is_lost:
             for stream in self._streams.values():
                 stream.synchronize()
         self._functions.clear()
-        self._workspace.clear()
 
 
 class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no types
@@ -350,42 +326,6 @@ def _is_pinned(array: NDArray[Any]) -> bool:
     if isinstance(base, memoryview):
         base = base.obj
     return isinstance(getattr(base, "mem", None), _Pinned)
-
-
-class _Workspace:
-    """What CuPy's scans allocate: the front of one block, again for every one of them.
-
-    All of them are in COMPUTE, so that the next one begins when the last has ended.
-    """
-
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        self.clear()
-
-    def clear(self) -> None:
-        self._block = DeviceArray(0, 0, np.uint8, None)
-        self._used = 0
-
-    def begin(self, byte_count: int) -> None:
-        """Have so many bytes; nothing that was allocated before is in use any more."""
-        self._used = 0
-        if len(self._block) < byte_count:
-            self.clear()  # first, or both would be allocated
-            self._block = self._runtime.allocate(byte_count + byte_count // 4, np.uint8)
-
-    def allocate(self, byte_count: int) -> Any:
-        """Return a MemoryPointer, as an allocator of CuPy does."""
-        low = self._used
-        high = low + -(-byte_count // _ALIGNMENT) * _ALIGNMENT
-        if high > len(self._block):
-            block = self._runtime.allocate(byte_count, np.uint8)
-            return cupy.cuda.MemoryPointer(block.owner, 0)
-        self._used = high
-        address = self._block.address + low
-        memory = cupy.cuda.UnownedMemory(
-            address, byte_count, self._block.owner, self._runtime.ordinal
-        )
-        return cupy.cuda.MemoryPointer(memory, 0)
 
 
 @cache

@@ -4,7 +4,8 @@ The kernels are the `.cu` files of `embstore/kernels`; each states its formula, 
 are about the order of work and where its arrays are. Work is queued in the runtime (`runtime.py`);
 the host waits where the protocol says that a result is known, once a call when nothing is missing.
 
-    a call       unique, probe (, sum_by_key) ... synchronize: the one wait ... gather or apply
+    a lookup     unique, probe, gather, touch: these do nothing where a key is missing ... one wait
+    an update    (unique, probe,) sum_by_key ... one wait ... touch, apply
     its misses   read_slots of the victims, their rows down; rows up, piece by piece, insert: waits
 
     gpu_work     launches, copies, findings           scratch   memory of a call
@@ -37,7 +38,7 @@ class GpuDevice:
     threads : that fill and empty pinned buffers, the caller included; None: one a core, at most 8
     """
 
-    keeps_batches = False
+    is_queued = True
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
         self.name = runtime.name

@@ -6,13 +6,16 @@ evicted their rows.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.device.base import Batch, Counts, IndexArrays, Slots
+from embstore.device.base import Batch, Counts, Findings, IndexArrays, Slots
 from embstore.device.gpu_work import (
     ACCESSES,
+    FINDINGS_BYTES,
     HITS,
     MISSING,
     NONE,
@@ -29,6 +32,7 @@ from embstore.device.gpu_work import (
 )
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
+from embstore.device.staging import Buffer
 
 
 class GpuKeys:
@@ -47,13 +51,9 @@ class GpuKeys:
         )
         if n == 0:
             return batch
-        prefixes = np.array([table_id << KEY_BITS for table_id, _, _ in segments], np.int64)
-        row_counts = np.array([rows for _, rows, _ in segments], np.int64)
-        d_bounds, d_prefixes, d_row_counts, batch.findings = self._work.send(
-            bounds, prefixes, row_counts, NOTHING_FOUND
-        )
-        d_keys = self._work.scratch.take(n, np.int64)
-        self._work.send_parts([keys for _, _, keys in segments], d_keys)
+        d_bounds, d_prefixes, d_row_counts, d_keys = self._named(segments, bounds)
+        (batch.findings,) = self._work.send(NOTHING_FOUND)
+        batch.is_known = False
         place_count = 1 << (2 * n - 1).bit_length()
         table_keys = self._work.scratch.take(place_count, np.int64)
         table_firsts = self._work.scratch.take(place_count, np.int32)
@@ -68,7 +68,7 @@ class GpuKeys:
             places, batch.findings,
         )  # fmt: skip
         self._work.launch("unique_first", n, table_firsts, places, np.int64(n), ranks)
-        self._work.runtime.accumulate(ranks, ranks)
+        self._work.accumulate(ranks)
         self._work.launch(
             "unique_number", n, table_keys, table_firsts, places, ranks, np.int64(n), table_ids,
             batch.unique_keys, batch.findings,
@@ -76,27 +76,71 @@ class GpuKeys:
         self._work.launch("unique_inverse", n, table_ids, places, np.int64(n), batch.inverse)
         return batch
 
+    def _named(
+        self, segments: Sequence[tuple[int, int, Keys]], bounds: NDArray[np.int64]
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+        """Return bounds, prefixes, row counts and keys of a call's tables."""
+        prefixes = np.array([table_id << KEY_BITS for table_id, _, _ in segments], np.int64)
+        row_counts = np.array([rows for _, rows, _ in segments], np.int64)
+        d_bounds, d_prefixes, d_row_counts = self._work.send(bounds, prefixes, row_counts)
+        d_keys = self._work.join([keys for _, _, keys in segments], np.int64)
+        return d_bounds, d_prefixes, d_row_counts, d_keys
+
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
-        return self.unique(segments)
+        bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
+        n = int(bounds[-1])
+        batch = GpuBatch(
+            unique_keys=self._work.scratch.take(n, np.int64),
+            inverse=self._work.numbers(n, np.int32),
+            bounds=bounds,
+        )
+        if n:
+            d_bounds, d_prefixes, _, d_keys = self._named(segments, bounds)
+            self._work.launch(
+                "encode", n, d_keys, d_bounds, d_prefixes, np.int32(len(segments)), np.int64(n),
+                batch.unique_keys,
+            )  # fmt: skip
+        return batch
+
+    def again(self, batch: Batch) -> GpuBatch:
+        assert isinstance(batch, GpuBatch) and batch.is_known and batch.found.outside < 0
+        findings, count = None, len(batch.unique_keys)
+        if count:
+            found = NOTHING_FOUND.copy()
+            found[UNIQUE_COUNT] = count
+            findings = self._work.upload(found)
+        return replace(batch, found=Findings(), findings=findings)
 
     def probe(self, index: IndexArrays, batch: Batch, slots: DeviceArray) -> None:
         findings = findings_of(batch)
         if findings is not None:
-            n = batch.position_count
+            n = len(batch.unique_keys)
             self._work.launch(
                 "probe", n, *parameters_of(index), batch.unique_keys, findings[UNIQUE_COUNT:1],
                 np.int64(n), slots, findings,
             )  # fmt: skip
 
-    def synchronize(self, batch: Batch) -> None:
-        findings = findings_of(batch)
-        if findings is None:
-            return
-        values = self._work.download(findings).tolist()
-        batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
-        batch.found.outside = _position(values[OUTSIDE])
-        batch.found.missing = values[MISSING]
-        batch.found.not_finite = _position(values[NOT_FINITE])
+    def synchronize(self, *batches: Batch) -> None:
+        staging = self._work.staging
+        waiting: list[tuple[GpuBatch, Buffer]] = []
+        for batch in batches:
+            assert isinstance(batch, GpuBatch)
+            if batch.findings is not None and not batch.is_known:
+                answer = batch.answer or staging.begin_small(batch.findings.view(np.uint8))
+                waiting.append((batch, answer))
+        if waiting:
+            self._work.wait()
+        for batch, answer in waiting:
+            values = answer.memory[:FINDINGS_BYTES].view(np.int64).tolist()
+            if values[UNIQUE_COUNT] < len(batch.unique_keys):
+                batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
+            batch.found.outside = _position(values[OUTSIDE])
+            batch.found.missing = values[MISSING]
+            batch.found.not_finite = _position(values[NOT_FINITE])
+            batch.is_known = True
+            if batch.answer is None:
+                staging.end_small(answer, 0, [])
+            batch.answer = None
 
     def find(self, index: IndexArrays, keys: DeviceArray, slots: DeviceArray) -> int:
         n = len(keys)
@@ -115,7 +159,7 @@ class GpuKeys:
         ranks = self._work.scratch.take(n, np.int32)
         found = self._work.scratch.take(2 * missing, np.int64)
         self._work.launch("flag_absent", n, slots, np.int64(n), ranks)
-        self._work.runtime.accumulate(ranks, ranks)
+        self._work.accumulate(ranks)
         self._work.launch(
             "take_absent", n, slots, keys, ranks, np.int64(n), found[:missing], found[missing:]
         )

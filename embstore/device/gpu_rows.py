@@ -10,7 +10,8 @@ scattered the next is copied, and storage reads into a third. Victims go the oth
 pieces, the next of which is copied while storage packs and writes one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, Slots, TableParameters
-from embstore.device.gpu_work import LANES, NULL, GpuWork, Outputs, findings_of
+from embstore.device.gpu_work import LANES, NULL, GpuBatch, GpuWork, Outputs, findings_of
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, DeviceArray
 from embstore.device.slabs import SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
@@ -47,16 +48,43 @@ class GpuRows:
         dim: int,
         outs: Sequence[Rows | DeviceArray],
     ) -> None:
-        n = batch.position_count
-        if n == 0:
-            return
-        with Outputs(self._work, outs, dim) as d_outs:
-            addresses = np.array([out.address for out in d_outs], np.uint64)
-            d_bounds, d_addresses = self._work.send(batch.bounds, addresses)
-            self._work.launch(
-                "gather", n * LANES, *rows.arguments, slots, batch.inverse, d_bounds, d_addresses,
-                np.int32(len(outs)), np.int64(n), np.int32(dim),
-            )  # fmt: skip
+        if batch.position_count:
+            outputs = Outputs(self._work, outs, dim)
+            self._gather(rows, slots, batch, dim, outputs, NULL)
+            outputs.fill()
+
+    def begin_gather(
+        self,
+        rows: SlabRows,
+        slots: DeviceArray,
+        batch: Batch,
+        dim: int,
+        outs: Sequence[Rows | DeviceArray],
+    ) -> Callable[[], None] | None:
+        assert isinstance(batch, GpuBatch)
+        if batch.findings is None:
+            return None
+        outputs = Outputs(self._work, outs, dim)
+        self._gather(rows, slots, batch, dim, outputs, batch.findings)
+        batch.is_known, batch.answer = False, outputs.begin()
+        return partial(outputs.end, batch.answer)
+
+    def _gather(
+        self,
+        rows: SlabRows,
+        slots: DeviceArray,
+        batch: Batch,
+        dim: int,
+        outputs: Outputs,
+        findings: Argument,
+    ) -> None:
+        n, d_outs = batch.position_count, outputs.placed
+        addresses = np.array([out.address for out in d_outs], np.uint64)
+        d_bounds, d_addresses = self._work.send(batch.bounds, addresses)
+        self._work.launch(
+            "gather", n * LANES, *rows.arguments, slots, batch.inverse, d_bounds, d_addresses,
+            np.int32(len(d_outs)), np.int64(n), np.int32(dim), findings, outputs.answer,
+        )  # fmt: skip
 
     def gather_pooled(
         self,
@@ -72,13 +100,14 @@ class GpuRows:
         if bags == 0:
             return
         dim = out.width if isinstance(out, DeviceArray) else out.shape[1]
-        with Outputs(self._work, [out], dim) as (d_out,):
-            d_offsets = self._work.upload(offsets)
-            d_weights = self._work.upload(weights) if weights is not None and len(weights) else NULL
-            self._work.launch(
-                "gather_pooled", bags * LANES, *rows.arguments, slots, batch.inverse, d_offsets,
-                np.int64(bags), np.int32(mean), d_weights, d_out, np.int32(dim),
-            )  # fmt: skip
+        outputs = Outputs(self._work, [out], dim)
+        d_offsets = self._work.upload(offsets)
+        d_weights = self._work.upload(weights) if weights is not None and len(weights) else NULL
+        self._work.launch(
+            "gather_pooled", bags * LANES, *rows.arguments, slots, batch.inverse, d_offsets,
+            np.int64(bags), np.int32(mean), d_weights, *outputs.placed, np.int32(dim),
+        )  # fmt: skip
+        outputs.fill()
 
     def sum_by_key(
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: DeviceArray
@@ -86,7 +115,11 @@ class GpuRows:
         findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
         if findings is None:
             return
-        starts, positions = self._group(batch, findings)
+        is_distinct = batch.inverse.address == self._work.numbers(n, np.int32).address
+        if is_distinct:
+            starts, positions = self._work.numbers(n + 1, np.int64), batch.inverse
+        else:
+            starts, positions = self._group(batch, findings)
         kept = [
             self._all_resident([part.rows for part in gradients], VALUE, int(dim)),
             self._all_resident([part.source for part in gradients], np.int32),
@@ -100,14 +133,16 @@ class GpuRows:
         )
         of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
         count = np.int32(len(gradients))
-        extra = self._work.scratch.take(n, np.int32)
-        more = self._work.scratch.take(n // 64 + 1, VALUE, width=int(dim))
         self._work.launch(
             "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
             findings,
         )  # fmt: skip
+        if is_distinct:
+            return
+        extra = self._work.scratch.take(n, np.int32)
+        more = self._work.scratch.take(n // 64 + 1, VALUE, width=int(dim))
         self._work.launch("count_chunks", n, starts, np.int64(n), findings, extra)
-        self._work.runtime.accumulate(extra, extra)
+        self._work.accumulate(extra)
         self._work.launch(
             "sum_more", len(more) * LANES, starts, positions, *of_segments, count, extra,
             findings, more, dim,
@@ -120,11 +155,12 @@ class GpuRows:
         tiles = -(-n // _TILE)
         ends = take(tiles << _DIGIT_BITS, np.int32)
         unsorted: tuple[Argument, Argument] = (batch.inverse, NULL)
-        for shift in range(0, max((n - 1).bit_length(), 1), _DIGIT_BITS):
+        ids_most = len(batch.unique_keys)
+        for shift in range(0, max((ids_most - 1).bit_length(), 1), _DIGIT_BITS):
             ids, positions = take(n, np.int32), take(n, np.int32)
             digit = (np.int64(n), np.int32(shift))
             self._work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
-            self._work.runtime.accumulate(ends, ends)
+            self._work.accumulate(ends)
             self._work.launch(
                 "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, ids, positions
             )
@@ -138,10 +174,7 @@ class GpuRows:
     ) -> list[DeviceArray | None]:
         """Return the segments' arrays in the device's memory, those of the host sent together."""
         on_host = [array for array in arrays if isinstance(array, np.ndarray)]
-        together = self._work.scratch.take(sum(map(len, on_host)), dtype, width=width)
-        if len(together):
-            self._work.send_parts(on_host, together)
-        low = 0
+        together, low = self._work.join(on_host, dtype, width), 0
         placed: list[DeviceArray | None] = []
         for array in arrays:
             if isinstance(array, np.ndarray):
@@ -168,6 +201,7 @@ class GpuRows:
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums,
             np.int32(sums.width), scalars, np.int64(n),
         )  # fmt: skip
+        self._work.runtime.submit()
 
     # To and from the host
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import SlotContents, Slots
-from embstore.device.gpu_work import NULL, GpuWork
+from embstore.device.base import Batch, SlotContents, Slots
+from embstore.device.gpu_work import NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import METADATA_BYTES, Slabs
 from embstore.device.threshold import find_threshold
@@ -101,8 +101,19 @@ class GpuSlots:
             together[dirty_at:],
         )
 
-    def touch(self, memory: Slabs, slots: DeviceArray | Slots, clock: int, counting: int) -> None:
-        self._over_slots("touch", memory, slots, np.int64(clock), np.int32(counting))
+    def touch(
+        self,
+        memory: Slabs,
+        slots: DeviceArray | Slots,
+        clock: int,
+        counting: int,
+        batch: Batch | None = None,
+    ) -> None:
+        findings = findings_of(batch) if batch is not None else None
+        self._over_slots(
+            "touch", memory, slots, np.int64(clock), np.int32(counting),
+            NULL if findings is None else findings,
+        )  # fmt: skip
 
     def set_counts(
         self, memory: Slabs, slots: DeviceArray | Slots, counts: NDArray[np.int64]

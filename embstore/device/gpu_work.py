@@ -1,11 +1,11 @@
 """What a GPU's work is made of: launches, copies of arrays, and scratch memory.
 
 Kernels launched before a batch is synchronized read the number of unique keys from the device's
-memory. Their results for the host are one row of eight int64 for each batch, its **findings**
+memory. Their results for the host are one row of eight int64 for each call, its **findings**
 (`common.cuh`).
 
-Arrays of a call are copied together: `send` packs them into one pinned buffer and one copy. Large
-ones are copied piece by piece while COMPUTE works (`staging.py`).
+Small arrays of a call are copied together, large ones piece by piece while COMPUTE works
+(`staging.py`). Work is recorded, and given to the runtime when the host waits (`recorder.py`).
 
 Grids: a block for every 256 items, or lanes of rows, but no more than keep the device busy; kernels
 walk over the rest.
@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Rows
 from embstore.device.base import Batch, IndexArrays
+from embstore.device.recorder import Recorder
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
-from embstore.device.staging import LARGE_BYTES, Staging
+from embstore.device.staging import LARGE_BYTES, Buffer, Staging
 from embstore.host.workers import COPY_THREADS_MAX, Workers
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import VALUE
@@ -36,7 +37,8 @@ UNIQUE_COUNT, OUTSIDE, MISSING, NOT_FINITE, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = np.array([0, NONE, 0, NONE, 0, 0, 0, 0], np.int64)
 NULL = np.uint64(0)
 _BLOCKS_PER_MULTIPROCESSOR = 16
-_ALIGNMENT = 16
+SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
+"""Of running sums; `scan.cu` has the same."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 64, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
 call whatever its slots."""
@@ -47,6 +49,8 @@ class GpuBatch(Batch):
     """A batch, and where its kernels write their findings; None where it has no key."""
 
     findings: DeviceArray | None = field(default=None)
+    answer: Buffer | None = None
+    """Where findings come to the host, before outputs that are under way."""
 
 
 class GpuWork:
@@ -58,10 +62,11 @@ class GpuWork:
     """
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
-        self.runtime = runtime
-        self.scratch = Scratch(runtime)
+        self.runtime = Recorder(runtime)
+        self.scratch = Scratch(self.runtime)
         self._workers = Workers(threads or min(COPY_THREADS_MAX, os.cpu_count() or 1))
-        self.staging = Staging(runtime, self._workers, self.scratch)
+        self.staging = Staging(self.runtime, self._workers, self.scratch)
+        self._numbers: dict[DTypeLike, DeviceArray] = {}
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
 
     def close(self) -> None:
@@ -70,6 +75,7 @@ class GpuWork:
         if not self.runtime.is_lost:
             self.wait()
         self.staging.close()
+        self._numbers.clear()
         self.scratch.close()
         self.runtime.close()
 
@@ -78,45 +84,68 @@ class GpuWork:
         blocks = min(-(-items // BLOCK_THREADS), self._blocks_max)
         self.runtime.launch(kernel, blocks, *arguments)
 
+    def accumulate(self, values: DeviceArray) -> None:
+        """Make int32 values their running sums: values[i] = values[0] + ... + values[i]."""
+        n = len(values)
+        if n == 0:
+            return
+        step = SCAN_STEP * -(-n // (SCAN_STEP * SCAN_RANGES_MAX))
+        blocks, named = -(-n // step), (values, np.int64(n), np.int64(step))
+        totals = self.scratch.take(blocks, np.int32)
+        if blocks > 1:
+            self.runtime.launch("sum_ranges", blocks, *named, totals)
+        self.runtime.launch("accumulate", blocks, *named, totals)
+
     def wait(self) -> None:
         """Wait for all work."""
         self.runtime.wait(self.runtime.mark(COMPUTE))
 
     def send(self, *arrays: NDArray[Any]) -> list[DeviceArray]:
-        """Copy host arrays to the device in one piece, and return them there."""
-        ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])
-        target = self.scratch.take(max(int(ends[-1]), 1), np.uint8)
-        begins = [0, *ends[:-1].tolist()]
+        """Copy host arrays to the device, and return them there."""
+        return [self.upload(array) for array in arrays]
 
-        def fill(memory: NDArray[np.uint8]) -> None:
-            for array, begin in zip(arrays, begins, strict=True):
-                memory[begin : begin + array.nbytes] = _bytes_of(array)
+    def upload(self, array: NDArray[Any]) -> DeviceArray:
+        """Copy a host array to the device, and return it there."""
+        return self.join([array], array.dtype, array.shape[1] if array.ndim == 2 else 1)
 
-        self.staging.send(fill, target)
-        return [
-            target[begin : begin + array.nbytes].view(array.dtype)
-            for array, begin in zip(arrays, begins, strict=True)
-        ]
-
-    def send_parts(self, parts: Sequence[Any], target: DeviceArray) -> None:
-        """Copy arrays one after the other into one of the device."""
-        if all(isinstance(part, np.ndarray) for part in parts) and target.nbytes < LARGE_BYTES:
-            self.staging.send(lambda memory: _fill(memory, parts), target)
-            return
+    def join(
+        self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int = 1
+    ) -> DeviceArray:
+        """Return arrays, one after the other, on the device; one that is there already as it is."""
+        if len(parts) == 1 and isinstance(parts[0], DeviceArray):
+            return parts[0]
+        on_host = [np.ascontiguousarray(p) for p in parts if not isinstance(p, DeviceArray)]
+        if len(on_host) < len(parts):
+            return self._joined_there(parts, dtype, width)
+        count = sum(map(len, on_host))
+        byte_count = count * width * np.dtype(dtype).itemsize
+        if byte_count >= LARGE_BYTES:
+            target = self.scratch.take(count, dtype, width=width)
+            self.staging.upload(on_host, target)
+            return target
+        memory, d_memory = self.staging.place(byte_count)
         low = 0
+        for part in on_host:
+            memory[low : low + part.nbytes] = part.reshape(-1).view(np.uint8)
+            low += part.nbytes
+        return d_memory.view(dtype, width=width)
+
+    def _joined_there(
+        self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int
+    ) -> DeviceArray:
+        target, low = self.scratch.take(sum(map(len, parts)), dtype, width=width), 0
         for part in parts:
             if len(part):
-                self.send_one(part, target[low : low + len(part)])
+                self.runtime.copy(self.resident(part), target[low : low + len(part)])
             low += len(part)
+        return target
 
-    def send_one(self, source: NDArray[Any] | DeviceArray, target: DeviceArray) -> None:
-        """Copy an array, of the host or of the device."""
-        if isinstance(source, DeviceArray):
-            self.runtime.copy(source, target)
-        elif source.nbytes < LARGE_BYTES:
-            self.staging.send(lambda memory: _fill(memory, [source]), target)
-        else:
-            self.staging.upload(source, target)
+    def numbers(self, count: int, dtype: DTypeLike) -> DeviceArray:
+        """Return 0, 1, 2, ..., which nobody may change."""
+        kept = self._numbers.get(dtype)
+        if kept is None or len(kept) < count:
+            kept = self._numbers[dtype] = self.upload(np.arange(count + count // 4, dtype=dtype))
+        return kept[:count]
 
     def resident(self, array: NDArray[Any] | DeviceArray) -> DeviceArray:
         """Return the array in the device's memory."""
@@ -125,15 +154,7 @@ class GpuWork:
     def secure(self, count: int) -> None:
         """Reserve scratch and pinned buffers to change so many slots."""
         self.scratch.secure(count * _SECURED_BYTES + _SECURED_BYTES_LEAST)
-        self.staging.secure_rows()
-
-    def upload(self, array: NDArray[Any]) -> DeviceArray:
-        """Return a copy of a host array in scratch memory."""
-        width = array.shape[1] if array.ndim == 2 else 1
-        target = self.scratch.take(len(array), array.dtype, width=width)
-        if len(target):
-            self.send_one(array, target)
-        return target
+        self.staging.secure()
 
     def download(self, array: DeviceArray | NDArray[Any]) -> NDArray[Any]:
         """Return a copy on the host; the array itself where it is there already. Waits."""
@@ -155,28 +176,51 @@ class GpuWork:
             self.staging.download(block, outs)
 
 
+FINDINGS_BYTES = NOTHING_FOUND.nbytes
+
+
 class Outputs:
-    """A call's outputs in the device's memory; at its end those of the host are copied there."""
+    """A call's outputs in the device's memory; those of the host are copied there at the end.
+
+    `answer` is memory before them, for findings that come with them.
+    """
 
     def __init__(self, work: GpuWork, outs: Sequence[Rows | DeviceArray], dim: int) -> None:
         self._work = work
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
         count = sum(len(out) for out in self._host_outs)
-        self._d_outs = work.scratch.take(count, VALUE, width=dim)
-        low, self._placed = 0, []
+        item_bytes = dim * np.dtype(VALUE).itemsize
+        block = work.scratch.take(FINDINGS_BYTES + count * item_bytes, np.uint8)
+        self.answer = block[:FINDINGS_BYTES].view(np.int64)
+        self._d_outs = block[FINDINGS_BYTES:].view(VALUE, width=dim)
+        self._block = block
+        low, self.placed = 0, []
         for out in outs:
             if isinstance(out, DeviceArray):
-                self._placed.append(out)
+                self.placed.append(out)
             else:
-                self._placed.append(self._d_outs[low : low + len(out)])
+                self.placed.append(self._d_outs[low : low + len(out)])
                 low += len(out)
 
-    def __enter__(self) -> list[DeviceArray]:
-        return self._placed
+    @property
+    def _come_with_findings(self) -> bool:
+        return self._block.nbytes < LARGE_BYTES
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
+    def begin(self) -> Buffer:
+        """Begin to copy findings, and outputs where they are small, behind the work so far."""
+        return self._work.staging.begin_small(
+            self._block if self._come_with_findings else self.answer.view(np.uint8)
+        )
+
+    def end(self, buffer: Buffer) -> None:
+        """Fill the host's outputs; what was begun has been waited for."""
+        come = self._come_with_findings
+        self._work.staging.end_small(buffer, FINDINGS_BYTES, self._host_outs if come else [])
+        if not come:
+            self._work.download_together([self._d_outs], self._host_outs)
+
+    def fill(self) -> None:
+        """Wait, and fill the host's outputs."""
         if len(self._d_outs):
             self._work.download_together([self._d_outs], self._host_outs)
         else:
@@ -193,17 +237,10 @@ def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:
-    """Return where a batch's kernels write their findings; None where it has no key."""
+    """Return where a batch's kernels write their findings; None where it has no key.
+
+    Whoever asks writes more of them, which the host does not know yet.
+    """
     assert isinstance(batch, GpuBatch)
+    batch.is_known = False
     return batch.findings
-
-
-def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _fill(memory: NDArray[np.uint8], parts: Sequence[NDArray[Any]]) -> None:
-    low = 0
-    for part in parts:
-        memory[low : low + part.nbytes] = _bytes_of(part)
-        low += part.nbytes

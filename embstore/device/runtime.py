@@ -110,9 +110,6 @@ class Runtime(Protocol):
     def fill(self, array: DeviceArray, byte: int) -> None:
         """Set every byte, in COMPUTE."""
 
-    def accumulate(self, values: DeviceArray, sums: DeviceArray) -> None:
-        """sums[i] = values[0] + ... + values[i], int32, in COMPUTE; `sums` may be `values`."""
-
     def mark(self, stream: int) -> Any:
         """Return a mark (an event) behind all work queued in the stream so far."""
 

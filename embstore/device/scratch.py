@@ -17,7 +17,8 @@ harmless: it allocates a **spare**, which is freed when nothing else is left.
 import numpy as np
 from numpy.typing import DTypeLike
 
-from embstore.device.runtime import DeviceArray, Runtime
+from embstore.device.recorder import Recorder
+from embstore.device.runtime import DeviceArray
 from embstore.errors import CapacityError
 
 _LEAST_BYTES = 256
@@ -41,7 +42,7 @@ class _Lease:
 class Scratch:
     """Blocks of one device. One thread at a time takes."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Recorder) -> None:
         self._runtime = runtime
         self._blocks: dict[int, DeviceArray] = {}  # by address
         self._kept: dict[int, list[int]] = {}  # size -> addresses of those not in use
@@ -75,6 +76,7 @@ class Scratch:
         try:
             return self._runtime.allocate(count, dtype, width=width)
         except CapacityError:
+            self._runtime.submit()  # what is recorded keeps its arrays
             self.clear()
         try:
             return self._runtime.allocate(count, dtype, width=width)

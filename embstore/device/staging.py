@@ -6,13 +6,13 @@ several threads, and the caller goes on as soon as the last is filled. Buffers o
 pinned memory would wait for the device). Each has a mark behind its last use, and is waited for
 when its turn comes again.
 
-    send      arrays of a call, small, in COMPUTE: no other stream need be followed
-    upload    a large array, in UP, piece by piece
+    pack      small arrays of a call, in COMPUTE: one copy of all that is sent between two waits
+    upload    large arrays, in UP, piece by piece
     rows      missing rows, in UP: buffers that storage reads into, each with its twin on the device
     download  small in COMPUTE, large in DOWN, piece by piece
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Rows
-from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
+from embstore.device.recorder import Recorder
+from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
 from embstore.device.scratch import Scratch
 from embstore.host.workers import Workers
 from embstore.layout import Layout
@@ -28,10 +29,12 @@ from embstore.layout import Layout
 BUFFERS = 3
 PIECE_BYTES = 4 << 20
 """Of a copy that is cut into pieces: long enough for the bus, short enough to overlap."""
-LARGE_BYTES = 256 << 10
+LARGE_BYTES = 512 << 10
 """Copies of at least so much are cut into pieces, and run while COMPUTE works."""
-_SMALL_BUFFERS = 16
-"""More than a call sends, so that it waits for none of its own."""
+PACK_BYTES, _FIRST_PACK_BYTES = 1 << 20, 16 << 10
+"""Of what is sent between two waits, at most; packs grow to what calls need."""
+_PACKS = 4
+_ALIGNMENT = 16
 
 
 @dataclass
@@ -48,10 +51,20 @@ class Buffer:
         return front.view(layout.element).reshape(count, layout.stride)
 
 
+@dataclass
+class Pack:
+    """Pinned memory that is filled, and its twin in scratch memory, to which it is copied."""
+
+    buffer: Buffer
+    memory: NDArray[np.uint8]  # the buffer's, which may get other memory before it is copied
+    d_memory: DeviceArray
+    used: int = 0
+
+
 class Ring:
     """Pinned buffers taken in turn; each with a twin on the device where `scratch` makes it."""
 
-    def __init__(self, runtime: Runtime, count: int, scratch: Scratch | None = None) -> None:
+    def __init__(self, runtime: Recorder, count: int, scratch: Scratch | None = None) -> None:
         self._runtime = runtime
         self._scratch = scratch
         self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in range(count)]
@@ -89,11 +102,14 @@ class Ring:
 class Staging:
     """Copies between host arrays and a device's. One thread at a time."""
 
-    def __init__(self, runtime: Runtime, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, runtime: Recorder, workers: Workers, scratch: Scratch) -> None:
         self._runtime = runtime
         self._workers = workers
-        self._small_up = Ring(runtime, _SMALL_BUFFERS)
-        self._small_down = Ring(runtime, BUFFERS)
+        self._scratch = scratch
+        self._packs = Ring(runtime, _PACKS)
+        self._pack: Pack | None = None
+        self._pack_bytes = _FIRST_PACK_BYTES
+        self._small_down: list[Buffer] = []  # those that are free
         self._up = Ring(runtime, BUFFERS)
         self._rows = Ring(runtime, BUFFERS, scratch)
         self._down = Ring(runtime, BUFFERS)
@@ -101,36 +117,58 @@ class Staging:
 
     def close(self) -> None:
         """Free all buffers."""
-        self._staged = None
-        for ring in (self._small_up, self._small_down, self._up, self._rows, self._down):
+        self._staged = self._pack = None
+        self._small_down.clear()
+        for ring in (self._packs, self._up, self._rows, self._down):
             ring.clear()
 
     # Up
 
-    def send(self, fill: Callable[[NDArray[np.uint8]], None], target: DeviceArray) -> None:
-        """Let `fill` write target.nbytes bytes of pinned memory, and copy them, in COMPUTE."""
-        buffer = self._small_up.take(target.nbytes)
-        source = buffer.memory[: target.nbytes]
-        fill(source)
-        self._runtime.upload(source, target)
-        buffer.mark = self._runtime.mark(COMPUTE)
+    def place(self, byte_count: int) -> tuple[NDArray[np.uint8], DeviceArray]:
+        """Return memory of a pack, to be filled at once, and where its bytes will be on the device;
+        below LARGE_BYTES."""
+        size, pack = -(-byte_count // _ALIGNMENT) * _ALIGNMENT, self._pack
+        if pack is None:
+            pack = self._open_pack()
+        if pack.used + size > len(pack.d_memory):
+            self._runtime.submit()
+            self._pack_bytes = min(max(2 * self._pack_bytes, pack.used + size), PACK_BYTES)
+            pack = self._open_pack()
+        low, pack.used = pack.used, pack.used + size
+        items = slice(low, low + byte_count)
+        return pack.memory[items], pack.d_memory[items]
 
-    def upload(self, source: NDArray[Any], target: DeviceArray) -> None:
-        """Copy a large array to the device, before all work queued in COMPUTE from here on."""
+    def _open_pack(self) -> Pack:
+        buffer = self._packs.take(self._pack_bytes)
+        d_memory = self._scratch.take(self._pack_bytes, np.uint8)
+        pack = self._pack = Pack(buffer, buffer.memory, d_memory)
+        self._runtime.record(lambda: self._send(pack))
+        return pack
+
+    def _send(self, pack: Pack) -> None:
+        self._pack = None
+        self._runtime.upload(pack.memory[: pack.used], pack.d_memory[: pack.used])
+        pack.buffer.mark = self._runtime.mark(COMPUTE)
+
+    def upload(self, sources: Sequence[NDArray[Any]], target: DeviceArray) -> None:
+        """Copy arrays, one after the other, into a large one of the device, before all work that is
+        queued in COMPUTE from here on."""
         self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # `target` may be in use until then
-        source_bytes, target_bytes = _bytes_of(source), target.view(np.uint8)
+        parts, target_bytes = [_bytes_of(source) for source in sources], target.view(np.uint8)
         try:
-            for low, high in _pieces(len(source_bytes)):
+            for low, high in _pieces(target.nbytes):
                 buffer = self._up.take(high - low)
                 piece = buffer.memory[: high - low]
-                self._copy(source_bytes[low:high], piece)
+                for of_part, of_piece in _shared(parts, low, high):
+                    self._copy(of_part, piece[of_piece])
                 self._runtime.upload(piece, target_bytes[low:high], stream=UP)
                 buffer.mark = self._runtime.mark(UP)
         finally:  # also where this ends early: `target` may be used again, in COMPUTE
             self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
-    def secure_rows(self) -> None:
-        """Allocate the buffers for rows, as long as any piece of them."""
+    def secure(self) -> None:
+        """Allocate packs, and the buffers for rows, as long as any piece of them."""
+        self._packs.secure(PACK_BYTES)
         self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
@@ -169,14 +207,30 @@ class Staging:
         """Copy an array that COMPUTE writes into host arrays, one after the other; wait for it."""
         parts = [_bytes_of(target) for target in targets]
         if source.nbytes < LARGE_BYTES:
-            buffer = self._small_down.take(source.nbytes)
-            piece = buffer.memory[: source.nbytes]
-            self._runtime.download(source, piece)
+            buffer = self.begin_small(source)
             self._runtime.wait(self._runtime.mark(COMPUTE))
-            self._spread(piece, 0, parts)
+            self.end_small(buffer, 0, targets)
             return
         for low, piece in self._pieces_of(source.view(np.uint8)):
             self._spread(piece, low, parts)
+
+    def begin_small(self, source: DeviceArray) -> Buffer:
+        """Begin to copy an array that COMPUTE writes, below LARGE_BYTES or the findings of a call.
+
+        It is in the buffer when COMPUTE has been waited for, and until `end_small`.
+        """
+        buffer = self._small_down.pop() if self._small_down else Buffer(np.empty(0, np.uint8))
+        if len(buffer.memory) < source.nbytes:
+            buffer.memory = self._runtime.allocate_host(source.nbytes + source.nbytes // 4)
+        self._runtime.download(source, buffer.memory[: source.nbytes])
+        return buffer
+
+    def end_small(self, buffer: Buffer, begin: int, targets: Sequence[NDArray[Any]]) -> None:
+        """Copy what has arrived, from a byte on, into host arrays, one after the other."""
+        parts = [_bytes_of(target) for target in targets]
+        end = begin + sum(map(len, parts))
+        self._spread(buffer.memory[begin:end], 0, parts)
+        self._small_down.append(buffer)
 
     def begin_download(self, source: DeviceArray) -> Buffer:
         """Begin to copy an array in DOWN; it is in the buffer when its mark has been waited for.
@@ -213,12 +267,8 @@ class Staging:
         self, piece: NDArray[np.uint8], low: int, parts: Sequence[NDArray[np.uint8]]
     ) -> None:
         """Copy bytes [low, low + len(piece)) of `parts`, one after the other, from a piece."""
-        begin = 0
-        for part in parts:
-            first, last = max(low, begin), min(low + len(piece), begin + len(part))
-            if first < last:
-                self._copy(piece[first - low : last - low], part[first - begin : last - begin])
-            begin += len(part)
+        for of_part, of_piece in _shared(parts, low, low + len(piece)):
+            self._copy(piece[of_piece], of_part)
 
     def _copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
         ranges = self._workers.ranges(len(source), 1)
@@ -235,6 +285,18 @@ class Staging:
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     assert array.flags.c_contiguous, "a copy would take another array"
     return array.reshape(-1).view(np.uint8)
+
+
+def _shared(
+    parts: Sequence[NDArray[np.uint8]], low: int, high: int
+) -> Iterator[tuple[NDArray[np.uint8], slice]]:
+    """Yield what of each part is in bytes [low, high) of all, and where it is in those."""
+    begin = 0
+    for part in parts:
+        first, last = max(low, begin), min(high, begin + len(part))
+        if first < last:
+            yield part[first - begin : last - begin], slice(first - low, last - low)
+        begin += len(part)
 
 
 def _pieces(byte_count: int) -> Iterator[tuple[int, int]]:

@@ -36,6 +36,7 @@ typedef float element;
 
 // What the kernels of a call find out, for the one time that the host waits: int64 each, one row of
 // them for each batch. Positions and ids are the lowest, by atomicMin from the largest int64.
+#define NOTHING 0x7fffffffffffffffll
 #define UNIQUE_COUNT 0
 #define OUTSIDE 1     // position of a key outside its table
 #define MISSING 2     // unique keys that have no slot
@@ -43,6 +44,12 @@ typedef float element;
 #define ACCESSES 4
 #define HITS 5
 #define REFUSED 6     // the index has no room for a key
+#define FINDINGS 8
+
+// Whether a call that was queued before the host knew may be done: all of its keys are there.
+__device__ __forceinline__ bool may_go_on(const int64* findings) {
+    return findings[MISSING] == 0 && findings[OUTSIDE] == NOTHING;
+}
 
 // Optimizer chunks (contract.md, rule 2), and what an occurrence adds.
 #define CHUNK_OCCURRENCES 64

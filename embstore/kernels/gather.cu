@@ -43,7 +43,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
     const uint64* __restrict__ outs,    // (segments,) addresses, (positions of it, dim) each
     const int32 segments,
     const int64 n,
-    const int32 dim) {
+    const int32 dim,
+    const int64* __restrict__ findings,  // (8,), or null: all rows are there
+    int64* __restrict__ answer) {          // (8,) out, findings
+    if (findings) {
+        for (int64 i = thread_index(); i < FINDINGS; i += thread_count()) {
+            answer[i] = findings[i];
+        }
+        if (!may_go_on(findings)) {
+            return;
+        }
+    }
     by_width(dim % 4 == 0, [&](const int32 width) {
         const Group group = group_of(dim / width);
         const int64 step = group.count * ROWS_TOGETHER;

@@ -18,6 +18,10 @@
 // pass by; it is believed where it ends the work (a key, once there, stays; positions only fall),
 // and looked at again, past that cache, where it does not.
 //
+// Where the caller knows that keys are distinct and in range there is one pass, and ids are positions:
+//
+//     encode  unique_keys[p] = row_key[p]
+//
 // Grid: a thread takes PER_THREAD positions a round, a whole grid apart, whose loads are under way
 // together; n / (PER_THREAD * BLOCK_THREADS) blocks are one round.
 // Preconditions: each prefix once, and no row key is EMPTY_KEY; place_count a power of two, at
@@ -185,5 +189,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_inverse(
                 inverse[i] = ids[j];
             }
         }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) encode(
+    const int64* __restrict__ keys,      // (n,), segment after segment
+    const int64* __restrict__ bounds,    // (segments + 1,)
+    const int64* __restrict__ prefixes,  // (segments,), table id << KEY_BITS
+    const int32 segments,
+    const int64 n,
+    int64* __restrict__ unique_keys) {  // (n,) out
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        unique_keys[i] = __ldg(prefixes + segment_of(bounds, segments, i)) | __ldg(keys + i);
     }
 }

@@ -110,18 +110,16 @@ class Part:
         return np.concatenate([table.table_id << KEY_BITS | keys for table, keys in pairs])
 
     def batch(self) -> Batch:
-        """Return the batch of all keys, by which the device works; for one call."""
-        if self._batch is not None:
-            return self._batch
-        device = self.pool.device
-        pairs = zip(self.tables, self.keys, strict=True)
-        batch = device.keys.distinct([(table.table_id, table.rows, keys) for table, keys in pairs])
-        self._batch = batch if device.keeps_batches else None
-        return batch
+        """Return the batch of all keys, by which the device works, as long as the step lasts."""
+        if self._batch is None:
+            named = zip(self.tables, self.keys, strict=True)
+            segments = [(table.table_id, table.rows, keys) for table, keys in named]
+            self._batch = self.pool.device.keys.distinct(segments)
+        return self._batch
 
     def look(self) -> Batch:
-        """Return that batch, its slots found, and synchronized."""
-        batch, finder = self.batch(), self.pool.finder
+        """Return that batch for a call, its slots found, and synchronized."""
+        batch, finder = self.pool.device.keys.again(self.batch()), self.pool.finder
         if self.pins is not None and self.pins.have_arrived:
             finder.know(batch, self.pins.slots)
         else:

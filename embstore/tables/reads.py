@@ -18,15 +18,21 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
     """Write the weights of every key of share i to outs[i], (n_i, dim) float32."""
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
     parts = batches(shares)
+    pool_outs = [[out_of[id(share)] for share in part.shares] for part in parts]
+    begun = [
+        part.pool.reader.begin(part.batch, own, admit=admit)
+        for part, own in zip(parts, pool_outs, strict=True)
+    ]
     synchronize(parts)
     stages.lap("unique")
-    for part in parts:
-        pool_outs = [out_of[id(share)] for share in part.shares]
-        if admit:
-            part.pool.reader.gather(part.batch, pool_outs, part.counts)
+    for part, own, end in zip(parts, pool_outs, begun, strict=True):
+        if end is not None and not part.batch.found.missing:
+            part.pool.reader.end(end, part.batch, part.counts if admit else None, admit=admit)
+        elif admit:
+            part.pool.reader.gather(part.batch, own, part.counts)
         else:
             rows, slots = part.pool.reader.peek_rows(part.batch)
-            part.pool.device.rows.gather(rows, slots, part.batch, part.pool.layout.dim, pool_outs)
+            part.pool.device.rows.gather(rows, slots, part.batch, part.pool.layout.dim, own)
         stages.lap("gather")
 
 

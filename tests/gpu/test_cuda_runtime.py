@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embstore.device.gpu import GpuDevice
-from embstore.device.gpu_work import GpuBatch
+from embstore.device.gpu_work import GpuBatch, GpuWork
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.sources import VERBS
@@ -92,14 +92,10 @@ def test_copy_and_fill_write_all_bytes_and_no_others(runtime):
 @pytest.mark.parametrize("count", COUNTS)
 def test_accumulate_is_a_running_sum(runtime, count):
     values = np.random.default_rng(count).integers(0, 3, count).astype(np.int32)
-    array = placed(runtime, values)
-    sums = runtime.allocate(count, np.int32)
-    runtime.accumulate(array, sums)
-    wanted = np.cumsum(values, dtype=np.int32)
-    assert np.array_equal(read(runtime, sums), wanted)
-    assert np.array_equal(read(runtime, array), values)
-    runtime.accumulate(array, array)
-    assert np.array_equal(read(runtime, array), wanted)
+    array, work = placed(runtime, values), GpuWork(runtime, 1)
+    work.accumulate(array)
+    work.runtime.submit()
+    assert np.array_equal(read(runtime, array), np.cumsum(values, dtype=np.int32))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -108,8 +104,9 @@ def test_sort_is_stable_and_leaves_the_ids(runtime, count, id_count):
     id_count = min(id_count, count)
     ids = np.random.default_rng(id_count).integers(0, id_count, count).astype(np.int32)
     array, findings = placed(runtime, ids), placed(runtime, np.array([id_count, *[0] * 7]))
-    batch = GpuBatch(array, array, np.array([0, count]))
-    _, positions = GpuDevice(runtime, 1).rows._group(batch, findings)
+    batch, device = GpuBatch(array, array, np.array([0, count])), GpuDevice(runtime, 1)
+    _, positions = device.rows._group(batch, findings)
+    device.work.runtime.submit()
     assert np.array_equal(read(runtime, positions), np.argsort(ids, kind="stable"))
     assert np.array_equal(read(runtime, array), ids)
 
@@ -132,7 +129,6 @@ def test_nothing_is_done_with_no_elements(runtime):
     runtime.upload(np.empty(0, np.int32), empty)
     runtime.copy(empty, empty)
     runtime.fill(empty, 1)
-    runtime.accumulate(empty, empty)
     assert read(runtime, empty).size == 0
 
 

@@ -102,7 +102,7 @@ def overwrite(device, array, values):
     """Write the first elements of a device's array, which no verb does with any bits."""
     values = np.ascontiguousarray(values).reshape(-1)
     if isinstance(array, DeviceArray):
-        device.runtime.upload(values, array.view(array.dtype)[: len(values)])
+        device.work.runtime.upload(values, array.view(array.dtype)[: len(values)])
     else:
         array.reshape(-1)[: len(values)] = values
 

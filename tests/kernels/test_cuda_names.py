@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embstore.device.runtime import DeviceArray, Runtime
+from embstore.device.runtime import Runtime
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS
 
@@ -25,7 +25,7 @@ from cupy.cuda import compiler, function  # noqa: E402
 from embstore.device import cuda as module  # noqa: E402
 
 TREE = ast.parse(Path(module.__file__).read_text())
-ALIASES = {"cupy", "compiler", "cub", "cuda", "function"}
+ALIASES = {"cupy", "compiler", "cuda", "function"}
 MEMBERS = [
     (cupy.cuda.Event, ["record", "synchronize"]),
     (cupy.cuda.Stream, ["__enter__", "__exit__", "synchronize", "wait_event"]),
@@ -252,36 +252,6 @@ def test_pinned_memory_lives_as_long_as_a_view_of_it():
     assert not behind[8:16].any()
     del view
     assert ended == [True]
-
-
-class Blocks:
-    """Allocations of a device that is not there."""
-
-    ordinal = 0
-
-    def __init__(self):
-        self.sizes = []
-
-    def allocate(self, count, dtype):
-        self.sizes.append(count)
-        memory = cupy.cuda.UnownedMemory(1 << 40, count, None, 0)
-        return DeviceArray(memory.ptr, count, dtype, memory)
-
-
-def test_the_workspace_is_one_block_that_grows():
-    blocks = Blocks()
-    workspace = module._Workspace(blocks)
-    workspace.begin(1 << 20)
-    first, second = workspace.allocate(1000), workspace.allocate(1)
-    assert second.ptr - first.ptr == 1024
-    workspace.begin(1 << 20)
-    assert workspace.allocate(1).ptr == first.ptr
-    workspace.begin(2 << 20)
-    assert blocks.sizes == [5 << 18, 5 << 19]
-    workspace.allocate(4 << 20)  # more than was thought
-    assert blocks.sizes[2:] == [4 << 20]
-    workspace.clear()
-    assert workspace._block.owner is None
 
 
 def interface(**other):

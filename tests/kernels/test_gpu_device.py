@@ -172,12 +172,13 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
     here = Resident(device)
     batch, memory, slots, keys = here.look(), here.memory, np.arange(4), np.arange(4)
     device.keys.synchronize(batch)
+    unknown = here.look()
     d_slots, out = here.slots[:4], np.empty((3_000, 64), np.float32)
     device.runtime.fail_at(1)
     assert not device.is_lost
     calls = [
         lambda: device.rows.gather(memory.rows, here.slots, batch, 64, [out]),
-        lambda: device.rows.gather(memory.rows, here.slots, batch, 64, [out]),
+        lambda: device.rows.begin_gather(memory.rows, here.slots, batch, 64, [out]),
         lambda: device.facts(),
         lambda: device.memory.check_budget(1, 0),
         lambda: device.memory.add_slots(memory, 1024, 1280),
@@ -186,7 +187,8 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: up(device, keys),
         lambda: down(device, d_slots),
         lambda: here.look(),
-        lambda: device.keys.synchronize(batch),
+        lambda: device.keys.synchronize(unknown),
+        lambda: device.keys.again(batch),
         lambda: device.keys.find(here.index, d_slots, d_slots),
         lambda: device.keys.absent(d_slots, d_slots, 2),
         lambda: device.keys.set_slots(d_slots, slots, slots),

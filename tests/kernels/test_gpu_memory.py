@@ -81,7 +81,7 @@ def test_slabs_that_cannot_be_split_for_want_of_memory_stay_as_they_were():
     assert contents_of(device, memory, 64) == before
 
 
-@pytest.mark.parametrize("least", range(0, 6_000, 1_500))
+@pytest.mark.parametrize("least", range(0, 18_000, 4_500))
 def test_a_call_without_memory_is_refused_and_the_next_is_as_usual(least):
     """Whichever of its allocations it is that fails."""
     device, outcomes = made(), []
@@ -89,7 +89,7 @@ def test_a_call_without_memory_is_refused_and_the_next_is_as_usual(least):
     everything(device)
     del device
     gc.collect()
-    for spare in range(least, 120_000, 6_000):
+    for spare in range(least, 360_000, 18_000):
         device = GpuDevice(runtime, threads=1)
         runtime._memory_bytes = runtime.live_bytes + spare
         try:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
-from embstore.device.gpu_work import GpuBatch
+from embstore.device.gpu_work import GpuBatch, GpuWork
 from embstore.kernels.group import group
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import batch_of, devices, down, up
@@ -104,7 +104,8 @@ def test_kernels_sort_in_any_order_of_threads(seed):
 
 def one_pass(runtime, blocks, ids, positions, shift):
     """Return ids and positions after a pass; positions None: each id's index."""
-    n = len(ids)
+    n, work = len(ids), GpuWork(runtime, 1)
+    runtime = work.runtime
     d_ids, ends = runtime.allocate(n, np.int32), runtime.allocate(-(-n // TILE) * 256, np.int32)
     sorted_ids, sorted_positions = (runtime.allocate(n, np.int32) for _ in range(2))
     runtime.upload(ids, d_ids)
@@ -114,7 +115,7 @@ def one_pass(runtime, blocks, ids, positions, shift):
         runtime.upload(positions, d_positions)
     digit = np.int64(n), np.int32(shift)
     runtime.launch("count_digits", blocks, d_ids, *digit, ends)
-    runtime.accumulate(ends, ends)
+    work.accumulate(ends)
     runtime.launch(
         "scatter_digits", blocks, d_ids, d_positions, *digit, ends, sorted_ids, sorted_positions
     )

@@ -119,7 +119,8 @@ def test_verbs_take_a_batch_of_distinct_keys():
     keys, rows = rng.permutation(300)[:40], records(rng, 64, 4)
     slots, gradients = rng.permutation(64)[:40], records(rng, 40, 3)
     for device in devices():
-        memory, batch = slots_with(device, rows), device.keys.distinct([(0, 300, keys)])
+        memory, distinct = slots_with(device, rows), device.keys.distinct([(0, 300, keys)])
+        batch = device.keys.again(distinct)
         out, sums = np.empty((40, 3), np.float32), device.memory.allocate(40, np.float32, width=3)
         device.rows.sum_by_key(batch, [Gradients(gradients)], np.float32(1), sums)
         device.keys.synchronize(batch)

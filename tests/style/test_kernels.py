@@ -11,6 +11,7 @@ KERNELS = ROOT / "embstore" / "kernels"
 TESTS = ROOT / "tests" / "kernels"
 NO_VERBS = {
     "__init__",
+    "scan",  # a step of unique, group and others; its twin is numpy.cumsum
     "sources",  # the text of all .cu files, which the tests of each of them have built
 }
 VERBS = sorted(

@@ -55,15 +55,15 @@ def costs(path, table_count):
 def test_26_tables_cost_the_launches_of_one(tmp_path):
     (one_lookup, one_update), (lookup, update) = (costs(tmp_path / str(n), n) for n in (1, 26))
     assert lookup[0] == one_lookup[0]
-    assert update[0] == one_update[0] + 2, "a second pass of the sort: more keys than 256"
+    more = 4  # a second pass of the sort, for more than 256 keys; and more than one range of a sum
+    assert update[0] == one_update[0] + more
     assert (lookup[1], update[1]) == (one_lookup[1], one_update[1])
 
 
 @pytest.mark.parametrize("table_count", [1, 26])
-def test_the_host_waits_once_for_what_is_found_and_once_for_an_output(tmp_path, table_count):
+def test_the_host_waits_once(tmp_path, table_count):
     lookup, update = costs(tmp_path, table_count)
-    assert lookup[2] == 2
-    assert update[2] == 1
+    assert (lookup[2], update[2]) == (1, 1)
 
 
 def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):

@@ -299,7 +299,7 @@ def apply_case(pool: FullPool, optimizer: Any) -> Case:
         device.rows.initialize(memory.rows, here, keys, given, layout)
     d_slots = [device.memory.upload(here) for here in places]
     for call in pool.calls:
-        device.runtime.fill(call.sums, 0)
+        device.work.runtime.fill(call.sums, 0)
     slots_of = {id(call): here for call, here in zip(pool.calls, d_slots, strict=True)}
 
     def apply(c: Call) -> None:

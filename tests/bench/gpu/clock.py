@@ -125,8 +125,5 @@ class LaunchTimer:
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
         self._timed(kernel, lambda: self._runtime.launch(kernel, blocks, *arguments))
 
-    def accumulate(self, values: DeviceArray, sums: DeviceArray) -> None:
-        self._timed("accumulate", lambda: self._runtime.accumulate(values, sums))
-
     def fill(self, array: DeviceArray, byte: int) -> None:
         self._timed("fill", lambda: self._runtime.fill(array, byte))

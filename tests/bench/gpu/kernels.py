@@ -1,5 +1,6 @@
 """The ceiling, and the verbs of the device beside it."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,18 @@ def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) 
 
 def _measured(pool: FullPool, case: Case) -> dict[str, Any]:
     scale, timer = pool.scale, timer_of(pool.device)
+
+    def work(call: Any) -> None:
+        case.work(call)
+        pool.device.work.runtime.submit()
+
     for number in range(max(scale.warm_ups, 1)):
-        case.work(pool.taken(number))
+        work(pool.taken(number))
     wait(pool.device)
     calls = [pool.taken(number) for number in range(scale.repeats)]
-    launches = [timer.launches_ms(lambda call=call: case.work(call)) for call in calls]
+    launches = [timer.launches_ms(partial(work, call)) for call in calls]
     alone = [sum(map(sum, one.values())) for one in launches]
-    whole = [sample_ms(timer.clock, lambda call=call: case.work(call)) for call in calls]
+    whole = [sample_ms(timer.clock, partial(work, call)) for call in calls]
     ms = median(whole if case.whole else alone)
     moved = case.bytes_of(launches[-1])
     return {

@@ -49,7 +49,7 @@ def timer_of(device: GpuDevice) -> LaunchTimer:
 def wait(device: GpuDevice) -> None:
     """Wait for all that every stream of a device has been given."""
     for stream in (COMPUTE, UP, DOWN):
-        device.runtime.wait(device.runtime.mark(stream))
+        device.work.runtime.wait(device.work.runtime.mark(stream))
 
 
 def median(values: Any) -> float:

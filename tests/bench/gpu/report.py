@@ -33,7 +33,7 @@ GOALS = (
         for verb in ("gather of unique rows", "gather_rows", "scatter_rows")
     ),
     Goal("probe of a call's unique keys", _verb(128, "probe", "per_s", 1e-9), ">= 8 G keys/s"),
-    Goal("the step, resident (kernels.md: 0.7)", at("step", "step", "wall_ms"), "<= 0.9 ms"),
+    Goal("the step, resident", at("step", "step", "wall_ms"), "<= 0.9 ms"),
     Goal("the step, cache 0.8x the footprint", at("tiers", "cached", "ms"), "<= 12 ms"),
     Goal(
         "bytes of a slot beside its row", at("step", "memory", "bytes_beside_a_row"), "<= 40 bytes"

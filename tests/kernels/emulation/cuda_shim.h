@@ -458,6 +458,7 @@ SHIM_CHECK(divrem_overflow, "a division by zero, or one that overflows")
 template <class T> static inline T __ldg(const T* address) { return *address; }
 template <class T> static inline T __ldcs(const T* address) { return *address; }
 template <class T> static inline void __stcs(T* address, T value) { *address = value; }
+template <class T> static inline void __stwb(T* address, T value) { *address = value; }
 
 #define SHIM_ATOMIC(T, name, parameter, next)                  \
     static inline T name(T* address, parameter T value) {      \

@@ -281,16 +281,6 @@ class EmulatedRuntime:
         self._check()
         self._give(partial(self._bytes(array).fill, byte))
 
-    def accumulate(self, values: DeviceArray, sums: DeviceArray) -> None:
-        self._check()
-        assert len(values) == len(sums)
-        terms, out = self._elements(values, np.int32), self._elements(sums, np.int32)
-        self._give(lambda: np.copyto(out, np.cumsum(terms, dtype=np.int32)))
-
-    def _elements(self, array: DeviceArray, dtype: type) -> np.ndarray:
-        assert array.dtype == dtype and array.width == 1, f"found {_kind(array)}"
-        return self._bytes(array).view(dtype)
-
     def _give(self, work: Callable[[], None], stream: int = COMPUTE) -> None:
         self._streams[stream].work.append((work, self._named))
         self._named = []

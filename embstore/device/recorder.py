@@ -1,0 +1,128 @@
+"""Work for COMPUTE, recorded until the host needs it done, then given to the runtime at once.
+
+What a call sends to the device, between two waits, is packed: small arrays share one pinned buffer
+and one copy, which goes before all work that was recorded since. That is right because an array
+that is sent has memory of its own, which nothing recorded before can refer to: what is recorded
+keeps its arrays.
+
+Nothing is given to the runtime before somebody marks COMPUTE (to wait for it, or to have another
+stream follow it), a copy needs the host's memory to be free again at once, or `submit` is called at
+the end of a call that does not wait. So a launch that fails is noticed there, as it would be on a
+GPU, whose work fails later than it is queued.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from embstore.device.runtime import COMPUTE, Argument, DeviceArray, Runtime
+
+
+class Recorder:
+    """The Runtime protocol, over a runtime. One thread at a time."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.name = runtime.name
+        self._runtime = runtime
+        self._work: list[Callable[[], None]] = []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device has failed."""
+        return self._runtime.is_lost
+
+    @is_lost.setter
+    def is_lost(self, is_lost: bool) -> None:
+        self._runtime.is_lost = is_lost
+
+    # Recorded
+
+    def record(self, work: Callable[[], None]) -> None:
+        """Do something with the runtime behind all that is recorded so far; at once, and to be
+        refused, where the device is lost."""
+        if self._runtime.is_lost:
+            work()
+        self._work.append(work)
+
+    def submit(self) -> None:
+        """Give the runtime what is recorded."""
+        if self._work:
+            recorded, self._work = self._work, []
+            for work in recorded:
+                work()
+
+    def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
+        """See Runtime."""
+        self.record(partial(self._runtime.launch, kernel, blocks, *arguments))
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        """See Runtime."""
+        self.record(partial(self._runtime.fill, array, byte))
+
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        """See Runtime."""
+        self.record(partial(self._runtime.copy, source, target))
+
+    def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
+        """See Runtime."""
+        if stream == COMPUTE:
+            self.record(partial(self._runtime.download, source, target))
+        else:
+            self._runtime.download(source, target, stream=stream)
+
+    def follow(self, stream: int, mark: Any) -> None:
+        """See Runtime."""
+        if stream == COMPUTE:
+            self.record(partial(self._runtime.follow, COMPUTE, mark))
+        else:
+            self._runtime.follow(stream, mark)
+
+    # Given at once, behind what is recorded
+
+    def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
+        """See Runtime."""
+        if stream == COMPUTE:
+            self.submit()
+        self._runtime.upload(source, target, stream=stream)
+
+    def mark(self, stream: int) -> Any:
+        """See Runtime."""
+        if stream == COMPUTE:
+            self.submit()
+        return self._runtime.mark(stream)
+
+    def wait(self, mark: Any) -> None:
+        """See Runtime. What a mark is behind has been submitted."""
+        self._runtime.wait(mark)
+
+    # Of no stream
+
+    def allocate(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
+        """See Runtime."""
+        return self._runtime.allocate(count, dtype, width=width)
+
+    def allocate_host(self, byte_count: int) -> NDArray[np.uint8]:
+        """See Runtime."""
+        return self._runtime.allocate_host(byte_count)
+
+    def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
+        """See Runtime."""
+        return self._runtime.adopt(array, dtype)
+
+    def compile(self, verbs: Iterable[str]) -> None:
+        """See Runtime."""
+        self._runtime.compile(verbs)
+
+    def facts(self) -> dict[str, Any]:
+        """See Runtime."""
+        return self._runtime.facts()
+
+    def close(self) -> None:
+        """Give the runtime what is recorded, unless it is lost, and close it."""
+        if self.is_lost:
+            self._work.clear()
+        self.submit()
+        self._runtime.close()

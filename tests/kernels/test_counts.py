@@ -1,0 +1,119 @@
+"""How often a call of a store on a GPU waits, launches and copies: what it costs beside its bytes.
+
+A launch or a copy costs microseconds whatever it moves, and a wait idles the device. So the counts
+of a call are held here, on the emulated device, where they are the same as on a real one.
+"""
+
+import threading
+from collections import Counter
+from functools import partial
+
+import numpy as np
+
+import embstore
+from embstore import RowWiseAdagrad, Uniform
+from embstore.device.gpu import GpuDevice
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+VERBS = {
+    "launch": "kernels",
+    "fill": "fills",
+    "upload": "uploads",
+    "download": "downloads",
+    "copy": "copies",
+}
+ROWS, DIM, KEYS = 4_000, 8, 300
+
+
+class CountingRuntime(EmulatedRuntime):
+    """Counts what it is asked for, not by a planner's thread; waits for work not done yet."""
+
+    def __init__(self):
+        super().__init__()
+        self._thread = threading.get_ident()
+        self.counts = Counter()
+        for verb, name in VERBS.items():
+            setattr(self, verb, partial(self._counted, name, getattr(super(), verb)))
+
+    def _counted(self, name, call, *arguments, **options):
+        self.counts[name] += threading.get_ident() == self._thread
+        return call(*arguments, **options)
+
+    def wait(self, mark):
+        if threading.get_ident() == self._thread:
+            self.counts["waits"] += self._streams[mark.stream].done < mark.position
+        super().wait(mark)
+
+    def counted(self, call):
+        """Return what a call costs."""
+        self.counts.clear()
+        call()
+        return {name: count for name, count in self.counts.items() if count}
+
+
+def opened(tmp_path, tables, cache_bytes):
+    runtime = CountingRuntime()
+    store = embstore.open(tmp_path / "store", device=GpuDevice(runtime, 1), cache_bytes=cache_bytes)
+    for number in range(tables):
+        store.create_table(
+            f"t{number}", dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1),
+            initializer=Uniform(-1, 1),
+        )  # fmt: skip
+    return store, runtime
+
+
+def keys_of(store, seed):
+    rng = np.random.default_rng(seed)
+    return {name: np.minimum(rng.zipf(1.3, KEYS), ROWS) - 1 for name in store.tables()}
+
+
+def gradients_of(keys):
+    return {name: (named, np.ones((len(named), DIM), np.float32)) for name, named in keys.items()}
+
+
+def costs_of_calls(tmp_path, tables):
+    """Return what calls cost whose rows are all there, once packs have their size."""
+    store, runtime = opened(tmp_path, tables, 1 << 24)
+    store.lookup({name: np.arange(ROWS) for name in store.tables()})
+    found = {}
+    for seed in range(3):
+        keys, others = keys_of(store, seed), keys_of(store, seed + 10)
+        found["lookup"] = runtime.counted(partial(store.lookup, keys))
+        found["the same lookup"] = runtime.counted(partial(store.lookup, keys))
+        found["its update"] = runtime.counted(partial(store.update, gradients_of(keys)))
+        found["update"] = runtime.counted(partial(store.update, gradients_of(others)))
+    return found
+
+
+def test_the_calls_of_one_table(tmp_path):
+    once = {"uploads": 1, "downloads": 1, "waits": 1}
+    assert costs_of_calls(tmp_path, 1) == {
+        "lookup": once | {"fills": 2, "kernels": 8},
+        "the same lookup": once | {"kernels": 2},
+        "its update": once | {"uploads": 2, "kernels": 11},  # the second has the scalars
+        "update": once | {"uploads": 2, "fills": 2, "kernels": 20},
+    }
+
+
+def test_the_calls_of_26_tables(tmp_path):
+    """Running sums have two kernels, and the sort another pass, where there are more keys."""
+    once = {"uploads": 1, "downloads": 1, "waits": 1}
+    assert costs_of_calls(tmp_path, 26) == {
+        "lookup": once | {"fills": 2, "kernels": 9},
+        "the same lookup": once | {"kernels": 2},
+        "its update": once | {"uploads": 2, "kernels": 15},
+        "update": once | {"uploads": 2, "fills": 2, "kernels": 22},
+    }
+
+
+def test_the_update_of_a_step(tmp_path):
+    """Its keys are on the device since it was planned; they are distinct, and are not sorted."""
+    store, runtime = opened(tmp_path, 2, 1 << 24)
+    found = []
+    with store.session(tables=list(store.tables()), lookahead=1) as run:
+        batches = [keys_of(store, seed) for seed in range(4)]
+        for step in run.steps(batches, keys=lambda batch: batch):
+            rows = step.lookup()
+            found.append(runtime.counted(partial(step.update, rows)))
+    # The second wait, upload and download are of its pins, the third upload has the scalars.
+    assert found[-1] == {"uploads": 3, "downloads": 2, "waits": 2, "kernels": 4}
