@@ -57,6 +57,7 @@ class SlotFinder:
     def know(self, batch: Batch, slots: Array) -> None:
         """In place of `look`: the slots of all unique keys, which are pinned and have arrived."""
         self._found_for, self._found = batch, slots
+        batch.found.missing = 0
 
     def synchronize(self, batch: Batch) -> None:
         """Wait for what the device finds out about a batch."""

@@ -69,6 +69,8 @@ class Batch:
     found: Findings = field(default_factory=Findings)
     is_known: bool = True
     """Whether `found` has all that was found out so far."""
+    is_distinct: bool = False
+    """Whether position p has id p."""
 
     @property
     def position_count(self) -> int:
@@ -246,7 +248,7 @@ class DeviceKeys(Protocol):
         """
 
     def again(self, batch: Batch) -> Batch:
-        """Return a batch of the same keys for another call; nothing has been found out about it.
+        """Return a batch of the same keys for another call, which finds out about them anew.
 
         `batch` is synchronized, and has no key outside its table.
         """
@@ -480,6 +482,9 @@ class Device(Protocol):
     @property
     def is_lost(self) -> bool:
         """Whether the device has failed: nothing in its memory may be trusted."""
+
+    def finish(self) -> None:
+        """Wait for all that is queued: when it is done, nothing refers to a caller's arrays."""
 
     def facts(self) -> dict[str, Any]:
         """Return what an operator wants to know of the device: model, memory, versions."""

@@ -53,6 +53,9 @@ class CpuDevice:
         """Compile every kernel, or load it from Numba's cache."""
         compile_kernels()
 
+    def finish(self) -> None:
+        """Return at once: every call has waited for its threads."""
+
     def facts(self) -> dict[str, Any]:
         """Return the processor's model, the host's memory, and the threads of a call."""
         return host_facts() | {"threads": self.work.workers.threads}

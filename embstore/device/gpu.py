@@ -54,6 +54,10 @@ class GpuDevice:
         """Whether the device has failed."""
         return self.runtime.is_lost
 
+    def finish(self) -> None:
+        """Wait for all that is queued."""
+        self.work.wait()
+
     def facts(self) -> dict[str, Any]:
         """Return the runtime's facts, and the bytes of scratch memory."""
         return self.runtime.facts() | {"scratch_bytes": self.work.scratch.allocated_bytes}

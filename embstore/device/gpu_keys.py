@@ -1,6 +1,6 @@
 """Keys on a GPU: a call made unique and looked up in the index; the index itself.
 
-`unique` is five kernels and a prefix sum (`unique.cu`); the host learns how many unique keys there
+`unique` is four kernels and a running sum (`unique.cu`); the host learns how many unique keys there
 are when the batch is synchronized. Keys to insert or erase come from the host, which has read or
 evicted their rows.
 """
@@ -93,6 +93,7 @@ class GpuKeys:
             unique_keys=self._work.scratch.take(n, np.int64),
             inverse=self._work.numbers(n, np.int32),
             bounds=bounds,
+            is_distinct=True,
         )
         if n:
             d_bounds, d_prefixes, _, d_keys = self._named(segments, bounds)
@@ -138,8 +139,8 @@ class GpuKeys:
             batch.found.missing = values[MISSING]
             batch.found.not_finite = _position(values[NOT_FINITE])
             batch.is_known = True
-            if batch.answer is None:
-                staging.end_small(answer, 0, [])
+            if batch.answer is None or batch.found.missing or batch.found.outside >= 0:
+                staging.end_small(answer, 0, [])  # nothing comes behind the findings
             batch.answer = None
 
     def find(self, index: IndexArrays, keys: DeviceArray, slots: DeviceArray) -> int:

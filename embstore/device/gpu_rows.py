@@ -115,8 +115,7 @@ class GpuRows:
         findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
         if findings is None:
             return
-        is_distinct = batch.inverse.address == self._work.numbers(n, np.int32).address
-        if is_distinct:
+        if batch.is_distinct:
             starts, positions = self._work.numbers(n + 1, np.int64), batch.inverse
         else:
             starts, positions = self._group(batch, findings)
@@ -137,7 +136,7 @@ class GpuRows:
             "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
             findings,
         )  # fmt: skip
-        if is_distinct:
+        if batch.is_distinct:
             return
         extra = self._work.scratch.take(n, np.int32)
         more = self._work.scratch.take(n // 64 + 1, VALUE, width=int(dim))

@@ -144,7 +144,9 @@ class GpuWork:
         """Return 0, 1, 2, ..., which nobody may change."""
         kept = self._numbers.get(dtype)
         if kept is None or len(kept) < count:
-            kept = self._numbers[dtype] = self.upload(np.arange(count + count // 4, dtype=dtype))
+            kept = self.scratch.take(count + count // 4, dtype)  # of its own: no slice of a pack
+            self.runtime.copy(self.upload(np.arange(len(kept), dtype=dtype)), kept)
+            self._numbers[dtype] = kept
         return kept[:count]
 
     def resident(self, array: NDArray[Any] | DeviceArray) -> DeviceArray:
@@ -190,10 +192,13 @@ class Outputs:
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
         count = sum(len(out) for out in self._host_outs)
         item_bytes = dim * np.dtype(VALUE).itemsize
-        block = work.scratch.take(FINDINGS_BYTES + count * item_bytes, np.uint8)
-        self.answer = block[:FINDINGS_BYTES].view(np.int64)
-        self._d_outs = block[FINDINGS_BYTES:].view(VALUE, width=dim)
-        self._block = block
+        size = count * item_bytes
+        self._come_with_findings = FINDINGS_BYTES + size < LARGE_BYTES
+        before = FINDINGS_BYTES if self._come_with_findings else 0  # else blocks of their own
+        self._block = block = work.scratch.take(before + size, np.uint8)
+        self._d_outs = block[before:].view(VALUE, width=dim)
+        own = block[:before] if before else work.scratch.take(FINDINGS_BYTES, np.uint8)
+        self.answer = own.view(np.int64)
         low, self.placed = 0, []
         for out in outs:
             if isinstance(out, DeviceArray):
@@ -201,10 +206,6 @@ class Outputs:
             else:
                 self.placed.append(self._d_outs[low : low + len(out)])
                 low += len(out)
-
-    @property
-    def _come_with_findings(self) -> bool:
-        return self._block.nbytes < LARGE_BYTES
 
     def begin(self) -> Buffer:
         """Begin to copy findings, and outputs where they are small, behind the work so far."""

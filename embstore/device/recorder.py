@@ -5,10 +5,10 @@ and one copy, which goes before all work that was recorded since. That is right 
 that is sent has memory of its own, which nothing recorded before can refer to: what is recorded
 keeps its arrays.
 
-Nothing is given to the runtime before somebody marks COMPUTE (to wait for it, or to have another
-stream follow it), a copy needs the host's memory to be free again at once, or `submit` is called at
-the end of a call that does not wait. So a launch that fails is noticed there, as it would be on a
-GPU, whose work fails later than it is queued.
+Work is given to the runtime when somebody marks COMPUTE (to wait for it, or to have another stream
+follow it), when a copy needs the host's memory to be free again at once, and by `submit`: behind an
+optimizer's step, where a pack is full, where memory is short. What a call leaves goes with the next
+one's. A launch that fails is noticed there, as on a GPU, whose work fails later than it is queued.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.device.runtime import COMPUTE, Argument, DeviceArray, Runtime
+from embstore.errors import DeviceError
 
 
 class Recorder:
@@ -41,10 +42,14 @@ class Recorder:
     # Recorded
 
     def record(self, work: Callable[[], None]) -> None:
-        """Do something with the runtime behind all that is recorded so far; at once, and to be
-        refused, where the device is lost."""
+        """Do something with the runtime behind all that is recorded so far.
+
+        Raises
+        ------
+        DeviceError : the device is lost.
+        """
         if self._runtime.is_lost:
-            work()
+            raise DeviceError(f"{self.name} has failed: nothing on it may be trusted")
         self._work.append(work)
 
     def submit(self) -> None:

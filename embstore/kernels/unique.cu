@@ -4,7 +4,7 @@
 //     unique_keys[id] = the id-th distinct row key in order of first occurrence
 //     inverse[p]      = the id with unique_keys[id] = row_key[p]
 //
-// Four passes, and a sum between them (the runtime's):
+// Four passes, and a sum between them (scan.cu):
 //
 //     unique_enter    enters every key into a hash table of place_count entries, and with it the
 //                     lowest position that has it; places[p] = the key's entry

@@ -140,7 +140,8 @@ class Part:
         rows, slots = self.pool.reader.resident_rows(batch, count=count)
         ids = np.concatenate(places).astype(np.int32, copy=False)
         inverse, bounds = self.pool.device.memory.upload(ids), np.cumsum([0, *map(len, places)])
-        return rows, slots, replace(batch, inverse=inverse, bounds=bounds), missing
+        places_of = replace(batch, inverse=inverse, bounds=bounds, is_distinct=False)
+        return rows, slots, places_of, missing
 
 
 @dataclass(eq=False)

@@ -72,12 +72,8 @@ class Frame:
                         self.storage.begin_tail()
                     yield
                     self.command_number += write
-                except (KeyboardInterrupt, SystemExit, MemoryError) as exc:
-                    self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
-                    raise
-                except DeviceError as exc:
-                    if self.device.is_lost:
-                        self.storage.fail(exc)  # what it holds is logged no more
+                except BaseException as exc:
+                    self._end_raised(exc)
                     raise
                 finally:
                     self._is_busy = False
@@ -85,6 +81,19 @@ class Frame:
                         self.close(self._close)
         finally:
             self._waiting.discard(token)
+
+    def _end_raised(self, exc: BaseException) -> None:
+        """End a call that raised: what the device was given may refer to the caller's arrays, so it
+        is waited for; and the store fails if the call was cut off, or the device is lost."""
+        if isinstance(exc, (KeyboardInterrupt, SystemExit, MemoryError)):
+            self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
+        try:
+            if not self.device.is_lost:
+                self.device.finish()
+        except DeviceError as lost:
+            exc = lost
+        if isinstance(exc, DeviceError) and self.device.is_lost:
+            self.storage.fail(exc)  # what it holds is logged no more
 
     def _begin(self) -> None:
         self._check_open()

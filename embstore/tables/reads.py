@@ -19,16 +19,19 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
     parts = batches(shares)
     pool_outs = [[out_of[id(share)] for share in part.shares] for part in parts]
-    begun = [
-        part.pool.reader.begin(part.batch, own, admit=admit)
-        for part, own in zip(parts, pool_outs, strict=True)
-    ]
+    end = None
+    if len(parts) == 1:  # of several pools, one may be refused for the keys of another
+        end = parts[0].pool.reader.begin(parts[0].batch, pool_outs[0], admit=admit)
     synchronize(parts)
     stages.lap("unique")
-    for part, own, end in zip(parts, pool_outs, begun, strict=True):
-        if end is not None and not part.batch.found.missing:
-            part.pool.reader.end(end, part.batch, part.counts if admit else None, admit=admit)
-        elif admit:
+    if end is not None and not parts[0].batch.found.missing:
+        counts = parts[0].counts if admit else None
+        parts[0].pool.reader.end(end, parts[0].batch, counts, admit=admit)
+        stages.lap("gather")
+        return
+    end = None  # whose outputs would stay beside the others
+    for part, own in zip(parts, pool_outs, strict=True):
+        if admit:
             part.pool.reader.gather(part.batch, own, part.counts)
         else:
             rows, slots = part.pool.reader.peek_rows(part.batch)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore import InvalidArgumentError, RowWiseAdagrad, Uniform
+from embstore import InvalidArgumentError, RowWiseAdagrad, Sgd, Uniform
 from embstore.device.gpu import GpuDevice
+from embstore.device.runtime import COMPUTE
+from embstore.errors import CapacityError
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 SEED = 71
@@ -106,3 +108,53 @@ def test_an_output_that_may_not_be_written_or_is_not_aligned_is_refused(store):
         out.__cuda_array_interface__["data"] = begin + address, is_read_only
         with pytest.raises(InvalidArgumentError, match="aligned"):
             store.table("device").lookup(keys, out=out)
+
+
+def refused_lookup(store):
+    """A lookup with an output on the device, which is refused after its work was queued."""
+    device, out = store.executor.device, np.full((100, DIM), 7, np.float32)
+    out = Exported(device, out)
+    store.lookup({"device": np.arange(100)})  # all rows are there
+    return out, lambda keys: store.lookup(keys, out={"device": out})
+
+
+def test_a_lookup_refused_for_another_pool_leaves_an_output_as_it_was(store):
+    """Review: The gather of the first pool was begun, and knew nothing of the second's keys."""
+    store.resize_cache(1 << 20)
+    store.create_table("other", dim=3, rows=9, optimizer=Sgd(0.1), initializer=Uniform(-1, 1))
+    out, call = refused_lookup(store)
+    with pytest.raises(InvalidArgumentError, match=r"keys in \[0, 9\)"):
+        call({"device": np.arange(100), "other": np.array([9])})
+    assert (store.executor.device.memory.download(out.d_array) == 7).all()
+
+
+def test_nothing_of_a_call_that_raised_is_done_later(store, monkeypatch):
+    """Review: What it had recorded was given to the device with the next call, when its arrays
+    might be others'."""
+    out, call = refused_lookup(store)
+    device = store.executor.device
+
+    def refuse(self, *batches):
+        raise CapacityError("no memory for findings")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embstore.device.gpu_keys.GpuKeys.synchronize", refuse)
+        with pytest.raises(CapacityError):
+            call({"device": np.arange(100)})
+    device.runtime.upload(np.full((100, DIM), 9, np.float32), out.d_array)
+    device.runtime.wait(device.runtime.mark(COMPUTE))
+    store.table("host").lookup([1])
+    assert (device.memory.download(out.d_array) == 9).all()
+
+
+def test_lookups_with_missing_rows_allocate_no_pinned_memory(store):
+    """Review: The buffer of a reply that did not come was lost, with every miss."""
+    runtime, rng = store.executor.device.runtime, np.random.default_rng(SEED)
+    allocated, allocate = [], runtime.allocate_host
+    runtime.allocate_host = lambda count: allocated.append(count) or allocate(count)
+    counts = []
+    for _ in range(12):
+        store.table("host").lookup(rng.integers(0, ROWS, KEYS))
+        counts.append((len(allocated), store.stats()["cache"]["pools"][0]["evictions_clean"]))
+    assert counts[-1][0] == counts[5][0], counts
+    assert counts[-1][1] > counts[5][1], "rows were missing"
