@@ -18,7 +18,7 @@ from embstore.cache.finder import SlotFinder
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Device, Slots
+from embstore.device.base import Device, SlotContents, Slots
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
@@ -72,7 +72,8 @@ class Evictor:
             begin = max(low, high - step)
             here = self.device.slots.read_range(self.slots.memory, begin, high)
             self._reserve(int(np.count_nonzero(here.dirty)))
-            self._evict(begin + np.flatnonzero(here.keys != EMPTY_KEY))
+            taken = here.keys != EMPTY_KEY
+            self._evict(begin + np.flatnonzero(taken), here.of(taken))
 
     # Slots
 
@@ -89,7 +90,7 @@ class Evictor:
         if needed > 0:
             # At worst every victim is dirty; the reservation stands before the first is logged.
             self._reserve(min(needed, self.dirty_max))
-            self._evict(self.scores.victims(needed))
+            self._evict(*self.scores.victims(needed))
         return self.slots.take(count)
 
     def evict(self, count: int) -> int:
@@ -104,7 +105,7 @@ class Evictor:
             return 0
         self.scores.tick()
         self._reserve(min(count, self.dirty_max))
-        self._evict(self.scores.victims(count))
+        self._evict(*self.scores.victims(count))
         return count
 
     def free(self, slots: Slots, keys: Keys) -> None:
@@ -115,9 +116,9 @@ class Evictor:
             self.device.slots.clear_slots(self.slots.memory, slots)
             self.slots.free(slots)
 
-    def _evict(self, slots: Slots) -> None:
-        """Free resident slots; dirty ones are logged first (room has been reserved)."""
-        here = self.device.slots.read_slots(self.slots.memory, slots)
+    def _evict(self, slots: Slots, here: SlotContents) -> None:
+        """Free resident slots, of which `here` is known; dirty ones are logged first (room has been
+        reserved)."""
         count = int(np.count_nonzero(here.dirty))
         if count:
             self.log(here.keys[here.dirty], slots[here.dirty])

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Batch, Device, Slots
+from embstore.device.base import Array, Batch, Device, SlotContents, Slots
 from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
 
 _LOOKED_AT = 64
@@ -120,19 +120,22 @@ class Scores:
         self._queue, self._next = np.empty(0, np.int64), 0
         self._queued_scores = np.empty(0, np.int64)
 
-    def victims(self, count: int) -> Slots:
-        """Return `count` resident slots of lowest score that the running call has not touched."""
-        found: list[Slots] = []
+    def victims(self, count: int) -> tuple[Slots, SlotContents]:
+        """Return `count` resident slots of lowest score that the running call has not touched, and
+        what is in them."""
+        found: list[tuple[Slots, SlotContents]] = []
         while count:
             if self._next == len(self._queue):
                 self._refill(count)
                 assert len(self._queue), "a call was given more rows than there are slots"
-            slots, _ = self._from_queue(count)
+            slots, here = self._from_queue(count)
             # Still resident: the next refill must not find them again.
             self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
-            found.append(slots)
+            found.append((slots, here))
             count -= len(slots)
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([s for s, _ in found]), SlotContents.joined([h for _, h in found])
 
     def _least_count(self) -> int:
         """Return the count of the next victim; 0: there is none, or it is foreseen."""
@@ -142,20 +145,22 @@ class Scores:
                 if not len(self._queue):
                     return 0
             begin = self._next
-            slots, scores = self._from_queue(_LOOKED_AT)
+            slots, here = self._from_queue(_LOOKED_AT)
             if len(slots):
                 first = np.flatnonzero(self._queue[begin : self._next] == slots[0])[0]
                 self._next = begin + int(first)
-                return 0 if scores[0] & FORESEEN else int(scores[0]) >> CLOCK_BITS
+                score = int(here.scores[0])
+                return 0 if score & FORESEEN else score >> CLOCK_BITS
 
-    def _from_queue(self, count: int) -> tuple[Slots, NDArray[np.int64]]:
-        """Take up to `count` slots from the queue; return those that are still what was queued."""
+    def _from_queue(self, count: int) -> tuple[Slots, SlotContents]:
+        """Take up to `count` slots from the queue; return those that are still what was queued, and
+        what is in them."""
         slots = self._queue[self._next : self._next + count]
         scores = self._queued_scores[self._next : self._next + count]
         self._next += len(slots)
         now = self.device.slots.read_slots(self.slots.memory, slots)
         unchanged = (now.scores == scores) & (now.keys >= 0)
-        return slots[unchanged], scores[unchanged]
+        return slots[unchanged], now.of(unchanged)
 
     def _refill(self, count: int) -> None:
         memory, slot_count = self.slots.memory, self.slots.count

@@ -145,6 +145,16 @@ class SlotContents:
     scores: NDArray[np.int64]
     dirty: NDArray[np.bool_]
 
+    def of(self, chosen: NDArray[np.bool_]) -> "SlotContents":
+        """Return those of some of the slots."""
+        return SlotContents(self.keys[chosen], self.scores[chosen], self.dirty[chosen])
+
+    @classmethod
+    def joined(cls, parts: Sequence["SlotContents"]) -> "SlotContents":
+        """Return those of several parts, one after the other."""
+        columns = zip(*[(part.keys, part.scores, part.dirty) for part in parts], strict=True)
+        return cls(*map(np.concatenate, columns))
+
 
 class DeviceMemory(Protocol):
     """Memory of a device: what arrays are allocated in, and copies between it and the host."""

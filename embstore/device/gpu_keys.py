@@ -54,26 +54,23 @@ class GpuKeys:
         d_bounds, d_prefixes, d_row_counts, d_keys = self._named(segments, bounds)
         (batch.findings,) = self._work.send(NOTHING_FOUND)
         batch.is_known = False
-        place_count = 1 << (2 * n - 1).bit_length()
-        table_keys = self._work.scratch.take(place_count, np.int64)
-        table_firsts = self._work.scratch.take(place_count, np.int32)
-        table_ids = self._work.scratch.take(place_count, np.int32)
+        place_count = n + n // 2 + 1
+        table = self._work.scratch.take(place_count, np.int64, width=2)
         places = self._work.scratch.take(n, np.uint32)
         ranks = self._work.scratch.take(n, np.int32)
-        self._work.runtime.fill(table_keys, 0xFF)  # EMPTY_KEY
-        self._work.runtime.fill(table_firsts, 0x7F)  # above every position
+        self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and above every position
         self._work.launch(
             "unique_enter", n, d_keys, d_bounds, d_prefixes, d_row_counts,
-            np.int32(len(segments)), np.int64(n), table_keys, table_firsts, np.int64(place_count),
-            places, batch.findings,
+            np.int32(len(segments)), np.int64(n), table, np.int64(place_count), places,
+            batch.findings,
         )  # fmt: skip
-        self._work.launch("unique_first", n, table_firsts, places, np.int64(n), ranks)
+        self._work.launch("unique_first", n, table, places, np.int64(n), ranks)
         self._work.accumulate(ranks)
         self._work.launch(
-            "unique_number", n, table_keys, table_firsts, places, ranks, np.int64(n), table_ids,
-            batch.unique_keys, batch.findings,
+            "unique_number", n, table, places, ranks, np.int64(n), batch.unique_keys,
+            batch.findings,
         )  # fmt: skip
-        self._work.launch("unique_inverse", n, table_ids, places, np.int64(n), batch.inverse)
+        self._work.launch("unique_inverse", n, table, places, np.int64(n), batch.inverse)
         return batch
 
     def _named(

@@ -195,10 +195,10 @@ class GpuRows:
         n = len(keys)
         if n == 0:
             return
-        scalars = self._work.upload(parameters.scalars)
+        d_scalars = self._work.send_changed((kind, sums.width), parameters.scalars)
         self._work.launch(
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums,
-            np.int32(sums.width), scalars, np.int64(n),
+            np.int32(sums.width), d_scalars, np.int64(n),
         )  # fmt: skip
         self._work.runtime.submit()
 

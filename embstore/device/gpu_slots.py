@@ -73,11 +73,8 @@ class GpuSlots:
 
     def read_range(self, memory: Slabs, low: int, high: int) -> SlotContents:
         begins = range(low, max(high, low + 1), _SLOTS_READ_MAX)
-        parts = [self._read(memory, min(_SLOTS_READ_MAX, high - b), None, b) for b in begins]
-        return SlotContents(
-            np.concatenate([part.keys for part in parts]),
-            np.concatenate([part.scores for part in parts]),
-            np.concatenate([part.dirty for part in parts]),
+        return SlotContents.joined(
+            [self._read(memory, min(_SLOTS_READ_MAX, high - b), None, b) for b in begins]
         )
 
     def _read(self, memory: Slabs, n: int, slots: Slots | None, first: int) -> SlotContents:

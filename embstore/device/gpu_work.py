@@ -67,6 +67,7 @@ class GpuWork:
         self._workers = Workers(threads or min(COPY_THREADS_MAX, os.cpu_count() or 1))
         self.staging = Staging(self.runtime, self._workers, self.scratch)
         self._numbers: dict[DTypeLike, DeviceArray] = {}
+        self._sent: dict[Any, tuple[bytes, DeviceArray]] = {}
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
 
     def close(self) -> None:
@@ -76,6 +77,7 @@ class GpuWork:
             self.wait()
         self.staging.close()
         self._numbers.clear()
+        self._sent.clear()
         self.scratch.close()
         self.runtime.close()
 
@@ -139,6 +141,15 @@ class GpuWork:
                 self.runtime.copy(self.resident(part), target[low : low + len(part)])
             low += len(part)
         return target
+
+    def send_changed(self, name: Any, array: NDArray[Any]) -> DeviceArray:
+        """Return an array on the device, sent if it is not what was sent last under this name."""
+        content = array.tobytes()
+        sent, d_sent = self._sent.get(name, (b"", None))
+        if d_sent is None or sent != content:
+            d_sent = self.upload(array)
+            self._sent[name] = content, d_sent
+        return d_sent
 
     def numbers(self, count: int, dtype: DTypeLike) -> DeviceArray:
         """Return 0, 1, 2, ..., which nobody may change."""

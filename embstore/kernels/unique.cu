@@ -24,13 +24,15 @@
 //
 // Grid: a thread takes PER_THREAD positions a round, a whole grid apart, whose loads are under way
 // together; n / (PER_THREAD * BLOCK_THREADS) blocks are one round.
-// Preconditions: each prefix once, and no row key is EMPTY_KEY; place_count a power of two, at
-// least 2 n, so that probing ends; table_keys all EMPTY_KEY, table_firsts all above n. A key
-// outside [0, row_counts[s]) is noted in findings[OUTSIDE] and entered as key 0 of its table, so
+// An entry is 16 bytes, key, first position and id, so that what a pass wants of it is one sector.
+// There are half as many more than positions: for a million 25 MB, which the L2 cache holds.
+//
+// Preconditions: each prefix once, and no row key is EMPTY_KEY; n < place_count < 2^32, so that
+// probing ends; the table all ones: EMPTY_KEY, and a first position above every other. A key outside [0, row_counts[s]) is noted in findings[OUTSIDE] and entered as key 0 of its table, so
 // that the kernels after it stay in bounds; the results are unusable then.
 // Deterministic: which entry a key gets depends on the order of threads, what is read out does not.
-// CPU twin: unique.py. Bytes of n positions, u of them first: 196 n + 72 u and the sum's, of which
-// 160 n + 64 u are 32-byte sectors of the table, which stay in the L2 cache; and 12 a place to
+// CPU twin: unique.py. Bytes of n positions, u of them first: 164 n + 40 u and the sum's, of which
+// 128 n + 32 u are 32-byte sectors of the table, which stay in the L2 cache; and 16 a place to
 // fill.
 
 #define PER_THREAD 4
@@ -40,27 +42,40 @@ __device__ __forceinline__ int64 fresh(const int64* address) {
     return *static_cast<const volatile int64*>(address);
 }
 
-__device__ __forceinline__ int32 fresh(const int32* address) {
-    return *static_cast<const volatile int32*>(address);
+__device__ __forceinline__ uint32 fresh(const uint32* address) {
+    return *static_cast<const volatile uint32*>(address);
+}
+
+// Of an entry.
+__device__ __forceinline__ int64* key_at(int64* table, int64 place) {
+    return table + 2 * place;
+}
+
+__device__ __forceinline__ uint32* first_at(int64* table, int64 place) {
+    return reinterpret_cast<uint32*>(table + 2 * place + 1);
+}
+
+__device__ __forceinline__ uint32* id_at(int64* table, int64 place) {
+    return first_at(table, place) + 1;
 }
 
 // Make `key`'s entry, or find it, from `place` on, whose key was seen as `seen`.
 __device__ __forceinline__ int64 enter(
-    int64* table_keys, int64 place_count, int64 place, int64 seen, int64 key) {
+    int64* table, int64 place_count, int64 place, int64 seen, int64 key) {
     for (int64 step = 0; step < place_count; ++step) {
         if (seen == EMPTY_KEY) {
-            seen = fresh(table_keys + place);
+            seen = fresh(key_at(table, place));
         }
         if (seen == EMPTY_KEY) {
-            uint64* entry = reinterpret_cast<uint64*>(table_keys + place);
+            uint64* entry = reinterpret_cast<uint64*>(key_at(table, place));
             seen = static_cast<int64>(
                 atomicCAS(entry, static_cast<uint64>(EMPTY_KEY), static_cast<uint64>(key)));
         }
         if (seen == key || seen == EMPTY_KEY) {
             break;
         }
-        place = (place + 1) & (place_count - 1);
-        seen = table_keys[place];
+        place = place + 1 < place_count ? place + 1 : 0;
+        seen = *key_at(table, place);
     }
     return place;
 }
@@ -72,8 +87,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
     const int64* __restrict__ row_counts,  // (segments,)
     const int32 segments,
     const int64 n,
-    int64* table_keys,    // (place_count,)
-    int32* table_firsts,  // (place_count,)
+    int64* table,  // (place_count, 2)
     const int64 place_count,
     uint32* __restrict__ places,  // (n,) out
     int64* findings) {
@@ -97,18 +111,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
                 }
                 row_keys[j] = __ldg(prefixes + segment) | key;
             }
-            entries[j] = static_cast<int64>(mix(row_keys[j])) & (place_count - 1);
+            entries[j] = static_cast<int64>(((mix(row_keys[j]) >> 32) * place_count) >> 32);
         }
         UNROLLED(j, PER_THREAD) {
-            seen[j] = table_keys[entries[j]];
+            seen[j] = *key_at(table, entries[j]);
         }
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n) {
-                const int64 place =
-                    enter(table_keys, place_count, entries[j], seen[j], row_keys[j]);
-                int32* first = table_firsts + place;
-                const int32 position = static_cast<int32>(i);
+                const int64 place = enter(table, place_count, entries[j], seen[j], row_keys[j]);
+                uint32* first = first_at(table, place);
+                const uint32 position = static_cast<uint32>(i);
                 if (*first > position && fresh(first) > position) {
                     atomicMin(first, position);
                 }
@@ -119,16 +132,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_first(
-    const int32* __restrict__ table_firsts,  // (place_count,)
-    const uint32* __restrict__ places,       // (n,)
+    int64* __restrict__ table,          // (place_count, 2)
+    const uint32* __restrict__ places,  // (n,)
     const int64 n,
     int32* __restrict__ flags) {  // (n,) out
     const int64 step = thread_count();
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
-        int32 firsts[PER_THREAD];
+        uint32 firsts[PER_THREAD];
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
-            firsts[j] = i < n ? __ldg(table_firsts + __ldg(places + i)) : 0;
+            firsts[j] = i < n ? __ldg(first_at(table, __ldg(places + i))) : 0;
         }
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
@@ -140,12 +153,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_first(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_number(
-    const int64* __restrict__ table_keys,    // (place_count,)
-    const int32* __restrict__ table_firsts,  // (place_count,)
-    const uint32* __restrict__ places,       // (n,)
-    const int32* __restrict__ ranks,         // (n,), running sum of unique_first's flags
+    int64* __restrict__ table,          // (place_count, 2), ids written where there is a key
+    const uint32* __restrict__ places,  // (n,)
+    const int32* __restrict__ ranks,    // (n,), running sum of unique_first's flags
     const int64 n,
-    int32* __restrict__ table_ids,    // (place_count,) out, written where there is a key
     int64* __restrict__ unique_keys,  // (n,) out, unique count of them written
     int64* __restrict__ findings) {
     if (thread_index() == 0) {
@@ -153,27 +164,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_number(
     }
     const int64 step = thread_count();
     for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
-        uint32 entries[PER_THREAD];
-        int32 firsts[PER_THREAD];
+        uint32 entries[PER_THREAD], firsts[PER_THREAD];
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             entries[j] = i < n ? __ldg(places + i) : 0;
-            firsts[j] = __ldg(table_firsts + entries[j]);
+            firsts[j] = *first_at(table, entries[j]);
         }
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
             if (i < n && firsts[j] == i) {
                 const int32 id = __ldg(ranks + i) - 1;
-                table_ids[entries[j]] = id;
-                unique_keys[id] = __ldg(table_keys + entries[j]);
+                *id_at(table, entries[j]) = static_cast<uint32>(id);
+                unique_keys[id] = *key_at(table, entries[j]);
             }
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_inverse(
-    const int32* __restrict__ table_ids,  // (place_count,)
-    const uint32* __restrict__ places,    // (n,)
+    int64* __restrict__ table,          // (place_count, 2)
+    const uint32* __restrict__ places,  // (n,)
     const int64 n,
     int32* __restrict__ inverse) {  // (n,) out
     const int64 step = thread_count();
@@ -181,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_inverse(
         int32 ids[PER_THREAD];
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;
-            ids[j] = i < n ? __ldg(table_ids + __ldg(places + i)) : 0;
+            ids[j] = i < n ? static_cast<int32>(__ldg(id_at(table, __ldg(places + i)))) : 0;
         }
         UNROLLED(j, PER_THREAD) {
             const int64 i = begin + j * step;

@@ -28,8 +28,8 @@ from tests.bench.gpu.scale import Scale
 TABLE_ROWS = 1 << 40
 PLACED_KEYS = 1 << 20
 OPTIMIZERS = (Sgd(0.01), Adagrad(0.01), RowWiseAdagrad(0.01), Adam(0.01), Ftrl(0.01))
-ENTRY_BYTES = 8 + 4
-"""Of a place of `unique`'s hash table that are filled before it is used."""
+ENTRY_BYTES = 16
+"""Of a place of `unique`'s hash table, which are filled before it is used."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,10 @@ def cases_of(pool: FullPool) -> list[Case]:
 
 def _key_cases(pool: FullPool) -> list[Case]:
     keys, n, u = pool.device.keys, pool.scale.keys, pool.unique_count
-    places = 1 << (2 * n - 1).bit_length()
+    places = n + n // 2 + 1
     many = pool.device.memory.allocate(n, np.int64)
-    # The copy of keys, what the header counts beyond the L2 cache, the sum, the fills.
-    unique_bytes = 16 * n + 44 * n + 16 * u + 8 * n + ENTRY_BYTES * places
+    # What the header counts beyond the L2 cache, the sum, the fill.
+    unique_bytes = 36 * n + 8 * u + 12 * n + ENTRY_BYTES * places
     return [
         Case("unique", lambda c: keys.unique([(0, TABLE_ROWS, c.d_keys)]), unique_bytes),
         Case("probe", lambda c: keys.probe(pool.index, c.batch, c.slots), 180 * u, u),
