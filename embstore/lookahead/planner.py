@@ -196,6 +196,8 @@ class Planner:
     def _plan(self, session: Session) -> None:
         with self.lock:
             steps = self._next_steps(session)
+        if not steps:
+            return  # finished meanwhile, by a trainer that did not look it up
         for prefetch in self._prefetches.values():
             prefetch.forget_cleared()
         for step in steps:

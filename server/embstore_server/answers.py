@@ -61,6 +61,6 @@ def answered_error(error: Exception, verb: str) -> Exception:
         command = COMMANDS.get(verb.removesuffix("Stream"))
         advice = after_timeout(command) if command else ""
         error = DeadlineError(f"{verb}: no answer in time{advice}")
-    if not isinstance(error, EmbstoreError):
+    if type(error) is EmbstoreError or not isinstance(error, EmbstoreError):
         event(logging.ERROR, "internal error", verb=verb, exc_info=error)
     return error

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from embstore.errors import EmbstoreError
 from embstore_server.rest.guard import BODY_BYTES_MAX
 from tests.service.rest import BASE, Rest
 
@@ -100,6 +101,19 @@ async def test_our_own_mistake_is_logged_and_answered_without_its_text(
         told = await rest.get("/api/v1/server")
     assert told["service"]["ready"], "one call failed, and no more"
     assert [r.getMessage() for r in caplog.records] == ["internal error"] * 2
+    assert "a secret" in caplog.text
+
+
+async def test_a_mistake_is_logged_also_where_look_ahead_tells_it_to_a_session(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(engine: Any) -> Any:
+        raise EmbstoreError("look-ahead failed: a secret")
+
+    monkeypatch.setattr("embstore.engine.admin.store_stats", broken)
+    with caplog.at_level(logging.ERROR, "embstore"):
+        told = await rest.get("/api/v1/stats", 500)
+    assert told["message"] == "internal error"
     assert "a secret" in caplog.text
 
 

@@ -3,6 +3,7 @@
 A review found each; it says what went wrong.
 """
 
+import threading
 from itertools import count
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from embstore.cache.prefetch import EVICTED_ROWS_MAX
 from embstore.errors import CorruptTableError, StoreClosedError
-from tests.conformance.cases import OPTIMIZERS, config, generator, normal
+from tests.conformance.cases import OPTIMIZERS, config, engine_of, generator, normal
 from tests.conformance.sessions.planner_jobs import (
     Holding,
     HoldingEmulated,
@@ -199,6 +200,31 @@ def test_steps_finished_while_their_group_waits_end_no_session(open_twin, verb, 
     rank.close()
     innocent.train(other, expect(twin.reference, other))
     innocent.close()
+    check_free(twin)
+
+
+def test_a_step_released_before_it_is_planned_ends_no_session(open_twin, monkeypatch):
+    """A busy machine: The planner had chosen the session for its next step, and then had none."""
+    twin = written(open_twin, cache_bytes=1 << 20, rows=1000)
+    steps = steps_of(701, TABLES, runs(0, 40, 3), verb="release")
+    rank, has_planned = Rank(twin.store, Plan(("a",)), 0), threading.Event()
+    planner = engine_of(twin.store).sessions._planner
+    plan = planner._plan
+
+    def release_and_plan(session):
+        if session.last_step == 0:
+            finish(twin.store, rank.member, steps[0])
+            apply_step(twin.reference, steps[0])
+        try:
+            plan(session)
+        finally:
+            has_planned.set()
+
+    monkeypatch.setattr(planner, "_plan", release_and_plan)
+    rank.announce(steps[:1])
+    assert has_planned.wait(PATIENCE_S)
+    rank.train(steps[1:], expect(twin.reference, steps[1:]))
+    rank.close()
     check_free(twin)
 
 
