@@ -95,7 +95,7 @@ def batches(shares: Sequence[Share]) -> list[PoolBatch]:
 
 def synchronize(parts: Sequence[PoolBatch]) -> None:
     """Wait for the device, and refuse a key outside [0, rows) of its table."""
-    if parts:
+    if len(parts) > 1:  # one wait for all of them
         parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
     for part in parts:
         part.pool.finder.synchronize(part.batch)
