@@ -5,6 +5,7 @@ pytest's plugins; what is not imported need not be there.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parent
 MARK = "pytest.mark.gpu"
 SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
 """How a test imports a server."""
+LEASE_S = 600.0
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -36,6 +38,19 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("unhurried", **unhurried)
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("unhurried")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def leases() -> Iterator[None]:
+    """Have no lease run out because the machine is busy: it does when a test says so.
+
+    Sessions of a server's process have those that they ask for.
+    """
+    from embstore.lookahead.session import Session
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Session, "lease_s", LEASE_S)
+        yield
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
