@@ -5,6 +5,8 @@
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
 #                 tests.bench.hot with its plot              (HOT_ARGS=...)
+#   make gpu      what to do first on a GPU, by parts: python -m tests.gpu.plan, with the PYTHON that
+#                 is there and what it has installed  (GPU_ARGS="--minutes 8" narrows it)
 #   make docs     .venv-docs, then the site of docs/ in build/site; warnings are errors
 #   make proto    the committed protobuf code, from the .proto file
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
@@ -19,13 +21,14 @@ BENCH_ARGS ?=
 LOOKAHEAD_ARGS ?= $(filter --quick,$(BENCH_ARGS))
 HOT_ARGS ?= $(filter --quick,$(BENCH_ARGS))
 DEMO_ARGS ?=
+GPU_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench docs proto format clean
+.PHONY: demo test check bench gpu docs proto format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -46,6 +49,10 @@ bench: .venv-bench/stamp
 	@.venv-bench/bin/python -m tests.bench $(BENCH_ARGS)
 	@.venv-bench/bin/python -m tests.bench.lookahead $(LOOKAHEAD_ARGS)
 	@.venv-bench/bin/python -m tests.bench.hot $(HOT_ARGS)
+
+gpu:
+	@echo "embstore: running the plan of a GPU"
+	@$(PYTHON) -m tests.gpu.plan $(GPU_ARGS)
 
 docs: .venv-docs/stamp
 	@echo "embstore: building the site in build/site"

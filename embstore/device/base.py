@@ -162,6 +162,10 @@ class DeviceMemory(Protocol):
     slab_bytes_max: int
     """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
 
+    def cache_bytes_max(self) -> int:
+        """Return the bytes that a first cache can have: on a GPU what is free beside calls, on the
+        CPU the host's memory."""
+
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         """Refuse a cache that does not fit, `used_bytes` of which are allocated already.
 

@@ -1,4 +1,4 @@
-"""Which device a name means: "cpu", "cuda:0", or "auto".
+"""Which device a name means, "cpu", "cuda:0" or "auto"; and how much of it "80%" is.
 
 Each device's module is imported when it is chosen: the CPU's imports Numba, a GPU's CuPy.
 """
@@ -10,6 +10,7 @@ from embstore.device.base import Device
 from embstore.errors import InvalidArgumentError
 
 NAMES = "auto, cpu, cuda or cuda:N"
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)\s*%")
 
 
 def is_device_name(name: Any) -> bool:
@@ -43,6 +44,13 @@ def open_device(name: Any, threads: int | None) -> Device:
     from embstore.device.gpu import GpuDevice
 
     return GpuDevice(open_runtime(int(ordinal or 0)), threads)
+
+
+def memory_share(text: Any) -> float | None:
+    """Return 0.8 of "80%", a share of a device's memory; None of what is none."""
+    match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
+    share = float(match[1]) / 100 if match else 0.0
+    return share if 0 < share <= 1 else None
 
 
 def _gpu_count() -> int:

@@ -15,6 +15,7 @@ from embstore.arrays import EMPTY_KEY, Keys, Rows
 from embstore.device.base import Flags, IndexArrays
 from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_count, index_bytes
 from embstore.device.cpu_work import CpuWork
+from embstore.host.facts import host_facts
 from embstore.host.memory import lengthened, move, release, reserve
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
@@ -39,6 +40,9 @@ class CpuMemory:
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work
+
+    def cache_bytes_max(self) -> int:
+        return int(host_facts()["memory_bytes"])
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         """Accept any budget: memory is taken page by page, and may be swapped."""

@@ -115,12 +115,8 @@ class CudaRuntime:
             stream: cupy.cuda.Stream(non_blocking=True) for stream in (COMPUTE, UP, DOWN)
         }
         self._compute = self._streams[COMPUTE]
+        self.compute_stream = int(self._compute.ptr)
         self._properties: dict[str, Any] = cuda.getDeviceProperties(self.ordinal)
-
-    @property
-    def compute_stream_address(self) -> int:
-        """The cudaStream_t of COMPUTE: callers order their own work on device arrays by it."""
-        return int(self._compute.ptr)
 
     # Memory
 
@@ -154,8 +150,7 @@ class CudaRuntime:
         """Return a caller's array, of any library that has `__cuda_array_interface__`.
 
         COMPUTE follows the work queued in its stream so far. A version of the interface before 3
-        names no stream: the default stream is followed then, and the caller must order work in
-        others, and what it does with the array next: see `compute_stream_address`.
+        names no stream: the default stream is followed then.
         """
         interface = array.__cuda_array_interface__
         address = _checked_address(interface, np.dtype(dtype))

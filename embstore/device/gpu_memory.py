@@ -31,15 +31,21 @@ class GpuMemory:
     def __init__(self, work: GpuWork) -> None:
         self._work = work
 
+    def cache_bytes_max(self) -> int:
+        return max(self._free_bytes(self._work.runtime.facts()) - RESERVE_BYTES, 0)
+
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         facts = self._work.runtime.facts()
-        free = facts["memory_free_bytes"] + used_bytes + self._work.scratch.allocated_bytes
+        free = self._free_bytes(facts) + used_bytes
         if cache_bytes + RESERVE_BYTES > free:
             raise CapacityError(
                 f"cache_bytes is {cache_bytes}; {self._work.runtime.name} has {free} bytes for the "
                 f"cache and {RESERVE_BYTES} kept for calls, of {facts['memory_bytes']} in all: "
                 f"give {max(free - RESERVE_BYTES, 0)} or less"
             )
+
+    def _free_bytes(self, facts: dict[str, Any]) -> int:
+        return int(facts["memory_free_bytes"] + self._work.scratch.allocated_bytes)
 
     def secure(self, count: int) -> None:
         self._work.secure(count)
@@ -125,4 +131,19 @@ class GpuMemory:
             raise InvalidArgumentError(
                 "expected an aligned array" + (" that may be written" if write else "")
             )
+        if interface["version"] < 3 and hasattr(array, "__dlpack__"):
+            self._have_waited_for(array)
         return self._work.runtime.adopt(array, dtype)
+
+    def _have_waited_for(self, array: Any) -> None:
+        """Have COMPUTE follow the stream that its library uses for an array now.
+
+        Only DLPack tells a library whom to order its work for: PyTorch's
+        `__cuda_array_interface__` names no stream, and its tensors may be a side stream's.
+        """
+        try:
+            array.__dlpack__(stream=self._work.runtime.compute_stream)
+        except Exception as exc:  # whatever a library raises
+            raise InvalidArgumentError(
+                f"expected an array that its library gives away by DLPack: {exc}"
+            ) from exc

@@ -27,6 +27,7 @@ class Recorder:
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
+        self.compute_stream = runtime.compute_stream
         self._runtime = runtime
         self._work: list[Callable[[], None]] = []
 

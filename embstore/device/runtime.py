@@ -74,6 +74,8 @@ class Runtime(Protocol):
 
     name: str  # "cuda:0"
     is_lost: bool  # a DeviceError has been raised
+    compute_stream: int
+    """COMPUTE as its library names it, a cudaStream_t: callers order their own work by it."""
 
     def allocate(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
         """Return an array in a plain allocation of its own, aligned to 256 bytes, of any content.
@@ -88,7 +90,7 @@ class Runtime(Protocol):
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """Return a caller's array (of whatever has `__cuda_array_interface__`), which COMPUTE uses
-        when the caller's work on it so far is done.
+        when the caller's work on it is done: what the interface's stream has been given so far.
 
         Raises
         ------

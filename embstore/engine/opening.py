@@ -7,7 +7,7 @@ from embstore.cache.policies import policy_of
 from embstore.checks import expect, integer, number
 from embstore.config import Limits
 from embstore.device.base import Device
-from embstore.device.choice import open_device
+from embstore.device.choice import memory_share, open_device
 from embstore.engine.engine import Engine
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
@@ -23,7 +23,7 @@ def open(
     path: str | os.PathLike[str],
     *,
     device: str | Device = "auto",
-    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    cache_bytes: int | str = DEFAULT_CACHE_BYTES,
     policy: str = "lru",
     warm_up: float = 0.0,
     count_rate: float = 0.0,
@@ -39,7 +39,8 @@ def open(
     ----------
     device : "cpu"; "cuda:N", GPU number N ("cuda": the first); "auto": the first GPU if there is
         one and CuPy is installed, else the CPU; or a device, which the store closes
-    cache_bytes : memory of the device for resident rows, their index and staging
+    cache_bytes : memory of the device for resident rows, their index and staging; or a share, as
+        "80%", of the memory of a GPU that is free and not kept for calls, or of the host's
     policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that
         `Store.import_profile` was given
     warm_up : share of the cache, 0 to 1, that is filled by the profile once the store is open, in
@@ -62,7 +63,9 @@ def open(
         store.
     """
     policy_of(policy)
-    integer(cache_bytes, "cache_bytes", 1)
+    share = memory_share(cache_bytes)
+    if share is None:
+        integer(cache_bytes, 'cache_bytes, if no share as "80%",', 1)
     integer(checkpoints_keep, "checkpoints_keep", 1)
     number(warm_up, "warm_up", 0, 1)
     number(count_rate, "count_rate", 0, 1)
@@ -75,7 +78,8 @@ def open(
     with ExitStack() as undo:  # where the engine cannot be made
         made = open_device(device, threads)
         undo.callback(made.close)
-        made.memory.check_budget(cache_bytes, 0)
+        budget = int(cache_bytes if share is None else share * made.memory.cache_bytes_max())
+        made.memory.check_budget(budget, 0)
         storage = Storage(
             files or Files(path),
             read_only=read_only,
@@ -87,7 +91,7 @@ def open(
         engine = Engine(
             storage,
             made,
-            cache_bytes=cache_bytes,
+            cache_bytes=budget,
             policy=policy,
             limits=limits,
             count_rate=count_rate,

@@ -91,6 +91,12 @@ def _device(value: Any) -> str:
     return value
 
 
+def _cache(value: Any) -> int | str:
+    from embstore.device.choice import memory_share
+
+    return str(value).strip() if memory_share(value) is not None else _byte_count(value)
+
+
 def _path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError(value)
@@ -174,6 +180,12 @@ ADDRESS_OR_OFF = Kind(
 )
 BYTES = Kind(
     'a number of bytes above 0, as 1073741824, "1GiB" or "10GB"', "BYTES", _byte_count, bytes_text
+)
+BYTES_OR_SHARE = Kind(
+    f'{BYTES.expected}, or a share of the device\'s memory above 0, as "80%"',
+    "BYTES|SHARE%",
+    _cache,
+    lambda value: value if isinstance(value, str) else bytes_text(value),
 )
 COUNT = Kind("an integer above 0", "COUNT", _count)
 _ANY, _ABOVE_0 = sys.float_info.max, sys.float_info.min

@@ -83,8 +83,11 @@ class Settings:
 
     data: Path = setting(kinds.DIRECTORY, "Directory of the store; created if missing.")
     # Any host that trains can spare a GiB.
-    cache_bytes: int = setting(
-        kinds.BYTES, "Memory of the device for cached rows, their index and staging.", 1 << 30
+    cache_bytes: int | str = setting(
+        kinds.BYTES_OR_SHARE,
+        "Memory of the device for cached rows, their index and staging; a share: of a GPU's memory "
+        "that is free and not kept for calls, or of the host's.",
+        1 << 30,
     )
     # LRU follows a trainer's shifts at once.
     policy: str = setting(one_of(*POLICIES), "Which rows are evicted first.", "lru")

@@ -1,9 +1,10 @@
 """``python -m tests.gpu.every_verb``: every verb on the first CUDA device, small, once.
 
 What compute-sanitizer is run over: a program that reaches every kernel in seconds, though each of
-its accesses is watched. The calls are the benchmark's.
+its accesses is watched. The calls are the benchmark's. ``--emulated`` takes the emulated device.
 """
 
+import sys
 from dataclasses import replace
 
 from tests.bench.gpu import kernels
@@ -19,11 +20,12 @@ def small() -> Scale:
     return replace(emulated(), emulated=False)
 
 
-def main() -> None:
+def main(scale: Scale) -> None:
     """Run the verbs; raises what goes wrong."""
     for dim in DIMS:
-        kernels.verbs(Machine(small()), small(), dim, 1.0)
+        found = kernels.verbs(Machine(scale), scale, dim, 1.0)
+        print(f"dim {dim}: {len(found['verbs'])} verbs")
 
 
 if __name__ == "__main__":
-    main()
+    main(emulated() if "--emulated" in sys.argv[1:] else small())

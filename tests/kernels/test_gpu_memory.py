@@ -5,10 +5,11 @@ import gc
 import numpy as np
 import pytest
 
+import embstore
 from embstore.device import staging
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_memory import RESERVE_BYTES
-from embstore.errors import CapacityError
+from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.score import COUNT_NONE
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.gpu_samples import (
@@ -131,6 +132,20 @@ def test_a_budget_leaves_room_for_calls():
     device.memory.check_budget(1_000_000, held)
     with pytest.raises(CapacityError):
         device.memory.check_budget(1_000_000, 0)
+
+
+def test_a_cache_may_be_a_share_of_what_is_free_beside_calls(tmp_path):
+    runtime = EmulatedRuntime(memory_bytes=RESERVE_BYTES + 1_000_000)
+    kept = runtime.allocate(200_000, np.uint8)  # somebody else's
+    with embstore.open(tmp_path, device=GpuDevice(runtime), cache_bytes="50%") as store:
+        assert store.cache_bytes == 400_000
+    assert len(kept)
+
+
+@pytest.mark.parametrize("wrong", ["0%", "101%", "half", "80"])
+def test_what_is_no_share_is_refused(tmp_path, wrong):
+    with pytest.raises(InvalidArgumentError, match=f"80%.*{wrong}"):
+        embstore.open(tmp_path, cache_bytes=wrong)
 
 
 # Waits

@@ -111,9 +111,11 @@ def test_a_false_flag_wins_over_a_true_variable() -> None:
         ("8k", 8000),
         ("1.5GiB", 3 << 29),
         ("1_000", 1000),
+        ("80%", "80%"),
+        (" 12.5 % ", "12.5 %"),
     ],
 )
-def test_bytes_are_read(written: Any, expected: int) -> None:
+def test_bytes_and_shares_are_read(written: Any, expected: int | str) -> None:
     assert load(DATA | {"cache_bytes": written}, {}, None).cache_bytes == expected
 
 
@@ -129,6 +131,8 @@ def test_devices_are_taken_by_name_from_everywhere(name: str, tmp_path: Path) ->
     ("name", "value"),
     [
         *(("cache_bytes", v) for v in ("0", -1, "1GIG", "", "1.5", "-1GiB", 1.5, True, "1e9")),
+        *(("cache_bytes", v) for v in ("0%", "101%", "-5%", "%", "5 percent", "1e1%")),
+        ("unary_bytes_max", "80%"),
         *(("threads", v) for v in ("0", "two", "1.5", 1.0, False, [])),
         *(("drain_s", v) for v in ("-1", "nan", "inf", "soon", True, {})),
         *(("call_timeout_s", v) for v in (0, "0", "1e300")),

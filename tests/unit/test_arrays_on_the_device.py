@@ -28,6 +28,22 @@ class Exported:
         }
 
 
+class OfAStream(Exported):
+    """One that a stream of its library is still writing, as PyTorch shows it.
+
+    It is there for whoever asks, by DLPack, for that work to be done before its own.
+    """
+
+    def __init__(self, device, array):
+        super().__init__(device, np.zeros_like(array))
+        device.finish()
+        self._device, self._array = device, array
+
+    def __dlpack__(self, *, stream):
+        assert stream == self._device.runtime.compute_stream
+        self._device.runtime.upload(self._array, self.d_array)
+
+
 @pytest.fixture
 def store(tmp_path):
     with embstore.open(tmp_path, device=GpuDevice(EmulatedRuntime()), cache_bytes=20_000) as opened:
@@ -60,6 +76,28 @@ def test_one_call_may_mix_both(store):
     found = store.lookup({"host": keys, "device": Exported(device, keys)}, out={"device": out})
     assert found["device"] is out
     assert np.array_equal(found["host"], device.memory.download(out.d_array))
+
+
+def test_what_a_side_stream_writes_is_waited_for(store):
+    rng, device = np.random.default_rng(SEED), store.executor.device
+    keys = rng.integers(0, ROWS, KEYS)
+    grads = rng.standard_normal((KEYS, DIM)).astype(np.float32)
+    store.table("host").update(keys, grads)
+    store.table("device").update(OfAStream(device, keys), OfAStream(device, grads))
+    host, other = (store.table(name).lookup(np.arange(ROWS)) for name in ("host", "device"))
+    assert np.array_equal(host, other)
+
+
+class Unwilling(Exported):
+    """One that its library does not give away."""
+
+    def __dlpack__(self, *, stream):
+        raise BufferError("conjugated")
+
+
+def test_an_array_that_is_not_given_away_is_refused(store):
+    with pytest.raises(InvalidArgumentError, match="conjugated"):
+        store.table("device").lookup(Unwilling(store.executor.device, np.arange(3)))
 
 
 @pytest.mark.parametrize(

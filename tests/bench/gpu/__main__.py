@@ -18,10 +18,11 @@ def measure(run: Run, wanted: Sequence[str]) -> None:
     run.results["packages"] |= packages()
     run.results["published_ms"] = report.PUBLISHED_MS | {"source": report.SOURCE}
     ceiling = run.keep("ceiling", kernels.ceiling, machine, run.scale)
-    if "digests" in wanted:
-        found = run.keep("digests", guard.measure, machine, run.scale, run.folder)
-        if found is not None and not all(one["same"] for one in found.values()):
-            run.results["failed"]["digests"] = "CPU and device differ"
+    for name, compare in (("digests", guard.measure), ("digests-large", guard.at_scale)):
+        if name in wanted:
+            found = run.keep(name, compare, machine, run.scale, run.folder / name)
+            if found is not None and not all(one["same"] for one in found.values()):
+                run.results["failed"][name] = "CPU and device differ"
     if "kernels" in wanted and ceiling is not None:
         run.results["kernels"] = {}
         for dim in run.scale.dims:
@@ -41,7 +42,7 @@ PROGRAM = Program(
     name="gpu",
     about=gpu.__doc__ or "",
     room="about 20 GB",
-    parts=["digests", "kernels", "step", "torch", "tiers"],
+    parts=["digests", "digests-large", "kernels", "step", "torch", "tiers"],
     measure=measure,
     scale=scale,
     report=report,

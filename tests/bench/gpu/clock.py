@@ -47,7 +47,7 @@ class EventClock:
 
     def point(self) -> Any:
         event = self._cuda.Event()
-        self._cuda.runtime.eventRecord(event.ptr, self._runtime.compute_stream_address)
+        self._cuda.runtime.eventRecord(event.ptr, self._runtime.compute_stream)
         return event
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:

@@ -40,6 +40,11 @@ GOALS = (
     ),
     Goal("host tier: share of pinned copies", at("tiers", "host", "share"), ">= 0.6"),
     Goal("optimizers with one digest on CPU and device", _same_digests, ">= 5"),
+    Goal(
+        "one digest at the yardstick, half the rows cached",
+        at("digests-large", "rowwise_adagrad", "same"),
+        ">= 1",
+    ),
 )
 
 

@@ -116,6 +116,7 @@ class EmulatedRuntime:
     ) -> None:
         self.name = name
         self.is_lost = False
+        self.compute_stream = id(self)
         self.fibers = fibers
         self.live_bytes = 0
         self.launches = 0

@@ -131,6 +131,8 @@ class Rounds:
         self._ledger.refused.add(n)
 
     def cancelled_in_the_queue(self, n: int) -> None:
+        self._wire.unary("GetServerInfo", b"")  # calls that were cancelled before have arrived
+        self._served.assert_idle()  # and ended: the one in the queue is this one
         with self._served.held():
             call = self._wire.begin("Update", update(gradients(n), self._origin()).joined())
             self._served.await_queue(1)

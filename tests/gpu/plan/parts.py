@@ -1,0 +1,151 @@
+"""The parts of the plan, and what each is on the emulated device."""
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.gpu.plan.runner import Part
+
+CONFORMANCE_PROCESSES = 8
+PROFILED = "unique_enter|sum_first|sum_more|apply_.*|gather.*|probe"
+SERVERS_MODULES = ("fastapi", "uvicorn", "grpc_health", "grpc_reflection", "typer")
+NO_GPU = "is of a real GPU; the emulation has guards of its own"
+
+
+class _Commands:
+    """How a part is run: on a GPU, or emulated."""
+
+    def __init__(self, folder: Path, *, is_emulated: bool) -> None:
+        self._folder = folder
+        self._is_emulated = is_emulated
+
+    def program(self, module: str, *options: str) -> list[str]:
+        """Run a module that knows `--emulated`."""
+        return [sys.executable, "-m", module, *options, *self._emulated()]
+
+    def pytest(self, on_gpu: Sequence[str], emulated: Sequence[str]) -> list[str]:
+        """Run tests."""
+        chosen = emulated if self._is_emulated else ["-m", "gpu", *on_gpu]
+        return [sys.executable, "-m", "pytest", "-q", *chosen]
+
+    def sanitizer(self, tool: str) -> list[str]:
+        """Run every verb under a tool of compute-sanitizer."""
+        options = ["--tool", tool, "--error-exitcode", "99"]
+        return ["compute-sanitizer", *options, *self.program("tests.gpu.every_verb")]
+
+    def benchmark(
+        self,
+        name: str,
+        settles: str,
+        usual_s: float,
+        *only: str,
+        is_quick: bool = False,
+        lacks: str | None = None,
+    ) -> Part:
+        """Return a part that is some of `tests.bench.gpu`."""
+        figures = self._folder / f"{name}.figures"
+        size = ["--quick"] if is_quick and not self._is_emulated else []
+        measured = ["--only", *(only or (name,))]
+        options = [*size, "--json", str(figures), *measured]
+        command = self.program("tests.bench.gpu", *options)
+        return Part(name, settles, command, usual_s, lacks, figures)
+
+    def versions(self) -> Part:
+        """Return the part that says what is here."""
+        figures = self._folder / "versions.figures"
+        command = self.program("tests.gpu.plan.versions", "--json", str(figures))
+        return Part("versions", "what is installed, what compiles", command, 30, None, figures)
+
+    def _emulated(self) -> list[str]:
+        return ["--emulated"] if self._is_emulated else []
+
+    def lacks(self, tool: str) -> str | None:
+        """Return why a tool for GPUs cannot be used."""
+        if self._is_emulated:
+            return f"{tool} {NO_GPU}"
+        return None if shutil.which(tool) else f"{tool} is not on the PATH"
+
+
+def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
+    """Return all parts, whose figures go into a folder, in their order."""
+    run = _Commands(folder, is_emulated=is_emulated)
+    processes = ["-n", str(CONFORMANCE_PROCESSES), "--dist", "worksteal"]
+    ncu = ["ncu", "--clock-control", "none", "--kernel-name-base", "function", "--kernel-name"]
+    ncu += [f"regex:{PROFILED}", "--launch-skip", "20", "--launch-count", "24"]
+    return [
+        run.versions(),
+        Part(
+            "runtime",
+            "every method of the runtime, and what its failures are",
+            run.pytest(
+                ["tests/gpu/test_cuda_runtime.py"], ["tests/kernels/test_emulated_runtime.py"]
+            ),
+            40,
+        ),
+        Part("verbs", "every verb of the device, small", run.program("tests.gpu.every_verb"), 20),
+        run.benchmark("digests", "one digest on CPU and device", 40, is_quick=True),
+        run.benchmark(
+            "first", "kernels and the step, few samples", 60, "kernels", "step", is_quick=True
+        ),
+        *(
+            Part(
+                tool,
+                f"{tool} of every verb",
+                run.sanitizer(tool),
+                90,
+                run.lacks("compute-sanitizer"),
+            )
+            for tool in ("memcheck", "racecheck")
+        ),
+        run.benchmark("digests-large", "one digest at a million keys, half the rows cached", 60),
+        Part(
+            "side-streams",
+            "arrays that a side stream of torch writes",
+            run.pytest(
+                ["tests/gpu/test_side_streams.py"], ["tests/unit/test_arrays_on_the_device.py"]
+            ),
+            15,
+            _missing(["torch"]),
+        ),
+        Part(
+            "conformance",
+            "the conformance suite on the device",
+            run.pytest(
+                [
+                    *([] if _missing(["xdist"]) else processes),
+                    "tests/conformance",
+                    "tests/gpu/test_conformance_on_gpu.py",
+                ],
+                ["tests/conformance/test_one_digest.py", "-k", "emulated and lru"],
+            ),
+            300,
+        ),
+        run.benchmark("kernels", "every kernel beside its bytes", 90),
+        run.benchmark("step", "the step with all rows resident", 40),
+        run.benchmark("tiers", "the cache at 0.8 of the footprint", 90),
+        run.benchmark("torch", "torch on the same step", 40, lacks=_missing(["torch"])),
+        Part(
+            "profile",
+            "what ncu says of the step's kernels",
+            [*ncu, *run.program("tests.bench.gpu", "--quick", "--only", "step")],
+            90,
+            run.lacks("ncu"),
+        ),
+        Part(
+            "served",
+            "a DLRM trained through a server on the device, every bit compared",
+            [sys.executable, "-m", "embstore_server", "demo", "--samples", "60000"]
+            if not is_emulated
+            else run.pytest([], ["tests/service/faults/test_device_loss.py"]),
+            60,
+            _missing(SERVERS_MODULES),
+        ),
+    ]
+
+
+def _missing(modules: Iterable[str]) -> str | None:
+    """Return which modules are not installed; None where all are."""
+    absent = [name for name in modules if find_spec(name) is None]
+    return f"not installed: {', '.join(absent)}" if absent else None
