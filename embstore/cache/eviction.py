@@ -16,9 +16,9 @@ from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.finder import SlotFinder
 from embstore.cache.pins import PoolPins
-from embstore.cache.scores import Scores
+from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Device, SlotContents, Slots
+from embstore.device.base import Answer, Device, SlotContents, Slots
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
@@ -77,21 +77,33 @@ class Evictor:
 
     # Slots
 
-    def take(self, count: int) -> Slots:
+    def look(self, count: int) -> Answer[Victims] | None:
+        """Add slabs for `count` rows, and ask which rows leave for the others; None: none has
+        to."""
+        needed = self._needed(count)
+        return self.scores.look(needed, with_rows=self.dirty_max > 0) if needed else None
+
+    def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
         """Return free slots; where there are too few, rows leave theirs.
+
+        begun : what `look` has returned for as many, after all that the running call touched
 
         Raises
         ------
         CapacityError : no room in the log for the rows that would have to leave.
         """
-        while self.slots.free_count < count and self.grow():
-            pass
-        needed = count - self.slots.free_count
-        if needed > 0:
+        needed = self._needed(count)
+        if needed:
             # At worst every victim is dirty; the reservation stands before the first is logged.
             self._reserve(min(needed, self.dirty_max))
-            self._evict(*self.scores.victims(needed))
+            self._evict(*self.scores.victims(needed, begun))
         return self.slots.take(count)
+
+    def _needed(self, count: int) -> int:
+        """Return how many rows must leave so that `count` slots are free; add slabs before."""
+        while self.slots.free_count < count and self.grow():
+            pass
+        return max(count - self.slots.free_count, 0)
 
     def evict(self, count: int) -> int:
         """Evict up to `count` rows ahead of need; return how many.
@@ -120,7 +132,10 @@ class Evictor:
         """Free resident slots, of which `here` is known; dirty ones are logged first (room has been
         reserved)."""
         count = int(np.count_nonzero(here.dirty))
-        if count:
+        if count and here.rows is not None:
+            dirty = np.flatnonzero(here.dirty)
+            self.storage.appender.append(here.keys[dirty], here.rows, dirty)
+        elif count:
             self.log(here.keys[here.dirty], slots[here.dirty])
         self.free(slots, here.keys)
         self.dirty_max -= count

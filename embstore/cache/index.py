@@ -2,20 +2,43 @@
 
 The structure is the device's (two-choice buckets and a small stash, device/base.py); here is only
 what keeps it usable: it grows with the slots, and is rebuilt, larger, in the rare case that the
-stash is full.
+stash is full. Whether it is, is asked when the index is used next: the device has as a rule been
+waited for by then. It is too late to refuse that call for it: an error is irreversible.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 from embstore.arrays import Keys
-from embstore.device.base import Device, SlotMemory, Slots
+from embstore.device.base import Answer, Device, IndexArrays, SlotMemory, Slots
 
 
 class SlotIndex:
-    """The index of one pool. Engine thread only."""
+    """The index of one pool. Engine thread only.
 
-    def __init__(self, device: Device) -> None:
+    Parameters
+    ----------
+    irreversible : enters what fails the store if it goes wrong
+    """
+
+    def __init__(
+        self, device: Device, irreversible: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self.capacity = 0
-        self.arrays = device.memory.allocate_index(1)
+        self._arrays = device.memory.allocate_index(1)
         self._device = device
+        self._irreversible = irreversible
+        self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
+
+    @property
+    def arrays(self) -> IndexArrays:
+        """The index on the device, with all keys that were inserted."""
+        if self._inserted is not None:
+            (is_whole, memory, slot_count), self._inserted = self._inserted, None
+            with self._irreversible():
+                if not is_whole():
+                    self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)
+        return self._arrays
 
     @property
     def memory_bytes(self) -> int:
@@ -38,8 +61,8 @@ class SlotIndex:
 
     def insert(self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int) -> None:
         """Add absent keys, which the slots have already."""
-        if not self._device.keys.insert(self.arrays, keys, slots):
-            self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)
+        is_whole = self._device.keys.insert(self.arrays, keys, slots)
+        self._inserted = is_whole, memory, slot_count
 
     def erase(self, keys: Keys) -> None:
         """Remove present keys."""
@@ -49,6 +72,6 @@ class SlotIndex:
         while True:
             arrays = self._device.memory.allocate_index(capacity)
             if self._device.keys.insert_slots(arrays, memory, slot_count):
-                self.arrays, self.capacity = arrays, capacity
+                self._arrays, self.capacity, self._inserted = arrays, capacity, None
                 return
             capacity += capacity // 4 + 64

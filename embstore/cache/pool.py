@@ -62,7 +62,7 @@ class Pool:
         self.counters = Counters()
         self.recent = RecentBatch(device)
         self.ranks = Ranks()
-        self.slots = slots = PoolSlots(device, layout, arena.budget_bytes)
+        self.slots = slots = PoolSlots(device, layout, arena.budget_bytes, storage.irreversible)
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = SlotFinder(device, slots)
         self.scores = scores = Scores(device, slots, self.policy, self.ranks.of)

@@ -257,8 +257,9 @@ class Prefetch:
     def _take(self, keys: Array, slots: Array, missing: int) -> None:
         pool = self.pool
         pool.scores.tick()
-        places, absent = pool.device.keys.absent(keys, slots, missing)
-        taken = pool.evictor.take(missing)
+        answer, victims = pool.residency.ask(keys, slots, missing)
+        places, absent = answer()
+        taken = pool.evictor.take(missing, victims)
         pool.residency.insert_pending(absent, taken)
         self.pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
         self.pool.pins.pin(taken)

@@ -106,7 +106,7 @@ class PoolReader:
             return self.slots.memory.rows, slots
         rows = self.device.memory.allocate_rows(len(keys), self.layout)
         self.device.rows.gather_rows(self.slots.memory.rows, slots, rows, 0)
-        places, absent = self.device.keys.absent(keys, slots, missing)
+        places, absent = self.device.keys.absent(keys, slots, missing)()
         step = self.slots.sizes.staging_rows
         for low in range(0, missing, step):
             part = slice(low, low + step)
@@ -124,7 +124,7 @@ class PoolReader:
         slots = memory.download(self.finder.locate(memory.upload(keys))[0])
         resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         written = np.zeros(len(keys), bool)
-        here = self.device.slots.read_slots(self.slots.memory, slots[resident])
+        here = self.device.slots.read_slots(self.slots.memory, slots[resident])()
         written[resident] = here.dirty
         clean = resident[~written[resident]]
         written[clean] = self.storage.rows.has(keys[clean])

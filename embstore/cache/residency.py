@@ -8,8 +8,9 @@ yet; then all keys are inserted at once. From there an error is irreversible: it
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,9 @@ from embstore.cache.eviction import Evictor
 from embstore.cache.finder import SlotFinder
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
-from embstore.cache.scores import Scores
+from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Batch, Counts, Device, Slots, TableParameters
+from embstore.device.base import Answer, Array, Batch, Counts, Device, Slots, TableParameters
 from embstore.layout import Layout
 from embstore.score import PENDING
 from embstore.stages import Stages
@@ -90,19 +91,28 @@ class Residency:
         self.scores.tick()
         slots, missing = self.finder.find(keys)
         self.stages.lap("probe")
-        if batch is not None:
-            self._count_hits(batch, slots, counts, missing, first)
+        count_hits = None if batch is None else self._hits(batch, slots, counts, missing, first)
         self.scores.touch(slots, len(keys) - missing)
         if self.scores.has_lost_levels:
             self.scores.rank_again(slots, self.device.memory.download(keys))
         if missing:
             self.finder.forget()
-            places, absent = self.device.keys.absent(keys, slots, missing)
-            self.device.keys.set_slots(slots, places, self._fetch(absent))
+            answer, victims = self.ask(keys, slots, missing)
+            places, absent = answer()
+        if count_hits is not None:
+            count_hits()
+        if missing:
+            self.device.keys.set_slots(slots, places, self._fetch(absent, victims))
         self.finder.note(keys, slots, 0)
         return slots
 
-    def _fetch(self, keys: Keys) -> Slots:
+    def ask(
+        self, keys: Array, slots: Array, missing: int
+    ) -> tuple[Answer[tuple[Slots, Keys]], Answer[Victims] | None]:
+        """Ask which keys have no slot, and which rows leave for theirs (for `Evictor.take`)."""
+        return self.device.keys.absent(keys, slots, missing), self.evictor.look(missing)
+
+    def _fetch(self, keys: Keys, victims: Answer[Victims] | None) -> Slots:
         """Bring absent rows in, and return their slots.
 
         Victims leave first. Then the rows come, one staging buffer after the other: while the
@@ -112,7 +122,7 @@ class Residency:
         if len(keys) > step:
             self.storage.rows.prefetch(keys, self.layout.record_bytes)
         self.device.memory.secure(len(keys))
-        slots = self.evictor.take(len(keys))
+        slots = self.evictor.take(len(keys), victims)
         self.stages.lap("evict")
         try:
             for low in range(0, len(keys), step):
@@ -138,16 +148,20 @@ class Residency:
         self.place_rows(keys, slots, rows, found)
         self.stages.lap("insert")
 
-    def _count_hits(
+    def _hits(
         self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
-    ) -> None:
+    ) -> Callable[[], None]:
+        """Return what counts the lookup of a batch, or of a part of it."""
         count = len(slots)
         if not missing and count == len(batch.unique_keys):
-            self.count_all_hit(batch, counts)
-            return
-        of_keys = self.device.keys
-        accesses, hits = of_keys.count_accesses(batch, slots, first, first + count, counts)
-        self.counters.count_lookup(keys=count, missing=missing, accesses=accesses, hits=hits)
+            return partial(self.count_all_hit, batch, counts)
+        answer = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
+
+        def count_hits() -> None:
+            accesses, hits = answer()
+            self.counters.count_lookup(keys=count, missing=missing, accesses=accesses, hits=hits)
+
+        return count_hits
 
     def count_all_hit(self, batch: Batch, counts: Counts | None) -> None:
         """Count the lookup of a batch whose rows were all there."""

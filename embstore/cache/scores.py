@@ -26,11 +26,16 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Batch, Device, SlotContents, Slots
+from embstore.device.base import Answer, Array, Batch, Device, SlotContents, Slots
 from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
 
 _LOOKED_AT = 64
+_DIGIT_BITS = 16
+_SPARE = 8
+"""Of victims one in so many more is looked at, and so many."""
 
+Victims = tuple[Slots, SlotContents]
+"""Slots, and what is in them."""
 Levels = Callable[[Keys], NDArray[np.int64]]
 """Returns the levels of row keys, which fit a count."""
 
@@ -120,15 +125,17 @@ class Scores:
         self._queue, self._next = np.empty(0, np.int64), 0
         self._queued_scores = np.empty(0, np.int64)
 
-    def victims(self, count: int) -> tuple[Slots, SlotContents]:
+    def victims(self, count: int, begun: Answer[Victims] | None = None) -> Victims:
         """Return `count` resident slots of lowest score that the running call has not touched, and
-        what is in them."""
-        found: list[tuple[Slots, SlotContents]] = []
-        while count:
-            if self._next == len(self._queue):
-                self._refill(count)
-                assert len(self._queue), "a call was given more rows than there are slots"
-            slots, here = self._from_queue(count)
+        what is in them.
+
+        begun : what `look` of as many has returned in this call, after all that it touched
+        """
+        found: list[Victims] = []
+        while count > 0:
+            slots, here = (begun or self.look(count))()
+            assert len(self._queue), "a call was given more rows than there are slots"
+            begun = None
             # Still resident: the next refill must not find them again.
             self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
             found.append((slots, here))
@@ -145,27 +152,55 @@ class Scores:
                 if not len(self._queue):
                     return 0
             begin = self._next
-            slots, here = self._from_queue(_LOOKED_AT)
+            slots, here = self.look(_LOOKED_AT)()
             if len(slots):
                 first = np.flatnonzero(self._queue[begin : self._next] == slots[0])[0]
                 self._next = begin + int(first)
                 score = int(here.scores[0])
                 return 0 if score & FORESEEN else score >> CLOCK_BITS
 
-    def _from_queue(self, count: int) -> tuple[Slots, SlotContents]:
-        """Take up to `count` slots from the queue; return those that are still what was queued, and
-        what is in them."""
-        slots = self._queue[self._next : self._next + count]
-        scores = self._queued_scores[self._next : self._next + count]
-        self._next += len(slots)
-        now = self.device.slots.read_slots(self.slots.memory, slots)
-        unchanged = (now.scores == scores) & (now.keys >= 0)
-        return slots[unchanged], now.of(unchanged)
+    def look(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
+        """Ask for up to `count` slots from the queue that are still what was queued.
+
+        The answer takes them, with those before them. Some more are read, for some have changed.
+
+        with_rows : as in `DeviceSlots.read_slots`
+        """
+        if self._next == len(self._queue):
+            self._refill(count)
+        queue, begin = self._queue, self._next
+        seen = slice(begin, begin + count + count // _SPARE + _SPARE)
+        slots, scores = queue[seen], self._queued_scores[seen]
+        contents = self.device.slots.read_slots(self.slots.memory, slots, with_rows=with_rows)
+
+        def answer() -> Victims:
+            assert self._queue is queue and self._next == begin, "another one has taken victims"
+            now = contents()
+            chosen = np.flatnonzero((now.scores == scores) & (now.keys >= 0))[:count]
+            self._next += int(chosen[-1]) + 1 if len(chosen) == count else len(slots)
+            return slots[chosen], now.of(chosen)
+
+        return answer
 
     def _refill(self, count: int) -> None:
         memory, slot_count = self.slots.memory, self.slots.count
         wanted = max(count, slot_count // self.policy.queue_share)
         slots, scores = self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
-        order = np.argsort(scores, kind="stable")
+        order = ascending(scores)
         self._queue, self._next = slots[order], 0
         self._queued_scores = scores[order]
+
+
+def ascending(scores: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of scores >= 0 in ascending order; of equal ones the first comes first.
+
+    By digits of 16 bits, the lowest first, which NumPy sorts by radix; digits that are all alike
+    are passed over, as most of a clock's are.
+    """
+    order = np.arange(len(scores))
+    differing = int(np.bitwise_or.reduce(scores ^ scores[:1]))
+    for shift in range(0, differing.bit_length(), _DIGIT_BITS):
+        if differing >> shift & ((1 << _DIGIT_BITS) - 1):
+            digits = (scores[order] >> shift).astype(np.uint16)
+            order = order[np.argsort(digits, kind="stable")]
+    return order

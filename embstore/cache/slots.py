@@ -10,6 +10,9 @@ in their places of the list until others are freed, so that the last ones can be
 in the slots, and how rows leave them, is not known here (eviction.py).
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import numpy as np
 
 from embstore.arrays import Keys
@@ -24,9 +27,15 @@ from embstore.layout import Layout
 class PoolSlots:
     """Slots by slabs, their index and the list of the free ones. Engine thread only."""
 
-    def __init__(self, device: Device, layout: Layout, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        layout: Layout,
+        budget_bytes: int,
+        irreversible: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self.memory = device.memory.allocate_slots(layout)
-        self.index = SlotIndex(device)
+        self.index = SlotIndex(device, irreversible)
         self.count = 0
         self._device = device
         self._layout = layout

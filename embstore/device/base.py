@@ -26,6 +26,9 @@ batch is as long as its positions, and a key outside its table does no harm in a
 queued before (`begin_gather`, `touch` of a batch) is done only if nothing is missing or wrong.
 Every other method that returns a number or a host array waits for it.
 
+Some methods return an **answer**, a function: called, once, it returns what a kernel found out, and
+waits if nobody has since. Whoever asks several questions before the first answer waits once.
+
 Where work is not queued (`is_queued`), the result of `unique` is in scratch memory, and valid until
 the next `unique`. Nothing here allocates per key once scratch memory has grown. Arguments have been
 checked by the caller; a wrong one is a bug. One thread calls a device at a time; the device may use
@@ -34,7 +37,7 @@ threads of its own.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -42,6 +45,8 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arrays import Keys, Rows
 from embstore.layout import Layout
 
+T = TypeVar("T")
+Answer = Callable[[], T]
 Array = Any
 """In the device's memory."""
 Slots = NDArray[np.int64]
@@ -144,14 +149,17 @@ class SlotContents:
     keys: Keys
     scores: NDArray[np.int64]
     dirty: NDArray[np.bool_]
+    rows: Rows | None = None
+    """(n, stride), where they were asked for and are small."""
 
-    def of(self, chosen: NDArray[np.bool_]) -> "SlotContents":
+    def of(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "SlotContents":
         """Return those of some of the slots."""
-        return SlotContents(self.keys[chosen], self.scores[chosen], self.dirty[chosen])
+        rows = None if self.rows is None else self.rows[chosen]
+        return SlotContents(self.keys[chosen], self.scores[chosen], self.dirty[chosen], rows)
 
     @classmethod
     def joined(cls, parts: Sequence["SlotContents"]) -> "SlotContents":
-        """Return those of several parts, one after the other."""
+        """Return those of several parts, one after the other, without rows."""
         columns = zip(*[(part.keys, part.scores, part.dirty) for part in parts], strict=True)
         return cls(*map(np.concatenate, columns))
 
@@ -276,7 +284,7 @@ class DeviceKeys(Protocol):
     def find(self, index: IndexArrays, keys: Array, slots: Array) -> int:
         """Write each key's slot, or -1, into `slots`; return how many are absent. Waits."""
 
-    def absent(self, keys: Array, slots: Array, missing: int) -> tuple[Slots, Keys]:
+    def absent(self, keys: Array, slots: Array, missing: int) -> Answer[tuple[Slots, Keys]]:
         """Return the positions of the `missing` -1 in `slots`, ascending, and the keys there."""
 
     def set_slots(self, slots: Array, places: Slots, values: Slots) -> None:
@@ -284,13 +292,13 @@ class DeviceKeys(Protocol):
 
     def count_accesses(
         self, batch: Batch, slots: Array, low: int, high: int, counts: Counts | None
-    ) -> tuple[int, int]:
+    ) -> Answer[tuple[int, int]]:
         """Return the accesses of ids [low, high), whose slots are `slots`, and how many hit.
 
         counts : (n,), accesses that each position stands for; None: 1 each
         """
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
+    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> Answer[bool]:
         """Add absent, unique keys. False: the stash is full and the index unusable; build a larger
         one."""
 
@@ -414,8 +422,13 @@ class DeviceSlots(Protocol):
     def mark(self, memory: SlotMemory, slots: Array | Slots, *, dirty: bool) -> None:
         """Set whether slots are dirty."""
 
-    def read_slots(self, memory: SlotMemory, slots: Slots) -> SlotContents:
-        """Return what is in slots. Waits."""
+    def read_slots(
+        self, memory: SlotMemory, slots: Slots, *, with_rows: bool = False
+    ) -> Answer[SlotContents]:
+        """Return what is in slots.
+
+        with_rows : their rows too, where a wait costs more than to copy them
+        """
 
     def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
         """Return what is in slots [low, high). Waits."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from embstore.arithmetic.compiled import table_places
 from embstore.arithmetic.jit import address
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
-from embstore.device.base import Batch, Counts, IndexArrays, Slots
+from embstore.device.base import Answer, Batch, Counts, IndexArrays, Slots
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
 from embstore.kernels.count_accesses import count_accesses
@@ -100,30 +100,32 @@ class CpuKeys:
         )  # fmt: skip
         return sum(self._work.run(work, self._work.ranges(len(keys), _KEY_MOVED_BYTES)))
 
-    def absent(self, keys: Keys, slots: Slots, missing: int) -> tuple[Slots, Keys]:
+    def absent(self, keys: Keys, slots: Slots, missing: int) -> Answer[tuple[Slots, Keys]]:
         places = np.flatnonzero(slots < 0)
-        return places, keys[places]
+        absent = keys[places]
+        return lambda: (places, absent)
 
     def set_slots(self, slots: Slots, places: Slots, values: Slots) -> None:
         slots[places] = values
 
     def count_accesses(
         self, batch: Batch, slots: Slots, low: int, high: int, counts: Counts | None
-    ) -> tuple[int, int]:
+    ) -> Answer[tuple[int, int]]:
         counts = _NO_COUNTS if counts is None else counts
         found = np.empty(2, np.int64)
         count_accesses(batch.inverse, slots, low, high, counts, found)
-        return int(found[0]), int(found[1])
+        return lambda: (int(found[0]), int(found[1]))
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
-        return insert(
+    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> Answer[bool]:
+        is_whole = insert(
             index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
             index.stash_count, keys, slots,
         )  # fmt: skip
+        return lambda: is_whole
 
     def insert_slots(self, index: IndexArrays, memory: CpuSlotMemory, slot_count: int) -> bool:
         slots = np.flatnonzero(memory.keys[:slot_count] != EMPTY_KEY)
-        return self.insert(index, memory.keys[slots], slots)
+        return self.insert(index, memory.keys[slots], slots)()
 
     def erase(self, index: IndexArrays, keys: Keys) -> None:
         erase(index.bucket_keys, index.stash_keys, index.stash_slots, index.stash_count, keys)

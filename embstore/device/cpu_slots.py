@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import Batch, SlotContents, Slots
+from embstore.device.base import Answer, Batch, SlotContents, Slots
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
 from embstore.device.threshold import find_threshold
@@ -39,8 +39,11 @@ class CpuSlots:
     def mark(self, memory: CpuSlotMemory, slots: Slots, *, dirty: bool) -> None:
         memory.dirty[slots] = dirty
 
-    def read_slots(self, memory: CpuSlotMemory, slots: Slots) -> SlotContents:
-        return SlotContents(memory.keys[slots], memory.scores[slots], memory.dirty[slots] != 0)
+    def read_slots(
+        self, memory: CpuSlotMemory, slots: Slots, *, with_rows: bool = False
+    ) -> Answer[SlotContents]:
+        found = SlotContents(memory.keys[slots], memory.scores[slots], memory.dirty[slots] != 0)
+        return lambda: found
 
     def read_range(self, memory: CpuSlotMemory, low: int, high: int) -> SlotContents:
         dirty = memory.dirty[low:high].view(np.bool_)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.device.base import Batch, Counts, Findings, IndexArrays, Slots
+from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, Slots
 from embstore.device.gpu_work import (
     ACCESSES,
     FINDINGS_BYTES,
@@ -150,9 +150,11 @@ class GpuKeys:
         )
         return int(self._work.download(findings)[MISSING])
 
-    def absent(self, keys: DeviceArray, slots: DeviceArray, missing: int) -> tuple[Slots, Keys]:
+    def absent(
+        self, keys: DeviceArray, slots: DeviceArray, missing: int
+    ) -> Answer[tuple[Slots, Keys]]:
         if missing == 0:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return lambda: (np.empty(0, np.int64), np.empty(0, np.int64))
         n = len(keys)
         ranks = self._work.scratch.take(n, np.int32)
         found = self._work.scratch.take(2 * missing, np.int64)
@@ -161,8 +163,13 @@ class GpuKeys:
         self._work.launch(
             "take_absent", n, slots, keys, ranks, np.int64(n), found[:missing], found[missing:]
         )
-        on_host = self._work.download(found)
-        return on_host[:missing], on_host[missing:]
+        on_host = self._work.ask(found)
+
+        def answer() -> tuple[Slots, Keys]:
+            places, absent = np.split(on_host(), 2)
+            return places, absent
+
+        return answer
 
     def set_slots(self, slots: DeviceArray, places: Slots, values: Slots) -> None:
         n = len(places)
@@ -172,22 +179,27 @@ class GpuKeys:
 
     def count_accesses(
         self, batch: Batch, slots: DeviceArray, low: int, high: int, counts: Counts | None
-    ) -> tuple[int, int]:
+    ) -> Answer[tuple[int, int]]:
         n = batch.position_count
         if n == 0:
-            return 0, 0
+            return lambda: (0, 0)
         (findings,) = self._work.send(NOTHING_FOUND)
         self._work.launch(
             "count_accesses", n, batch.inverse, np.int64(n), slots, np.int64(low), np.int64(high),
             NULL if counts is None else self._work.upload(counts), findings,
         )  # fmt: skip
-        values = self._work.download(findings)
-        return int(values[ACCESSES]), int(values[HITS])
+        values = self._work.ask(findings)
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> bool:
+        def answer() -> tuple[int, int]:
+            found = values().tolist()
+            return found[ACCESSES], found[HITS]
+
+        return answer
+
+    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> Answer[bool]:
         n = len(keys)
         if n == 0:
-            return True
+            return lambda: True
         d_keys, d_slots, findings, rest_count = self._work.send(
             keys, slots, NOTHING_FOUND, np.zeros(1, np.int64)
         )
@@ -198,7 +210,8 @@ class GpuKeys:
         self._work.launch(
             "insert_rest", 1, *parameters_of(index), d_keys, d_slots, rest, rest_count, findings
         )
-        return not self._work.download(findings)[REFUSED]
+        values = self._work.ask(findings)
+        return lambda: not values()[REFUSED]
 
     def insert_slots(self, index: IndexArrays, memory: Slabs, slot_count: int) -> bool:
         if slot_count == 0:

@@ -1,15 +1,17 @@
 """Slots on a GPU: their keys, scores and flags, and the search for victims."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import Batch, SlotContents, Slots
-from embstore.device.gpu_work import NULL, GpuWork, findings_of
+from embstore.device.base import Answer, Batch, SlotContents, Slots
+from embstore.device.gpu_work import LANES, NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
-from embstore.device.slabs import METADATA_BYTES, Slabs
+from embstore.device.slabs import Slabs
+from embstore.device.staging import LARGE_BYTES
 from embstore.device.threshold import find_threshold
 from embstore.kernels.select_victims import BINS
 
@@ -68,35 +70,44 @@ class GpuSlots:
         self._over_slots(kernel, memory, slots, *rest, count)
         return int(self._work.download(count)[0])
 
-    def read_slots(self, memory: Slabs, slots: Slots) -> SlotContents:
-        return self._read(memory, len(slots), slots, 0)
+    def read_slots(
+        self, memory: Slabs, slots: Slots, *, with_rows: bool = False
+    ) -> Answer[SlotContents]:
+        is_small = len(slots) * memory.rows.layout.row_bytes < LARGE_BYTES
+        return self._read(memory, len(slots), slots, 0, with_rows=with_rows and is_small)
 
     def read_range(self, memory: Slabs, low: int, high: int) -> SlotContents:
         begins = range(low, max(high, low + 1), _SLOTS_READ_MAX)
         return SlotContents.joined(
-            [self._read(memory, min(_SLOTS_READ_MAX, high - b), None, b) for b in begins]
+            [self._read(memory, min(_SLOTS_READ_MAX, high - b), None, b)() for b in begins]
         )
 
-    def _read(self, memory: Slabs, n: int, slots: Slots | None, first: int) -> SlotContents:
+    def _read(
+        self, memory: Slabs, n: int, slots: Slots | None, first: int, *, with_rows: bool = False
+    ) -> Answer[SlotContents]:
         """Return what is in n slots: those named, or those from `first` on."""
-        d_contents = self._contents(n)
+        layout, of_rows = memory.rows.layout, n if with_rows else 0
+        rows = np.empty((of_rows, layout.stride), layout.element)
+        keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
+        outs = [rows, keys, scores, dirty]
+        together = self._work.scratch.take(sum(out.nbytes for out in outs), np.uint8)
+        bounds = np.cumsum([0, *(out.nbytes for out in outs)]).tolist()
+        parts = [together[low:high] for low, high in pairwise(bounds)]
+        d_contents = [p.view(out.dtype) for p, out in zip(parts[1:], outs[1:], strict=True)]
         if n:
             d_slots = NULL if slots is None else self._work.upload(slots)
             named = d_slots, np.int64(first), np.int64(n)
             self._launch("read_slots", n, memory, *named, *d_contents)
-        keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
-        self._work.download_together(d_contents, [keys, scores, dirty])
-        return SlotContents(keys, scores, dirty)
+            if with_rows:
+                d_rows = parts[0].view(layout.element, width=layout.stride)
+                self._launch("gather_rows", n * LANES, memory, d_slots, np.int64(n), d_rows)
+        end = self._work.ask_together(parts, outs)
 
-    def _contents(self, n: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        """Return room for keys, scores and flags of n slots, one after the other."""
-        together = self._work.scratch.take(METADATA_BYTES * n, np.uint8)
-        scores_at, dirty_at = 8 * n, 16 * n
-        return (
-            together[:scores_at].view(np.int64),
-            together[scores_at:dirty_at].view(np.int64),
-            together[dirty_at:],
-        )
+        def answer() -> SlotContents:
+            end()
+            return SlotContents(keys, scores, dirty, rows if with_rows else None)
+
+        return answer
 
     def touch(
         self,

@@ -14,13 +14,14 @@ walk over the rest.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Rows
-from embstore.device.base import Batch, IndexArrays
+from embstore.device.base import Answer, Batch, IndexArrays
 from embstore.device.recorder import Recorder
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
@@ -66,6 +67,7 @@ class GpuWork:
         self.scratch = Scratch(self.runtime)
         self._workers = Workers(threads or min(COPY_THREADS_MAX, os.cpu_count() or 1))
         self.staging = Staging(self.runtime, self._workers, self.scratch)
+        self._waits = 0
         self._numbers: dict[DTypeLike, DeviceArray] = {}
         self._sent: dict[Any, tuple[bytes, DeviceArray]] = {}
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
@@ -101,6 +103,7 @@ class GpuWork:
     def wait(self) -> None:
         """Wait for all work."""
         self.runtime.wait(self.runtime.mark(COMPUTE))
+        self._waits += 1
 
     def send(self, *arrays: NDArray[Any]) -> list[DeviceArray]:
         """Copy host arrays to the device, and return them there."""
@@ -171,22 +174,41 @@ class GpuWork:
 
     def download(self, array: DeviceArray | NDArray[Any]) -> NDArray[Any]:
         """Return a copy on the host; the array itself where it is there already. Waits."""
-        if isinstance(array, np.ndarray):
-            return array
+        return array if isinstance(array, np.ndarray) else self.ask(array)()
+
+    def ask(self, array: DeviceArray) -> Answer[NDArray[Any]]:
+        """Begin to copy an array to the host."""
         shape = (array.count, array.width) if array.width > 1 else array.count
         out = np.empty(shape, array.dtype)
-        if out.size:
-            self.staging.download(array, [out])
-        return out
+        end = self.ask_together([array], [out])
 
-    def download_together(
+        def answer() -> NDArray[Any]:
+            end()
+            return out
+
+        return answer
+
+    def ask_together(
         self, arrays: Sequence[DeviceArray], outs: Sequence[NDArray[Any]]
-    ) -> None:
-        """Copy neighbours in one block of memory into host arrays, one after the other; wait."""
+    ) -> Answer[None]:
+        """Begin to copy neighbours in one block of memory into host arrays, one after the other.
+
+        A large block is copied once it is asked for, by pieces.
+        """
         first, size = arrays[0], sum(array.nbytes for array in arrays)
-        if size:
-            block = DeviceArray(first.address, size, np.uint8, first.owner)
-            self.staging.download(block, outs)
+        if not size:
+            return lambda: None
+        block = DeviceArray(first.address, size, np.uint8, first.owner)
+        if size >= LARGE_BYTES:
+            return partial(self.staging.download, block, outs)
+        buffer, waits = self.staging.begin_small(block), self._waits
+
+        def answer() -> None:
+            if self._waits == waits:
+                self.wait()
+            self.staging.end_small(buffer, 0, outs)
+
+        return answer
 
 
 FINDINGS_BYTES = NOTHING_FOUND.nbytes
@@ -229,12 +251,12 @@ class Outputs:
         come = self._come_with_findings
         self._work.staging.end_small(buffer, FINDINGS_BYTES, self._host_outs if come else [])
         if not come:
-            self._work.download_together([self._d_outs], self._host_outs)
+            self._work.ask_together([self._d_outs], self._host_outs)()
 
     def fill(self) -> None:
         """Wait, and fill the host's outputs."""
         if len(self._d_outs):
-            self._work.download_together([self._d_outs], self._host_outs)
+            self._work.ask_together([self._d_outs], self._host_outs)()
         else:
             self._work.wait()  # what a caller's own stream does next is not ordered behind ours
 

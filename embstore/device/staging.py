@@ -204,13 +204,9 @@ class Staging:
     # Down
 
     def download(self, source: DeviceArray, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy an array that COMPUTE writes into host arrays, one after the other; wait for it."""
+        """Copy a large array that COMPUTE writes into host arrays, one after the other; wait for
+        it."""
         parts = [_bytes_of(target) for target in targets]
-        if source.nbytes < LARGE_BYTES:
-            buffer = self.begin_small(source)
-            self._runtime.wait(self._runtime.mark(COMPUTE))
-            self.end_small(buffer, 0, targets)
-            return
         for low, piece in self._pieces_of(source.view(np.uint8)):
             self._spread(piece, low, parts)
 

@@ -58,7 +58,7 @@ class Resident:
         self.device, self.rows = device, records(rng, 1_000, 64)
         self.memory = slots_with(device, self.rows, keys=np.arange(1_000), slab_slots=256)
         self.index = device.memory.allocate_index(1_000)
-        assert device.keys.insert(self.index, np.arange(1_000), np.arange(1_000))
+        assert device.keys.insert(self.index, np.arange(1_000), np.arange(1_000))()
         self.keys, self.gradients = rng.integers(0, 1_000, 3_000), awkward(rng, 3_000, 64)
         self.slots = device.memory.allocate(3_000, np.int64)
         self.sums = device.memory.allocate(3_000, np.float32, width=64)
@@ -87,7 +87,7 @@ class EveryVerb:
         self.slots = slots = self.rng.permutation(SLOTS)[:100]
         self.of_table = one_table(DIM)
         device.slots.place_keys(memory, slots, self.keys, 0)
-        assert device.keys.insert(self.index, self.keys, slots)
+        assert device.keys.insert(self.index, self.keys, slots)()
         device.rows.initialize(memory.rows, slots, self.keys, self.of_table, LAYOUT)
         staged = device.memory.staging(90, LAYOUT)
         staged[:] = np.abs(records(self.rng, 90, STRIDE))
@@ -106,12 +106,12 @@ class EveryVerb:
         count = len(batch.unique_keys)
         found = found[:count]
         self.results.append(batch.found)
-        self.results.append(device.keys.count_accesses(batch, found, 0, count, None))
+        self.results.append(device.keys.count_accesses(batch, found, 0, count, None)())
         out = up(device, np.zeros((500, DIM), np.float32))
         device.rows.gather(self.memory.rows, found, batch, DIM, [out])
         device.slots.touch(self.memory, found, 3, COUNT_UP)
         self.results.append(bits(down(device, out)))
-        places, absent = device.keys.absent(batch.unique_keys, found, batch.found.missing)
+        places, absent = device.keys.absent(batch.unique_keys, found, batch.found.missing)()
         self.results += [places.tolist(), absent.tolist()]
         return sums
 
@@ -162,7 +162,7 @@ class EveryVerb:
         self.results += [victims.tolist(), scores.tolist()]
         for _, host, places in device.rows.row_pieces(memory.rows, victims):
             self.results.append(bits(host[places]))
-        gone = device.slots.read_slots(memory, victims)
+        gone = device.slots.read_slots(memory, victims)()
         self.results += [gone.keys.tolist(), gone.dirty.tolist()]
         device.keys.erase(self.index, gone.keys)
         device.slots.clear_slots(memory, victims)

@@ -27,7 +27,7 @@ def test_count_accesses_counts_positions_of_ids_and_those_with_a_slot(data):
     for device in devices():
         batch = batch_of(device, np.array(keys, np.int64))
         d_slots, high = up(device, slots), low + len(slots)
-        assert device.keys.count_accesses(batch, d_slots, low, high, weights) == (accesses, hits)
+        assert device.keys.count_accesses(batch, d_slots, low, high, weights)() == (accesses, hits)
 
 
 def test_count_accesses_of_many():
@@ -42,6 +42,6 @@ def test_count_accesses_of_many():
         hit = counted & (slots[np.where(counted, inverse - 500, 0)] >= 0)
         expected = int(weights[counted].sum()), int(weights[hit].sum())
         d_slots = up(device, slots)
-        assert device.keys.count_accesses(batch, d_slots, 500, 1_500, weights) == expected
+        assert device.keys.count_accesses(batch, d_slots, 500, 1_500, weights)() == expected
         numbers = int(counted.sum()), int(hit.sum())
-        assert device.keys.count_accesses(batch, d_slots, 500, 1_500, None) == numbers
+        assert device.keys.count_accesses(batch, d_slots, 500, 1_500, None)() == numbers

@@ -22,7 +22,7 @@ VERBS = {
     "download": "downloads",
     "copy": "copies",
 }
-ROWS, DIM, KEYS = 4_000, 8, 300
+ROWS, DIM, KEYS, FEW_KEYS = 4_000, 8, 300, 30
 
 
 class CountingRuntime(EmulatedRuntime):
@@ -104,6 +104,27 @@ def test_the_calls_of_26_tables(tmp_path):
         "its update": once | {"kernels": 15},
         "update": once | {"fills": 1, "kernels": 22},
     }
+
+
+def test_the_calls_of_rows_that_are_missing(tmp_path):
+    """Half of the rows fit, and those that leave are dirty. Waits between two searches for victims;
+    that no key was without a place in the index is known one wait later."""
+    store, runtime = opened(tmp_path, 1, 90_000)
+    rng, found = np.random.default_rng(7), {"lookup": [], "its update": [], "update": []}
+
+    def count(name, call, keys):
+        found[name].append(runtime.counted(partial(call, keys))["waits"])
+
+    for _ in range(30):
+        keys = {"t0": rng.integers(0, ROWS, FEW_KEYS)}
+        count("lookup", store.lookup, keys)
+        count("its update", store.update, gradients_of(keys))
+    for _ in range(30):
+        count("update", store.update, gradients_of({"t0": rng.integers(0, ROWS, FEW_KEYS)}))
+    pool = store.stats()["cache"]["pools"][0]
+    assert pool["evictions_dirty"] > pool["evictions_clean"]
+    usual = {name: sorted(waits)[len(waits) // 2] for name, waits in found.items()}
+    assert usual == {"lookup": 3, "its update": 1, "update": 3}
 
 
 def test_the_update_of_a_step(tmp_path):

@@ -68,7 +68,7 @@ def test_index_in_any_order_of_threads(seed, fibers):
             new = np.array([key for key in keys if key not in expected], np.int64)
             old = np.array([key for key in keys if key in expected], np.int64)
             device.keys.erase(index, old)
-            assert device.keys.insert(index, new, new + 1_000 * turn)
+            assert device.keys.insert(index, new, new + 1_000 * turn)()
             expected = {key: slot for key, slot in expected.items() if key not in old}
             expected |= {key: key + 1_000 * turn for key in new.tolist()}
             check_integrity(device, index, expected)
@@ -190,9 +190,9 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: device.keys.synchronize(unknown),
         lambda: device.keys.again(batch),
         lambda: device.keys.find(here.index, d_slots, d_slots),
-        lambda: device.keys.absent(d_slots, d_slots, 2),
+        lambda: device.keys.absent(d_slots, d_slots, 2)(),
         lambda: device.keys.set_slots(d_slots, slots, slots),
-        lambda: device.keys.count_accesses(batch, here.slots, 0, 4, None),
+        lambda: device.keys.count_accesses(batch, here.slots, 0, 4, None)(),
         lambda: device.rows.sum_by_key(
             batch, [Gradients(here.gradients)], np.float32(1), here.sums
         ),
@@ -201,7 +201,7 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: device.rows.initialize(memory.rows, slots, keys, parameters(1), wide(4)),
         lambda: device.rows.read_rows(memory.rows, d_slots),
         lambda: next(device.rows.row_pieces(memory.rows, slots)),
-        lambda: device.keys.insert(here.index, keys, slots),
+        lambda: device.keys.insert(here.index, keys, slots)(),
         lambda: device.keys.insert_slots(here.index, memory, 4),
         lambda: device.keys.erase(here.index, keys),
         lambda: device.slots.place_keys(memory, slots, keys, 0),
@@ -215,7 +215,7 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: device.keys.distinct([(0, 4, keys)]),
         lambda: device.slots.clear_slots(memory, slots),
         lambda: device.slots.mark(memory, slots, dirty=True),
-        lambda: device.slots.read_slots(memory, slots),
+        lambda: device.slots.read_slots(memory, slots)(),
         lambda: device.slots.read_range(memory, 0, 4),
         lambda: device.slots.touch(memory, d_slots, 1, COUNT_UP),
         lambda: device.slots.set_counts(memory, slots, slots),

@@ -102,7 +102,7 @@ def test_rows_at_far_slots_are_updated(far, far_rows, kind):
     device.rows.apply(kind, memory, *arguments, of_table)
     expected = CPU.rows.read_rows(near.rows, keys)
     assert bits(device.rows.read_rows(memory.rows, np.array(FAR))) == bits(expected)
-    assert device.slots.read_slots(memory, np.array(FAR)).dirty.all()
+    assert device.slots.read_slots(memory, np.array(FAR))().dirty.all()
 
 
 def test_far_slots_are_placed_and_chosen(far):
@@ -113,7 +113,7 @@ def test_far_slots_are_placed_and_chosen(far):
     assert victims.tolist() == sorted(FAR)[:3] and scores.tolist() == [7] * 3
     assert device.slots.pin(memory, victims) == 3
     assert device.slots.select_victims(memory, MANY, 8, 5)[0].tolist() == sorted(FAR)[3:]
-    found = device.slots.read_slots(memory, np.array(FAR))
+    found = device.slots.read_slots(memory, np.array(FAR))()
     assert found.keys.tolist() == [i << 40 for i in range(len(FAR))]
     device.slots.clear_slots(memory, np.array(FAR))
 

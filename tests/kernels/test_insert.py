@@ -39,7 +39,7 @@ def bucket_count_of(index):
 
 
 def insert(device, index, keys, slots):
-    return device.keys.insert(index, np.array(keys, np.int64), np.array(slots, np.int64))
+    return device.keys.insert(index, np.array(keys, np.int64), np.array(slots, np.int64))()
 
 
 def buckets_of(keys, bucket_count):

@@ -19,7 +19,7 @@ def find(device, index, keys):
 def indexed(device, keys, slots):
     """Return an index of keys that stand in slots."""
     index = device.memory.allocate_index(len(keys))
-    assert device.keys.insert(index, keys, slots)
+    assert device.keys.insert(index, keys, slots)()
     return index
 
 
@@ -79,7 +79,7 @@ def test_absent_keys_and_their_places_are_ascending():
         index = indexed(device, present, np.arange(300))
         keys, slots = up(device, asked), device.memory.allocate(600, np.int64)
         missing = device.keys.find(index, keys, slots)
-        places, absent = device.keys.absent(keys, slots, missing)
+        places, absent = device.keys.absent(keys, slots, missing)()
         expected = np.flatnonzero(~np.isin(asked, present))
         assert missing == len(expected)
         assert places.tolist() == expected.tolist() and places.dtype == np.int64
@@ -99,7 +99,7 @@ def test_nothing_to_find():
         index = device.memory.allocate_index(0)
         assert find(device, index, none) == []
         keys, slots = up(device, none), up(device, none)
-        places, absent = device.keys.absent(keys, slots, 0)
+        places, absent = device.keys.absent(keys, slots, 0)()
         assert (len(places), len(absent)) == (0, 0)
         device.keys.set_slots(slots, none, none)
         batch = device.keys.unique([(0, 5, none)])
@@ -111,7 +111,7 @@ def test_nothing_to_find():
 def test_none_absent():
     for device in devices():
         keys, slots = up(device, np.array([5, 6])), up(device, np.array([0, 1]))
-        places, absent = device.keys.absent(keys, slots, 0)
+        places, absent = device.keys.absent(keys, slots, 0)()
         assert (len(places), len(absent)) == (0, 0)
 
 

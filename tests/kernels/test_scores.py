@@ -222,10 +222,10 @@ def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
     memory = slots_with(device, np.zeros((32, 4), np.float32), dirty=np.ones(32))
     slots, keys = np.array([20, 3, 31]), np.array([1 << 41, 5, 7])
     device.slots.place_keys(memory, slots, keys, layout.PENDING)
-    here = device.slots.read_slots(memory, slots)
+    here = device.slots.read_slots(memory, slots)()
     assert here.keys.tolist() == keys.tolist() and not here.dirty.any()
     assert (here.scores == layout.PENDING).all()
-    assert device.slots.read_slots(memory, np.array([19])).dirty.all()
+    assert device.slots.read_slots(memory, np.array([19]))().dirty.all()
     device.slots.touch(memory, slots, 4, COUNT_NONE)
     assert device.slots.pin(memory, slots) == 3
     assert device.slots.pin(memory, slots[:2]) == 0
@@ -236,7 +236,7 @@ def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
     assert device.slots.count_pending(memory, up(device, slots)) == 0
     assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [31]
     assert device.slots.unpin(memory, slots[:2]) == 2
-    assert device.slots.read_slots(memory, slots).scores.tolist() == [4, 4, 4]
+    assert device.slots.read_slots(memory, slots)().scores.tolist() == [4, 4, 4]
     assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [3, 20, 31]
 
 
@@ -262,7 +262,7 @@ def test_no_row_of_the_running_call_is_its_victim(device, counting):
     device.slots.touch(memory, np.array([0, -1, 2]), 9, counting)
     count = 1 if counting == COUNT_UP else 0
     assert (
-        device.slots.read_slots(memory, np.array([0, 2])).scores.tolist() == [count << 40 | 9] * 2
+        device.slots.read_slots(memory, np.array([0, 2]))().scores.tolist() == [count << 40 | 9] * 2
     )
     assert device.slots.select_victims(memory, 6, 9, 6)[0].tolist() == [1, 3, 4, 5]
     assert device.slots.select_victims(memory, 6, 10, 3)[0].tolist() == [0, 1, 2]
@@ -332,8 +332,8 @@ def test_nothing_to_pin(device):
 def test_a_slot_that_goes_and_comes_again_has_no_pins_of_the_row_before(device):
     memory, slots = scored(device, [Score(1, 3, 1, 4, 4)] * 2), np.arange(2)
     device.slots.clear_slots(memory, slots)
-    assert (device.slots.read_slots(memory, slots).keys == EMPTY_KEY).all()
+    assert (device.slots.read_slots(memory, slots)().keys == EMPTY_KEY).all()
     device.slots.place_keys(memory, slots[:1], slots[:1], 0)
     device.slots.place_keys(memory, slots[1:], slots[1:], layout.PENDING)
-    assert device.slots.read_slots(memory, slots).scores.tolist() == [0, layout.PENDING]
+    assert device.slots.read_slots(memory, slots)().scores.tolist() == [0, layout.PENDING]
     assert device.slots.pin(memory, slots) == 2

@@ -81,7 +81,7 @@ def test_read_slots_tells_them_in_the_order_asked_for():
     slots = np.array([49, 0, 16, 15, 16])
     for device in devices():
         here = Contents(device)
-        found = device.slots.read_slots(here.memory, slots)
+        found = device.slots.read_slots(here.memory, slots)()
         assert found.keys.tolist() == here.keys[slots].tolist()
         assert found.scores.tolist() == here.scores[slots].tolist()
         assert found.dirty.tolist() == here.dirty[slots].tolist()
@@ -110,7 +110,7 @@ def test_nothing_to_do_to_slots():
         device.slots.mark(here.memory, none, dirty=True)
         device.slots.mark(here.memory, up(device, none), dirty=False)
         device.slots.touch(here.memory, none, 5, COUNT_UP)
-        assert len(device.slots.read_slots(here.memory, none).keys) == 0
+        assert len(device.slots.read_slots(here.memory, none)().keys) == 0
         device.memory.add_slots(here.memory, 64, 64)
         device.memory.drop_slots(here.memory, 64, 64)
         here.check()

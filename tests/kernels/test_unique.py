@@ -128,7 +128,7 @@ def test_verbs_take_a_batch_of_distinct_keys():
         device.rows.gather(memory.rows, d_slots, batch, 3, [out])
         assert bits(out) == bits(rows[slots, :3])
         assert bits(down(device, sums)) == bits(gradients)
-        assert device.keys.count_accesses(batch, d_slots, 0, 40, None) == (40, 40)
+        assert device.keys.count_accesses(batch, d_slots, 0, 40, None)() == (40, 40)
 
 
 def test_unique_takes_a_read_only_array():

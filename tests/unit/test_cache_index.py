@@ -1,11 +1,15 @@
 """Key -> slot: the index grows with its slots, and is built anew where its stash is full."""
 
+from contextlib import contextmanager, nullcontext
+
 import numpy as np
+import pytest
 
 from embstore.arrays import EMPTY_KEY
 from embstore.cache.index import SlotIndex
 from embstore.device.cpu import CpuDevice
 from embstore.device.cpu_keys import CpuKeys
+from embstore.errors import CapacityError
 from embstore.layout import Layout
 from tests.unit.small_stores import generator
 
@@ -15,12 +19,12 @@ SEED = 89
 class Slots:
     """Slots of a device whose keys the test sets, and their index."""
 
-    def __init__(self, count, device=None):
+    def __init__(self, count, device=None, irreversible=nullcontext):
         self.device = device or CpuDevice(1)
         self.memory = self.device.memory.allocate_slots(Layout(4, 0, "sgd"))
         self.device.memory.reserve_slots(self.memory, 0, count, count)
         self.device.memory.add_slots(self.memory, 0, count)
-        self.index = SlotIndex(self.device)
+        self.index = SlotIndex(self.device, irreversible)
 
     @property
     def keys(self):
@@ -86,7 +90,7 @@ class FullStash(CpuKeys):
         if self.refusals:
             self.refusals -= 1
             super().insert(index, keys[: len(keys) // 2], slots[: len(keys) // 2])
-            return False
+            return lambda: False
         return super().insert(index, keys, slots)
 
 
@@ -98,5 +102,31 @@ def test_a_full_stash_makes_a_larger_index_of_the_slots():
     device.keys.refusals = 3
     slots = np.arange(40)
     slots_of.put(slots + 1_000, slots)
-    assert slots_of.index.capacity > 50
     slots_of.check()
+    assert slots_of.index.capacity > 50
+
+
+def test_a_larger_index_that_cannot_be_had_is_too_late_to_be_refused():
+    device, entered = CpuDevice(1), []
+
+    @contextmanager
+    def irreversible():
+        try:
+            yield
+        except CapacityError as exc:
+            entered.append(exc)
+            raise
+
+    device.keys = FullStash(device.work)
+    slots_of = Slots(50, device, irreversible)
+    slots_of.grow(50)
+    device.keys.refusals = 1
+    slots_of.put(np.arange(40) + 1_000, np.arange(40))
+
+    def refuse(slot_count):
+        raise CapacityError("no memory")
+
+    device.memory.allocate_index = refuse
+    with pytest.raises(CapacityError, match="no memory"):
+        slots_of.find(np.arange(3))
+    assert len(entered) == 1

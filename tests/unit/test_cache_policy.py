@@ -12,6 +12,7 @@ were absent.
 import numpy as np
 import pytest
 
+from embstore.cache.scores import ascending
 from tests.unit.small_stores import (
     generator,
     make_table,
@@ -129,6 +130,13 @@ def test_hit_rates_are_those_of_the_exact_policy(tmp_path, trace, policy):
             )
         assert found == pytest.approx(exact.rates(), abs=TOLERANCE)
         store.check_integrity()
+
+
+@pytest.mark.parametrize("spread", [1, 3, 1 << 16, 1 << 40, (1 << 51) - 1])
+@pytest.mark.parametrize("count", [0, 1, 5_000])
+def test_scores_are_put_in_order_as_a_stable_sort_does(count, spread):
+    scores = 1 << 40 | generator(SEED).integers(0, spread, count)
+    assert np.array_equal(ascending(scores), np.argsort(scores, kind="stable"))
 
 
 def test_lru_evicts_no_row_that_is_younger_than_one_that_stays(tmp_path):

@@ -24,6 +24,7 @@ def test_every_part_runs_on_the_emulated_device(tmp_path: pathlib.Path) -> None:
     assert all(verb["ms"] > 0 and verb["bytes"] > 0 for verb in found["verbs"].values())
     assert results["step"]["missing_keys"] == 0
     assert results["tiers"]["cached"]["missing_keys"] > 0
+    assert all(results["host"][verb] > 0 for verb in ("lookup", "its_update", "update"))
     assert results["tiers"]["host"]["origins"]["initializer"] == 0
     assert all(one["same"] for one in results["digests"].values())
     goals = reached(results["goals"])

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.bench import gpu
-from tests.bench.gpu import guard, kernels, peer_torch, report, scale, step, tiers
+from tests.bench.gpu import guard, host, kernels, peer_torch, report, scale, step, tiers
 from tests.bench.gpu.machine import Machine, packages
 from tests.bench.program import NOTHING, Program, Run
 
@@ -32,6 +32,8 @@ def measure(run: Run, wanted: Sequence[str]) -> None:
                 run.results["kernels"][str(dim)] = found
     if "step" in wanted:
         run.keep("step", step.measure, machine, run.scale, run.folder / "step")
+    if "host" in wanted:
+        run.keep("host", host.measure, machine, run.scale, run.folder / "host")
     if "torch" in wanted:
         run.keep("torch", peer_torch.measure, run.scale)
     if "tiers" in wanted:
@@ -42,7 +44,7 @@ PROGRAM = Program(
     name="gpu",
     about=gpu.__doc__ or "",
     room="about 20 GB",
-    parts=["digests", "digests-large", "kernels", "step", "torch", "tiers"],
+    parts=["digests", "digests-large", "kernels", "step", "host", "torch", "tiers"],
     measure=measure,
     scale=scale,
     report=report,

@@ -243,7 +243,7 @@ def _slot_cases(pool: FullPool) -> list[Case]:
 
     def erase_and_insert(_: Call) -> None:
         keys.erase(pool.index, pool.moved_keys)
-        assert keys.insert(pool.index, pool.moved_keys, pool.moved_slots)
+        assert keys.insert(pool.index, pool.moved_keys, pool.moved_slots)()
 
     passes = ("score_range", "count_scores", "count_victims", "collect_victims")
 

@@ -22,10 +22,11 @@ class Machine:
 
     def device(self) -> GpuDevice:
         """Return a device whose launches can be timed, as `timer_of` tells."""
-        runtime = self._runtime()
+        runtime = self.runtime()
         return GpuDevice(LaunchTimer(runtime, self._clock(runtime)))
 
-    def _runtime(self) -> Any:
+    def runtime(self) -> Any:
+        """Return a runtime of the kind."""
         if self._scale.emulated:
             from tests.kernels.emulation.runtime import EmulatedRuntime
 

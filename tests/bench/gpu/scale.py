@@ -43,6 +43,8 @@ class Scale:
     held_repeats: int = 5
     pinned_bytes: int = 256 << 20
 
+    host_keys: int = 2048
+    host_calls: int = 200
     torch_repeats: int = 12
     guard_rounds: int = 4
     guard_keys: int = 20_000
@@ -93,6 +95,8 @@ def emulated() -> Scale:
         held_rows=50,
         held_repeats=1,
         pinned_bytes=4096,
+        host_keys=100,
+        host_calls=4,
         guard_rounds=1,
         guard_keys=60,
     )

@@ -124,6 +124,7 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
         ),
         run.benchmark("kernels", "every kernel beside its bytes", 90),
         run.benchmark("step", "the step with all rows resident", 40),
+        run.benchmark("host", "Python of a call above the runtime", 20),
         run.benchmark("tiers", "the cache at 0.8 of the footprint", 90),
         run.benchmark("torch", "torch on the same step", 40, lacks=_missing(["torch"])),
         Part(
