@@ -51,8 +51,7 @@ class GpuKeys:
         )
         if n == 0:
             return batch
-        d_bounds, d_prefixes, d_row_counts, d_keys = self._named(segments, bounds)
-        (batch.findings,) = self._work.send(NOTHING_FOUND)
+        d_bounds, d_prefixes, d_row_counts, d_keys, batch.findings = self._named(segments, bounds)
         batch.is_known = False
         place_count = n + n // 2 + 1
         table = self._work.scratch.take(place_count, np.int64, width=2)
@@ -75,13 +74,15 @@ class GpuKeys:
 
     def _named(
         self, segments: Sequence[tuple[int, int, Keys]], bounds: NDArray[np.int64]
-    ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
-        """Return bounds, prefixes, row counts and keys of a call's tables."""
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
+        """Return bounds, prefixes, row counts and keys of a call's tables, and fresh findings."""
         prefixes = np.array([table_id << KEY_BITS for table_id, _, _ in segments], np.int64)
         row_counts = np.array([rows for _, rows, _ in segments], np.int64)
-        d_bounds, d_prefixes, d_row_counts = self._work.send(bounds, prefixes, row_counts)
+        d_bounds, d_prefixes, d_row_counts, findings = self._work.send(
+            bounds, prefixes, row_counts, NOTHING_FOUND
+        )
         d_keys = self._work.join([keys for _, _, keys in segments], np.int64)
-        return d_bounds, d_prefixes, d_row_counts, d_keys
+        return d_bounds, d_prefixes, d_row_counts, d_keys, findings
 
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
         bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
@@ -93,7 +94,7 @@ class GpuKeys:
             is_distinct=True,
         )
         if n:
-            d_bounds, d_prefixes, _, d_keys = self._named(segments, bounds)
+            d_bounds, d_prefixes, _, d_keys, _ = self._named(segments, bounds)
             self._work.launch(
                 "encode", n, d_keys, d_bounds, d_prefixes, np.int32(len(segments)), np.int64(n),
                 batch.unique_keys,

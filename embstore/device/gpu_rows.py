@@ -173,6 +173,8 @@ class GpuRows:
     ) -> list[DeviceArray | None]:
         """Return the segments' arrays in the device's memory, those of the host sent together."""
         on_host = [array for array in arrays if isinstance(array, np.ndarray)]
+        if not on_host:
+            return list(arrays)
         together, low = self._work.join(on_host, dtype, width), 0
         placed: list[DeviceArray | None] = []
         for array in arrays:

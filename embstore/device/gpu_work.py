@@ -25,7 +25,7 @@ from embstore.device.base import Answer, Batch, IndexArrays
 from embstore.device.recorder import Recorder
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
-from embstore.device.staging import LARGE_BYTES, Buffer, Staging
+from embstore.device.staging import ALIGNMENT, LARGE_BYTES, Buffer, Staging
 from embstore.host.workers import COPY_THREADS_MAX, Workers
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import VALUE
@@ -107,11 +107,23 @@ class GpuWork:
 
     def send(self, *arrays: NDArray[Any]) -> list[DeviceArray]:
         """Copy host arrays to the device, and return them there."""
-        return [self.upload(array) for array in arrays]
+        sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+        if sum(sizes) >= LARGE_BYTES:
+            return [self.upload(array) for array in arrays]
+        memory, d_memory = self.staging.place(sum(sizes))
+        sent, low, owner = [], 0, d_memory.owner
+        for array, size in zip(arrays, sizes, strict=True):
+            memory[low : low + array.nbytes] = array.reshape(-1).view(np.uint8)
+            address, width = d_memory.address + low, _width(array)
+            sent.append(DeviceArray(address, len(array), array.dtype, owner, width=width))
+            low += size
+        return sent
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
         """Copy a host array to the device, and return it there."""
-        return self.join([array], array.dtype, array.shape[1] if array.ndim == 2 else 1)
+        if array.nbytes >= LARGE_BYTES:
+            return self.join([array], array.dtype, _width(array))
+        return self.send(array)[0]
 
     def join(
         self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int = 1
@@ -259,6 +271,10 @@ class Outputs:
             self._work.ask_together([self._d_outs], self._host_outs)()
         else:
             self._work.wait()  # what a caller's own stream does next is not ordered behind ours
+
+
+def _width(array: NDArray[Any]) -> int:
+    return array.shape[1] if array.ndim == 2 else 1
 
 
 def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:

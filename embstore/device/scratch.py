@@ -14,6 +14,8 @@ given to other rows, or rows are updated. `secure` is called before, where a Cap
 harmless: it allocates a **spare**, which is freed when nothing else is left.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -61,10 +63,13 @@ class Scratch:
         ------
         CapacityError : the device has no such memory, even without what is kept.
         """
-        size = block_bytes(count * width * np.dtype(dtype).itemsize)
-        kept = self._kept.setdefault(size, [])
+        item = np.dtype(dtype)
+        size = block_bytes(count * width * item.itemsize)
+        kept = self._kept.get(size)
+        if kept is None:
+            kept = self._kept[size] = []
         address = kept.pop() if kept else self._allocate(size)
-        return DeviceArray(address, count, dtype, _Lease(kept, address), width=width)
+        return DeviceArray(address, count, item, _Lease(kept, address), width=width)
 
     def plain(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
         """Return an allocation of its own.
@@ -109,6 +114,7 @@ class Scratch:
                 del self._blocks[kept.pop()]
 
 
+@lru_cache(maxsize=1 << 12)
 def block_bytes(size: int) -> int:
     """Return the size of the block that serves `size` bytes."""
     step = max(_LEAST_BYTES, 1 << max((size - 1).bit_length() - 3, 0))

@@ -34,7 +34,7 @@ LARGE_BYTES = 512 << 10
 PACK_BYTES, _FIRST_PACK_BYTES = 1 << 20, 16 << 10
 """Of what is sent between two waits, at most; packs grow to what calls need."""
 _PACKS = 4
-_ALIGNMENT = 16
+ALIGNMENT = 16
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Staging:
     def place(self, byte_count: int) -> tuple[NDArray[np.uint8], DeviceArray]:
         """Return memory of a pack, to be filled at once, and where its bytes will be on the device;
         below LARGE_BYTES."""
-        size, pack = -(-byte_count // _ALIGNMENT) * _ALIGNMENT, self._pack
+        size, pack = -(-byte_count // ALIGNMENT) * ALIGNMENT, self._pack
         if pack is None:
             pack = self._open_pack()
         if pack.used + size > len(pack.d_memory):

@@ -30,6 +30,7 @@ class TimedRuntime:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.is_lost = False  # a name of the instance, as in the runtimes
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
