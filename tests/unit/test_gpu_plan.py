@@ -55,6 +55,7 @@ def test_parts_leave_what_they_found(plan, tmp_path, told):
     assert results == {"measures": PASSED, "fails": FAILED, "passes": PASSED}
     measured = found(made, "measures")
     assert (measured["figures"], measured["last_lines"]) == ({"ms": 3}, ["done"])
+    assert measured["command"][:2] == ["python", "-c"]
     assert "status 7" in found(made, "fails")["why"]
     assert "    what is wrong" in told
     assert found(made, "lacks")["result"] == SKIPPED

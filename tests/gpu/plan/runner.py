@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ class Plan:
             "why": why,
             "seconds": round(seconds, 1),
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": list(part.command),
+            "command": [self._told(word) for word in part.command],
             "last_lines": lines,
         }
         if part.figures is not None and part.figures.exists():
@@ -164,6 +165,10 @@ class Plan:
         if result == FAILED:
             self.tell("\n".join(f"    {line}" for line in lines))
         self._tell(f"{part.name}: {result}" + (f", {why}" if why else f" in {seconds:.0f} s"))
+
+    def _told(self, word: str) -> str:
+        """Return a word of a command without this machine's paths."""
+        return "python" if word == sys.executable else word.replace(str(self.folder), "OUT")
 
     def _sum_up(self, left: Sequence[str]) -> int:
         """Tell how all parts of the folder ended, and return the exit status."""
