@@ -21,6 +21,9 @@ from embstore.device.base import Array, Batch, Counts, Device
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
+Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
+"""Offsets, whether the mean, weights; see `DeviceRows.gather_pooled`."""
+
 
 @dataclass(eq=False)
 class PoolReader:
@@ -46,14 +49,38 @@ class PoolReader:
 
         If no row is missing then, `end` ends it with what is returned; else nothing was done.
         """
+        dim, device_rows = self.layout.dim, self.device.rows
+        return self._begun(
+            batch,
+            lambda rows, slots: device_rows.begin_gather(rows, slots, batch, dim, outs),
+            admit=admit,
+        )
+
+    def begin_pooled(
+        self, batch: Batch, pooling: Pooling, out: Rows, *, admit: bool
+    ) -> Callable[[], None] | None:
+        """Queue the pooled gather of a batch that has one segment, as `begin`."""
+        device_rows = self.device.rows
+        return self._begun(
+            batch,
+            lambda rows, slots: device_rows.begin_gather_pooled(rows, slots, batch, *pooling, out),
+            admit=admit,
+        )
+
+    def _begun(
+        self,
+        batch: Batch,
+        gather: Callable[[Array, Array], Callable[[], None] | None],
+        *,
+        admit: bool,
+    ) -> Callable[[], None] | None:
         scores = self.residency.scores
         if not self.device.is_queued or scores.has_lost_levels:
             return None
         slots = self.finder.looked_at(batch)
         if slots is None:
             return None
-        rows, dim = self.slots.memory.rows, self.layout.dim
-        end = self.device.rows.begin_gather(rows, slots, batch, dim, outs)
+        end = gather(self.slots.memory.rows, slots)
         if end is not None and admit:
             scores.tick()
             scores.begin_touch(slots, batch)
@@ -68,17 +95,10 @@ class PoolReader:
             self.residency.count_all_hit(batch, counts)
             self.residency.scores.count_touches(len(batch.unique_keys))
 
-    def gather_pooled(
-        self,
-        batch: Batch,
-        offsets: NDArray[np.int64],
-        mean: bool,
-        weights: NDArray[np.float32] | None,
-        out: Rows,
-    ) -> None:
+    def gather_pooled(self, batch: Batch, pooling: Pooling, out: Rows) -> None:
         """Write the pooled weights of every bag of `batch`, which has one segment."""
         rows, slots = self.resident_rows(batch)
-        self.device.rows.gather_pooled(rows, slots, batch, offsets, mean, weights, out)
+        self.device.rows.gather_pooled(rows, slots, batch, *pooling, out)
 
     def resident_rows(
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True

@@ -348,6 +348,18 @@ class DeviceRows(Protocol):
         weights : (offsets[-1],)
         """
 
+    def begin_gather_pooled(
+        self,
+        rows: Array,
+        slots: Array,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        out: Rows,
+    ) -> Callable[[], None] | None:
+        """Queue it before the batch is synchronized, as `begin_gather`."""
+
     def sum_by_key(
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: Array
     ) -> None:

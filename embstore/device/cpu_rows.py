@@ -65,6 +65,9 @@ class CpuRows:
         work = partial(gather_pooled, rows, slots, batch.inverse, offsets, mean, weights, out)
         self._work.run(checked(work), self._work.ranges_of(offsets, out.strides[0]))
 
+    def begin_gather_pooled(self, *_: object) -> None:
+        return None
+
     def sum_by_key(
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: Rows
     ) -> None:

@@ -61,11 +61,21 @@ class GpuRows:
         dim: int,
         outs: Sequence[Rows | DeviceArray],
     ) -> Callable[[], None] | None:
+        return self._begun(batch, outs, dim, partial(self._gather, rows, slots, batch, dim))
+
+    def _begun(
+        self,
+        batch: Batch,
+        outs: Sequence[Rows | DeviceArray],
+        dim: int,
+        gather: Callable[[Outputs, Argument], None],
+    ) -> Callable[[], None] | None:
+        """Begin a gather whose rows may turn out not to be there."""
         assert isinstance(batch, GpuBatch)
         if batch.findings is None:
             return None
         outputs = Outputs(self._work, outs, dim)
-        self._gather(rows, slots, batch, dim, outputs, batch.findings)
+        gather(outputs, batch.findings)
         batch.is_known, batch.answer = False, outputs.begin()
         return partial(outputs.end, batch.answer)
 
@@ -96,18 +106,43 @@ class GpuRows:
         weights: NDArray[np.float32] | None,
         out: Rows | DeviceArray,
     ) -> None:
-        bags = len(offsets) - 1
-        if bags == 0:
-            return
-        dim = out.width if isinstance(out, DeviceArray) else out.shape[1]
-        outputs = Outputs(self._work, [out], dim)
+        if len(out):
+            outputs = Outputs(self._work, [out], _dim_of(out))
+            self._gather_pooled(rows, slots, batch, offsets, mean, weights, outputs, NULL)
+            outputs.fill()
+
+    def begin_gather_pooled(
+        self,
+        rows: SlabRows,
+        slots: DeviceArray,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        out: Rows | DeviceArray,
+    ) -> Callable[[], None] | None:
+        gather = partial(self._gather_pooled, rows, slots, batch, offsets, mean, weights)
+        return self._begun(batch, [out], _dim_of(out), gather) if len(out) else None
+
+    def _gather_pooled(
+        self,
+        rows: SlabRows,
+        slots: DeviceArray,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        mean: bool,
+        weights: NDArray[np.float32] | None,
+        outputs: Outputs,
+        findings: Argument,
+    ) -> None:
+        (d_out,), bags = outputs.placed, len(offsets) - 1
         d_offsets = self._work.upload(offsets)
         d_weights = self._work.upload(weights) if weights is not None and len(weights) else NULL
         self._work.launch(
             "gather_pooled", bags * LANES, *rows.arguments, slots, batch.inverse, d_offsets,
-            np.int64(bags), np.int32(mean), d_weights, *outputs.placed, np.int32(dim),
+            np.int64(bags), np.int32(mean), d_weights, d_out, np.int32(d_out.width), findings,
+            outputs.answer,
         )  # fmt: skip
-        outputs.fill()
 
     def sum_by_key(
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: DeviceArray
@@ -280,6 +315,10 @@ class GpuRows:
         buffer = self._work.staging.begin_download(d_rows)
         self._work.runtime.follow(COMPUTE, buffer.mark)  # its memory is used again
         return buffer
+
+
+def _dim_of(out: Rows | DeviceArray) -> int:
+    return out.width if isinstance(out, DeviceArray) else out.shape[1]
 
 
 def _address(array: DeviceArray | None) -> int:

@@ -86,6 +86,17 @@ __device__ __forceinline__ int64 thread_count() {
     return static_cast<int64>(gridDim.x) * blockDim.x;
 }
 
+// may_go_on, of a kernel that also copies what the host is told; findings may be null: all is there.
+__device__ __forceinline__ bool tells_and_may_go_on(const int64* findings, int64* answer) {
+    if (findings == nullptr) {
+        return true;
+    }
+    for (int64 i = thread_index(); i < FINDINGS; i += thread_count()) {
+        answer[i] = findings[i];
+    }
+    return may_go_on(findings);
+}
+
 // Slots
 
 __device__ __forceinline__ uint64 slab_address(const uint64* slabs, int32 slab_shift, int64 slot) {

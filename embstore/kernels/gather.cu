@@ -46,13 +46,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
     const int32 dim,
     const int64* __restrict__ findings,  // (8,), or null: all rows are there
     int64* __restrict__ answer) {          // (8,) out, findings
-    if (findings) {
-        for (int64 i = thread_index(); i < FINDINGS; i += thread_count()) {
-            answer[i] = findings[i];
-        }
-        if (!may_go_on(findings)) {
-            return;
-        }
+    if (!tells_and_may_go_on(findings, answer)) {
+        return;
     }
     by_width(dim % 4 == 0, [&](const int32 width) {
         const Group group = group_of(dim / width);

@@ -82,7 +82,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather_pooled(
     const int32 mean,                   // 0 or 1
     const float* __restrict__ weights,  // (n,), or null
     float* __restrict__ out,            // (bags, dim)
-    const int32 dim) {
+    const int32 dim,
+    const int64* __restrict__ findings,  // (8,), or null: all rows are there
+    int64* __restrict__ answer) {        // (8,) out, findings
+    if (!tells_and_may_go_on(findings, answer)) {
+        return;
+    }
     by_width(dim % 4 == 0, [&](const int32 width) {
         gather_pooled_by(slabs, slab_shift, stride, slots, inverse, offsets, bags, mean, weights,
                          out, dim, width);

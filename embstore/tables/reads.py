@@ -51,13 +51,17 @@ def lookup_pooled(
 ) -> None:
     """Write the pooled weights of every bag to `out`, (bags, dim) float32 (contract.md, rule 8)."""
     (part,) = parts = batches([share])
+    reader, batch, pooling = part.pool.reader, part.batch, (offsets, mean, weights)
+    end = reader.begin_pooled(batch, pooling, out, admit=admit)
     synchronize(parts)
     stages.lap("unique")
-    if admit:
-        part.pool.reader.gather_pooled(part.batch, offsets, mean, weights, out)
+    if end is not None and not batch.found.missing:
+        reader.end(end, batch, None, admit=admit)
+    elif admit:
+        reader.gather_pooled(batch, pooling, out)
     else:
-        rows, slots = part.pool.reader.peek_rows(part.batch)
-        part.pool.device.rows.gather_pooled(rows, slots, part.batch, offsets, mean, weights, out)
+        rows, slots = reader.peek_rows(batch)
+        part.pool.device.rows.gather_pooled(rows, slots, batch, *pooling, out)
     stages.lap("gather_pooled")
 
 

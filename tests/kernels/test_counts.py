@@ -95,6 +95,16 @@ def test_the_calls_of_one_table(tmp_path):
     }
 
 
+def test_a_pooled_lookup(tmp_path):
+    store, runtime = opened(tmp_path, 1, 1 << 24)
+    store.lookup({"t0": np.arange(ROWS)})
+    table, offsets = store.table("t0"), np.arange(0, KEYS + 1, 10)
+    for seed in range(3):
+        keys = keys_of(store, seed)["t0"]
+        found = runtime.counted(partial(table.lookup_pooled, keys, offsets))
+    assert found == {"uploads": 1, "downloads": 1, "waits": 1, "fills": 1, "kernels": 8}
+
+
 def test_the_calls_of_26_tables(tmp_path):
     """Running sums have two kernels, and the sort another pass, where there are more keys."""
     once = {"uploads": 1, "downloads": 1, "waits": 1}
