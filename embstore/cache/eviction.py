@@ -77,16 +77,16 @@ class Evictor:
 
     # Slots
 
-    def look(self, count: int) -> Answer[Victims] | None:
+    def ask_victims(self, count: int) -> Answer[Victims] | None:
         """Add slabs for `count` rows, and ask which rows leave for the others; None: none has
         to."""
         needed = self._needed(count)
-        return self.scores.look(needed, with_rows=self.dirty_max > 0) if needed else None
+        return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
         """Return free slots; where there are too few, rows leave theirs.
 
-        begun : what `look` has returned for as many, after all that the running call touched
+        begun : what `ask_victims` has returned for as many, after all that the running call touched
 
         Raises
         ------

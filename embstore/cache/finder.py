@@ -45,7 +45,7 @@ class SlotFinder:
             batch.found.missing = self._missing
             return
         slots = self._room_for(len(batch.unique_keys))
-        self._device.keys.probe(self._slots.index.arrays, batch, slots)
+        self._device.keys.probe(self._slots.index.synchronize(), batch, slots)
         self._found_for, self._found = batch, slots
 
     def looked_at(self, batch: Batch) -> Array | None:
@@ -84,7 +84,7 @@ class SlotFinder:
         Pending slots are found too.
         """
         slots = self._device.memory.allocate(len(keys), np.int64)
-        return slots, self._device.keys.find(self._slots.index.arrays, keys, slots)
+        return slots, self._device.keys.find(self._slots.index.synchronize(), keys, slots)
 
     def note(self, keys: Array, slots: Array, missing: int) -> None:
         """Remember the slots of unique row keys."""
@@ -112,7 +112,7 @@ class SlotFinder:
 
     def _find_again(self, keys: Array) -> None:
         slots = self._room_for(len(keys))
-        self.note(keys, slots, self._device.keys.find(self._slots.index.arrays, keys, slots))
+        self.note(keys, slots, self._device.keys.find(self._slots.index.synchronize(), keys, slots))
 
     def _finish_arriving_at(self, keys: Array) -> int:
         """Finish the rows under way to the slots found; return how many keys are missing.

@@ -30,9 +30,11 @@ class SlotIndex:
         self._irreversible = irreversible
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
-    @property
-    def arrays(self) -> IndexArrays:
-        """The index on the device, with all keys that were inserted."""
+    def synchronize(self) -> IndexArrays:
+        """Return the index on the device, with all keys that were inserted: built anew if need be.
+
+        Before slots are given to further keys, so that these are not in the new one already.
+        """
         if self._inserted is not None:
             (is_whole, memory, slot_count), self._inserted = self._inserted, None
             with self._irreversible():
@@ -61,12 +63,13 @@ class SlotIndex:
 
     def insert(self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int) -> None:
         """Add absent keys, which the slots have already."""
-        is_whole = self._device.keys.insert(self.arrays, keys, slots)
+        assert self._inserted is None, "slots have got keys before the index was synchronized"
+        is_whole = self._device.keys.insert(self._arrays, keys, slots)
         self._inserted = is_whole, memory, slot_count
 
     def erase(self, keys: Keys) -> None:
         """Remove present keys."""
-        self._device.keys.erase(self.arrays, keys)
+        self._device.keys.erase(self.synchronize(), keys)
 
     def _rebuild(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
         while True:

@@ -99,7 +99,7 @@ class Residency:
             self.finder.forget()
             answer, victims = self.ask(keys, slots, missing)
             places, absent = answer()
-        if count_hits is not None:
+        if count_hits is not None:  # asked for before, and known since that answer
             count_hits()
         if missing:
             self.device.keys.set_slots(slots, places, self._fetch(absent, victims))
@@ -110,7 +110,7 @@ class Residency:
         self, keys: Array, slots: Array, missing: int
     ) -> tuple[Answer[tuple[Slots, Keys]], Answer[Victims] | None]:
         """Ask which keys have no slot, and which rows leave for theirs (for `Evictor.take`)."""
-        return self.device.keys.absent(keys, slots, missing), self.evictor.look(missing)
+        return self.device.keys.absent(keys, slots, missing), self.evictor.ask_victims(missing)
 
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None) -> Slots:
         """Bring absent rows in, and return their slots.
@@ -130,6 +130,7 @@ class Residency:
         except BaseException:
             self.slots.put_back(len(slots))
             raise
+        self.slots.index.synchronize()
         with self.storage.irreversible():  # half of it: a row in two places, or in none
             self.finder.moves += 1
             self.device.slots.place_keys(self.slots.memory, slots, keys, 0)
@@ -173,6 +174,7 @@ class Residency:
 
     def insert_pending(self, keys: Keys, slots: Slots) -> None:
         """Insert keys into the index as pending: their slots were taken, their rows come later."""
+        self.slots.index.synchronize()
         with self.storage.irreversible():
             self.finder.moves += 1
             self.device.slots.place_keys(self.slots.memory, slots, keys, PENDING)

@@ -31,8 +31,8 @@ from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
 
 _LOOKED_AT = 64
 _DIGIT_BITS = 16
-_SPARE = 8
-"""Of victims one in so many more is looked at, and so many."""
+_SPARE_SHARE, _SPARE_LEAST = 8, 8
+"""Of queued slots one in so many more is read than are needed, and so many."""
 
 Victims = tuple[Slots, SlotContents]
 """Slots, and what is in them."""
@@ -129,13 +129,14 @@ class Scores:
         """Return `count` resident slots of lowest score that the running call has not touched, and
         what is in them.
 
-        begun : what `look` of as many has returned in this call, after all that it touched
+        begun : what `ask_victims` of as many has returned in this call, after all that it touched
         """
         found: list[Victims] = []
         while count > 0:
-            slots, here = (begun or self.look(count))()
-            assert len(self._queue), "a call was given more rows than there are slots"
+            answer = self.ask_victims(count) if begun is None else begun
             begun = None
+            assert len(self._queue), "a call was given more rows than there are slots"
+            slots, here = answer()
             # Still resident: the next refill must not find them again.
             self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
             found.append((slots, here))
@@ -152,14 +153,14 @@ class Scores:
                 if not len(self._queue):
                     return 0
             begin = self._next
-            slots, here = self.look(_LOOKED_AT)()
+            slots, here = self.ask_victims(_LOOKED_AT)()
             if len(slots):
                 first = np.flatnonzero(self._queue[begin : self._next] == slots[0])[0]
                 self._next = begin + int(first)
                 score = int(here.scores[0])
                 return 0 if score & FORESEEN else score >> CLOCK_BITS
 
-    def look(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
+    def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         """Ask for up to `count` slots from the queue that are still what was queued.
 
         The answer takes them, with those before them. Some more are read, for some have changed.
@@ -169,7 +170,7 @@ class Scores:
         if self._next == len(self._queue):
             self._refill(count)
         queue, begin = self._queue, self._next
-        seen = slice(begin, begin + count + count // _SPARE + _SPARE)
+        seen = slice(begin, begin + count + count // _SPARE_SHARE + _SPARE_LEAST)
         slots, scores = queue[seen], self._queued_scores[seen]
         contents = self.device.slots.read_slots(self.slots.memory, slots, with_rows=with_rows)
 

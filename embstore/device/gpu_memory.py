@@ -136,7 +136,7 @@ class GpuMemory:
         return self._work.runtime.adopt(array, dtype)
 
     def _have_waited_for(self, array: Any) -> None:
-        """Have COMPUTE follow the stream that its library uses for an array now.
+        """Have COMPUTE follow the stream that an array's library uses now, in this thread.
 
         Only DLPack tells a library whom to order its work for: PyTorch's
         `__cuda_array_interface__` names no stream, and its tensors may be a side stream's.

@@ -89,7 +89,7 @@ class GpuSlots:
         layout, of_rows = memory.rows.layout, n if with_rows else 0
         rows = np.empty((of_rows, layout.stride), layout.element)
         keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
-        outs = [rows, keys, scores, dirty]
+        outs = [rows, keys, scores, dirty]  # rows first: they begin at 16
         together = self._work.scratch.take(sum(out.nbytes for out in outs), np.uint8)
         bounds = np.cumsum([0, *(out.nbytes for out in outs)]).tolist()
         parts = [together[low:high] for low, high in pairwise(bounds)]

@@ -113,7 +113,8 @@ class GpuWork:
         memory, d_memory = self.staging.place(sum(sizes))
         sent, low, owner = [], 0, d_memory.owner
         for array, size in zip(arrays, sizes, strict=True):
-            memory[low : low + array.nbytes] = array.reshape(-1).view(np.uint8)
+            contiguous = np.ascontiguousarray(array).reshape(-1)
+            memory[low : low + array.nbytes] = contiguous.view(np.uint8)
             address, width = d_memory.address + low, _width(array)
             sent.append(DeviceArray(address, len(array), array.dtype, owner, width=width))
             low += size
@@ -205,7 +206,7 @@ class GpuWork:
     ) -> Answer[None]:
         """Begin to copy neighbours in one block of memory into host arrays, one after the other.
 
-        A large block is copied once it is asked for, by pieces.
+        A large block is copied when the answer is called, by pieces: it stays as it is until then.
         """
         first, size = arrays[0], sum(array.nbytes for array in arrays)
         if not size:

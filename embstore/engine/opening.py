@@ -9,7 +9,7 @@ from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
 from embstore.engine.engine import Engine
-from embstore.errors import InvalidArgumentError
+from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
@@ -79,6 +79,11 @@ def open(
         made = open_device(device, threads)
         undo.callback(made.close)
         budget = int(cache_bytes if share is None else share * made.memory.cache_bytes_max())
+        if not budget:
+            raise CapacityError(
+                f"cache_bytes is {cache_bytes!r} of nothing: {made.name} has no memory free beside "
+                "what is kept for calls; end what else uses it"
+            )
         made.memory.check_budget(budget, 0)
         storage = Storage(
             files or Files(path),

@@ -2,17 +2,27 @@
 
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
 
 def host_facts() -> dict[str, Any]:
-    """Return the processor's model, and the host's memory in bytes, all of it and what is free."""
+    """Return the processor's model, and memory in bytes: all that the process may have (a container
+    may be limited), and what of the host's is free."""
     return {
         "model": _processor(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit()),
         "memory_free_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"),
     }
+
+
+def _limit() -> int:
+    """Return the limit of the control group, as a container sees it."""
+    try:
+        return int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return sys.maxsize
 
 
 def _processor() -> str:

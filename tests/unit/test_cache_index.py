@@ -34,6 +34,7 @@ class Slots:
         self.index.grow(capacity, self.memory, len(self.keys))
 
     def put(self, keys, slots):
+        self.index.synchronize()
         self.device.slots.place_keys(self.memory, slots, keys, 0)
         self.index.insert(keys, slots, self.memory, len(self.keys))
 
@@ -43,7 +44,7 @@ class Slots:
 
     def find(self, keys):
         found = np.empty(len(keys), np.int64)
-        absent = self.device.keys.find(self.index.arrays, keys, found)
+        absent = self.device.keys.find(self.index.synchronize(), keys, found)
         assert absent == np.count_nonzero(found == -1)
         return found
 

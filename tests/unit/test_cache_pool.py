@@ -71,7 +71,7 @@ def test_pools_own_arrays_are_what_they_say(tmp_path):
         slots = pool.slots
         by_slot = (*vars(slots.memory).values(), slots._free)
         used = slots.count * sum(array[:1].nbytes for array in by_slot)
-        used += sum(array.nbytes for array in vars(slots.index.arrays).values())
+        used += sum(array.nbytes for array in vars(slots.index.synchronize()).values())
         staging = pool.device.memory.staging(0, pool.layout).base
         assert slots.memory_bytes == used + staging.nbytes
 

@@ -78,7 +78,7 @@ def test_rows_count_in_all_three_places(tmp_path):
         table.lookup(np.arange(0, 100))
         keys, pool = np.arange(6_100), pool_of(table)
         slots = np.empty(len(keys), np.int64)
-        pool.device.keys.find(pool.slots.index.arrays, keys, slots)
+        pool.device.keys.find(pool.slots.index.synchronize(), keys, slots)
         cached = slots >= 0
         dirty = cached & (pool.slots.memory.dirty[slots] != 0)
         found = np.empty(len(keys), np.uint8)

@@ -19,11 +19,12 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="run these again; default: go on")
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of the results")
+    parser.add_argument("--out", type=Path, help="folder of the results; default: build/gpu")
     parser.add_argument("--minutes", type=float, default=8.0, help="for this call; default: 8")
     parser.add_argument("--emulated", action="store_true", help="tiny, on the emulated device")
     arguments = parser.parse_args()
-    folder = arguments.out.resolve()
+    usual = Path("build", "gpu-emulated" if arguments.emulated else "gpu")
+    folder = (arguments.out or usual).resolve()
     parts = parts_of(folder, is_emulated=arguments.emulated)
     names = [part.name for part in parts]
     unknown = sorted(set(arguments.parts) - set(names))
@@ -32,7 +33,8 @@ def main() -> int:
     reason = None if arguments.emulated else why_not()
     if reason is not None:
         parser.error(f"{reason}; --emulated runs the parts on the emulated device")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the running part ends with the plan
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     return Plan(parts, folder, 60 * arguments.minutes).run(arguments.parts)
 
 
