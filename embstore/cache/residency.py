@@ -10,7 +10,6 @@ A call with more unique keys than slots is done in **parts** that fit, one after
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,11 +150,12 @@ class Residency:
 
     def _hits(
         self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
-    ) -> Callable[[], None]:
-        """Return what counts the lookup of a batch, or of a part of it."""
+    ) -> Callable[[], None] | None:
+        """Count the lookup of a batch or of a part of it; or return what does, once known."""
         count = len(slots)
         if not missing and count == len(batch.unique_keys):
-            return partial(self.count_all_hit, batch, counts)
+            self.count_all_hit(batch, counts)
+            return None
         answer = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
 
         def count_hits() -> None:
