@@ -111,7 +111,7 @@ class Step:
         pool = self.store.pool
         slabs = sum(slab.nbytes for slab in pool.slots.memory.slabs)
         rows = 4 * pool.layout.stride * pool.slots.count
-        index = sum(array.nbytes for array in vars(pool.slots.index.arrays).values())
+        index = sum(array.nbytes for array in vars(pool.slots.index.synchronize()).values())
         return float((slabs - rows + index + pool.slots._free.nbytes) / pool.slots.count)
 
     def close(self) -> None:
