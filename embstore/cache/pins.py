@@ -6,12 +6,15 @@ always have slots, in parts if they must.
 
 Whoever pins rows for long is a **reclaimer**: before slots go, or where a call has none left, it
 takes all its pins in the pool back. Pins decide where rows are and never what they are.
+
+Where the device's work is queued, how many slots lost their last pin is asked and not waited for:
+a step that has ended makes its trainer wait for nothing. Whoever needs the number waits (`count`).
 """
 
 from typing import Protocol
 
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Device, Slots
+from embstore.device.base import Answer, Array, Device, Slots
 
 _UNPINNED_SHARE = 16
 
@@ -27,11 +30,18 @@ class PoolPins:
     """The pins of one pool. Engine thread only."""
 
     def __init__(self, device: Device, slots: PoolSlots) -> None:
-        self.count = 0
-        """Slots that have a pin."""
+        self.known_count = 0
+        """Slots that have a pin, or had until a while ago. Any thread may read it."""
+        self._asked: list[Answer[int]] = []  # how many have none any more
         self._device = device
         self._slots = slots
         self._reclaimers: list[Reclaimer] = []
+
+    @property
+    def count(self) -> int:
+        """Slots that have a pin. Waits."""
+        self.synchronize()
+        return self.known_count
 
     @property
     def most(self) -> int:
@@ -45,11 +55,18 @@ class PoolPins:
 
     def pin(self, slots: Array | Slots) -> None:
         """Add a pin to each of the slots; -1 is skipped."""
-        self.count += self._device.slots.pin(self._slots.memory, slots)
+        self.known_count += self._device.slots.pin(self._slots.memory, slots)()
 
     def unpin(self, slots: Array | Slots) -> None:
         """Remove a pin from each of the slots; -1 is skipped."""
-        self.count -= self._device.slots.unpin(self._slots.memory, slots)
+        self._asked.append(self._device.slots.unpin(self._slots.memory, slots))
+        if not self._device.is_queued:
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Know how many slots have a pin. Waits."""
+        while self._asked:
+            self.known_count -= self._asked.pop()()
 
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
         """Ask an owner of pins, from here on, to take them back. Idempotent."""
@@ -68,5 +85,6 @@ class PoolPins:
                 reclaimer.reclaim(self)
 
     def close(self) -> None:
-        """Refer to no owner of pins."""
+        """Refer to no owner of pins, and to no memory of the device."""
         self._reclaimers.clear()
+        self._asked.clear()

@@ -477,13 +477,13 @@ class DeviceSlots(Protocol):
         """Halve every LFU count (rounded down); the clocks, bits 51..63 and the scores of FORESEEN
         slots stay."""
 
-    def pin(self, memory: SlotMemory, slots: Array | Slots) -> int:
-        """Add a pin to each of the slots, unique but for -1, which is skipped; return how many of
-        them had none before. A slot may have PINS_MAX. Waits."""
+    def pin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
+        """Add a pin to each of the slots, unique but for -1, which is skipped; answer how many of
+        them had none before. A slot may have PINS_MAX."""
 
-    def unpin(self, memory: SlotMemory, slots: Array | Slots) -> int:
-        """Remove a pin from each of the slots, unique but for -1, which is skipped; return how many
-        of them have none now. All had one. Waits."""
+    def unpin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
+        """Remove a pin from each of the slots, unique but for -1, which is skipped; answer how many
+        of them have none now. All had one."""
 
     def foresee(self, memory: SlotMemory, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
         """Replace bits 0..51 of the scores of slots: FORESEEN and a rank, or a score of a touch.

@@ -65,11 +65,13 @@ class CpuSlots:
     def age_scores(self, memory: CpuSlotMemory, slot_count: int) -> None:
         score_kernels.age_scores(memory.scores[:slot_count])
 
-    def pin(self, memory: CpuSlotMemory, slots: Slots) -> int:
-        return score_kernels.add_pins(memory.scores, slots, 1)
+    def pin(self, memory: CpuSlotMemory, slots: Slots) -> Answer[int]:
+        count = score_kernels.add_pins(memory.scores, slots, 1)
+        return lambda: count
 
-    def unpin(self, memory: CpuSlotMemory, slots: Slots) -> int:
-        return score_kernels.add_pins(memory.scores, slots, -1)
+    def unpin(self, memory: CpuSlotMemory, slots: Slots) -> Answer[int]:
+        count = score_kernels.add_pins(memory.scores, slots, -1)
+        return lambda: count
 
     def foresee(self, memory: CpuSlotMemory, slots: Slots, scores: NDArray[np.int64]) -> None:
         score_kernels.foresee(memory.scores, slots, scores)

@@ -39,7 +39,7 @@ class GpuSlots:
         self._over_slots("arrive", memory, slots)
 
     def count_pending(self, memory: Slabs, slots: DeviceArray) -> int:
-        return self._count_over_slots("count_pending", memory, slots)
+        return self._count_over_slots("count_pending", memory, slots)()
 
     def clear_slots(self, memory: Slabs, slots: Slots) -> None:
         self._over_slots("clear_slots", memory, slots)
@@ -63,12 +63,13 @@ class GpuSlots:
 
     def _count_over_slots(
         self, kernel: str, memory: Slabs, slots: DeviceArray | Slots, *rest: Argument
-    ) -> int:
+    ) -> Answer[int]:
         if len(slots) == 0:
-            return 0
+            return lambda: 0
         (count,) = self._work.send(np.zeros(1, np.int64))
         self._over_slots(kernel, memory, slots, *rest, count)
-        return int(self._work.download(count)[0])
+        counted = self._work.ask(count)
+        return lambda: int(counted()[0])
 
     def read_slots(
         self, memory: Slabs, slots: Slots, *, with_rows: bool = False
@@ -132,10 +133,10 @@ class GpuSlots:
         if slot_count:
             self._launch("age_scores", slot_count, memory, np.int64(slot_count))
 
-    def pin(self, memory: Slabs, slots: DeviceArray | Slots) -> int:
+    def pin(self, memory: Slabs, slots: DeviceArray | Slots) -> Answer[int]:
         return self._count_over_slots("add_pins", memory, slots, np.int64(1))
 
-    def unpin(self, memory: Slabs, slots: DeviceArray | Slots) -> int:
+    def unpin(self, memory: Slabs, slots: DeviceArray | Slots) -> Answer[int]:
         return self._count_over_slots("add_pins", memory, slots, np.int64(-1))
 
     def foresee(self, memory: Slabs, slots: DeviceArray | Slots, scores: NDArray[np.int64]) -> None:

@@ -47,6 +47,8 @@ def get_stats(engine: "Engine", command: c.GetStats, _: None) -> dict[str, Any]:
         if command.table:
             return table_stats(engine.tables.find(command.table, command.table_id))
         engine.device_facts = engine.device.facts()
+        for pool in engine.tables.pools.values():
+            pool.pins.synchronize()
         return store_stats(engine)
 
 

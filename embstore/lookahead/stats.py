@@ -95,7 +95,7 @@ class PlanningStats:
         metric="arriving_collections",
     )
     pinned_rows: int = gauge(
-        "Rows pinned for announced steps.", lambda p: sum(pool.pins.count for pool in p.pools)
+        "Rows pinned for announced steps.", lambda p: sum(pool.pins.known_count for pool in p.pools)
     )
 
 

@@ -141,9 +141,9 @@ class EveryVerb:
         device.rows.initialize(memory.rows, free, 2_000 + free, self.of_table, LAYOUT)
         with_gap = np.concatenate([slots[40:60], [-1]])
         self.results += [
-            device.slots.pin(memory, slots[:50]),
-            device.slots.pin(memory, up(device, with_gap)),
-            device.slots.unpin(memory, slots[30:50]),
+            device.slots.pin(memory, slots[:50])(),
+            device.slots.pin(memory, up(device, with_gap))(),
+            device.slots.unpin(memory, slots[30:50])(),
             device.slots.count_pending(memory, up(device, free)),
         ]
         device.slots.arrive(memory, free[:9])

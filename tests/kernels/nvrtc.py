@@ -35,6 +35,13 @@ def nvrtc():
     return library and ctypes.CDLL(library)
 
 
+def version():
+    """Return NVRTC's version: "12.9"."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    assert nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0
+    return f"{major.value}.{minor.value}"
+
+
 def compiled(text, name, architecture):
     """Return the binary of a source, empty where it does not compile, and the log."""
     library, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()

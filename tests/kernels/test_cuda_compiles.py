@@ -6,17 +6,27 @@ the compiler's log.
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from embstore.kernels.sources import VERBS, kernels_of, source
-from tests.kernels.nvrtc import ARCHITECTURES, compiled, nvrtc
+from tests.kernels.nvrtc import ARCHITECTURES, compiled, nvrtc, version
 
 FIGURES = re.compile(
     r"Function properties for (?P<kernel>\w+)\s+ptxas\W+(?P<stack>\d+) bytes stack frame, "
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\s+"
     r"ptxas info\s*: Used (?P<registers>\d+) registers(?P<memory>[^\n]*)"
 )
+MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
+DOCUMENT = MEASUREMENTS.read_text(encoding="utf-8")
+TOLD = {
+    kernel: registers
+    for kernel, *registers in re.findall(
+        r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", DOCUMENT, re.MULTILINE
+    )
+}
+"""Registers of each kernel, by architecture."""
 SHARED = re.compile(r"(\d+) bytes smem")
 
 
@@ -42,8 +52,15 @@ def test_kernels_compile_and_do_not_spill(verb, architecture, record_property):
         )
         sys.stdout.write(f"{line}\n")
         record_property(f"{kernel} {architecture}", line)
+        if f"NVRTC {version()}," in DOCUMENT:
+            column = ARCHITECTURES.index(architecture)
+            assert TOLD[kernel][column] == found["registers"], f"{MEASUREMENTS.name}: {line}"
     spilling = [k for k, f in figures.items() if (f["stores"], f["loads"]) != ("0", "0")]
     assert not spilling, log
+
+
+def test_the_table_of_the_documents_has_these_kernels():
+    assert sorted(TOLD) == sorted(kernel for verb in VERBS for kernel in kernels_of(verb))
 
 
 def test_a_spill_is_seen():

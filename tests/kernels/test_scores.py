@@ -106,7 +106,7 @@ def test_pin_and_unpin_count_what_changes_sides(scores, on_device, data):
                 after[slot] = replace(scores[slot], pins=scores[slot].pins + step)
             alone = sum(min(scores[slot].pins, after[slot].pins) == 0 for slot in slots)
             memory = scored(device, scores)
-            found = verb(memory, given_to(device, with_gaps(slots), on_device))
+            found = verb(memory, given_to(device, with_gaps(slots), on_device))()
             assert (type(found), found) == (int, alone)
             check(device, memory, after)
 
@@ -227,15 +227,15 @@ def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
     assert (here.scores == layout.PENDING).all()
     assert device.slots.read_slots(memory, np.array([19]))().dirty.all()
     device.slots.touch(memory, slots, 4, COUNT_NONE)
-    assert device.slots.pin(memory, slots) == 3
-    assert device.slots.pin(memory, slots[:2]) == 0
-    assert device.slots.unpin(memory, slots) == 1
+    assert device.slots.pin(memory, slots)() == 3
+    assert device.slots.pin(memory, slots[:2])() == 0
+    assert device.slots.unpin(memory, slots)() == 1
     assert device.slots.count_pending(memory, up(device, slots)) == 3
     assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == []  # on their way
     device.slots.arrive(memory, slots)
     assert device.slots.count_pending(memory, up(device, slots)) == 0
     assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [31]
-    assert device.slots.unpin(memory, slots[:2]) == 2
+    assert device.slots.unpin(memory, slots[:2])() == 2
     assert device.slots.read_slots(memory, slots)().scores.tolist() == [4, 4, 4]
     assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [3, 20, 31]
 
@@ -273,11 +273,11 @@ def test_a_pin_more_and_a_pin_less_up_to_the_most(device):
     memory, slot = scored(device, [Score(1, 0, 1, COUNT_MAX, CLOCK_MAX)] * 3), np.array([1])
     before = device.slots.read_range(memory, 0, 3).scores.tolist()
     for pins in range(PINS_MAX):
-        assert device.slots.pin(memory, slot) == (pins == 0)
+        assert device.slots.pin(memory, slot)() == (pins == 0)
     most = device.slots.read_range(memory, 0, 3).scores.tolist()
     assert most == [before[0], -1, before[2]]
     for pins in reversed(range(PINS_MAX)):
-        assert device.slots.unpin(memory, slot) == (pins == 0)
+        assert device.slots.unpin(memory, slot)() == (pins == 0)
     assert device.slots.read_range(memory, 0, 3).scores.tolist() == before
 
 
@@ -293,15 +293,16 @@ def test_counts_of_many_slots(on_device):
         rows = np.zeros((count, 4), np.float32)
         memory = slots_with(device, rows, keys=np.arange(count), scores=scores, slab_slots=1024)
         assert (
-            device.slots.unpin(memory, given_to(device, pinned, on_device))
+            device.slots.unpin(memory, given_to(device, pinned, on_device))()
             == (pins[pinned] == 1).sum()
         )
         assert (
-            device.slots.pin(memory, given_to(device, pinned, on_device))
+            device.slots.pin(memory, given_to(device, pinned, on_device))()
             == (pins[pinned] == 1).sum()
         )
         assert (
-            device.slots.pin(memory, given_to(device, slots, on_device)) == (pins[slots] == 0).sum()
+            device.slots.pin(memory, given_to(device, slots, on_device))()
+            == (pins[slots] == 0).sum()
         )
         d_slots = given_to(device, slots, True)
         assert device.slots.count_pending(memory, d_slots) == pending[slots].sum()
@@ -318,7 +319,7 @@ def test_nothing_to_pin(device):
     memory, none = scored(device, scores), up(device, NONE)
     absent = np.full(40, -1)
     for slots in (NONE, none, absent, up(device, absent)):
-        assert device.slots.pin(memory, slots) == device.slots.unpin(memory, slots) == 0
+        assert device.slots.pin(memory, slots)() == device.slots.unpin(memory, slots)() == 0
         device.slots.foresee(memory, slots, np.full(len(slots), 5))
         device.slots.set_counts(memory, slots, np.full(len(slots), 5))
     assert device.slots.count_pending(memory, none) == 0
@@ -336,4 +337,4 @@ def test_a_slot_that_goes_and_comes_again_has_no_pins_of_the_row_before(device):
     device.slots.place_keys(memory, slots[:1], slots[:1], 0)
     device.slots.place_keys(memory, slots[1:], slots[1:], layout.PENDING)
     assert device.slots.read_slots(memory, slots)().scores.tolist() == [0, layout.PENDING]
-    assert device.slots.pin(memory, slots) == 2
+    assert device.slots.pin(memory, slots)() == 2

@@ -271,8 +271,8 @@ def _session_cases(pool: FullPool) -> list[Case]:
     ranks = FORESEEN | np.arange(max(map(len, on_host.values())))
 
     def pin_and_unpin(c: Call) -> None:
-        slots.pin(memory, c.slots)
-        slots.unpin(memory, c.slots)
+        slots.pin(memory, c.slots)()
+        slots.unpin(memory, c.slots)()
 
     works = {
         "pin + unpin": (pin_and_unpin, 144 * u),

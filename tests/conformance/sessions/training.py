@@ -310,7 +310,9 @@ def facts_of(store: Any, name: str = "run") -> dict[str, Any]:
 
 def pinned_rows(store: Any) -> int:
     """Return how many rows sessions hold, those that have ended and not given back yet included."""
-    return sum(pool.pins.count for pool in engine_of(store).tables.pools.values())
+    tables = engine_of(store).tables
+    with tables.frame._lock:  # also in the middle of a call of this thread
+        return sum(pool.pins.count for pool in tables.pools.values())
 
 
 def expire(store: Any, rank: int = 0, name: str = "run") -> None:
