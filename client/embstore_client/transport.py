@@ -57,6 +57,7 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
+KEEPALIVE_MS = 60_000
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -64,7 +65,7 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),  # the attempts are ours, they carry an origin
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished without a word is found out
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # a peer that vanished without a word is found out
 ]
 
 

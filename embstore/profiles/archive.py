@@ -24,6 +24,7 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import struct
 import zipfile
@@ -32,7 +33,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
@@ -47,8 +47,16 @@ DIRECTORY_BYTES_MAX = 4 << 20
 
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
-_FRONT_BYTES = 128
-"""What NumPy writes before an array of one dimension."""
+_FRONT_BYTES, _MAGIC_BYTES = 128, 10
+"""What NumPy writes before an array of one dimension or two; as much of it has a fixed place."""
+_FRONT = re.compile(
+    rb"\x93NUMPY\x01\x00(..)"
+    rb"{'descr': '([<>|]u[1248])', 'fortran_order': False, "
+    rb"'shape': \((\d{1,19}),(?: (\d{1,19}))?\), } *\n",
+    re.DOTALL,
+)
+"""Read so, and not by NumPy: that calls the parser of Python, which in Python 3.11 fails now and
+then when two threads are in it (SystemError: AST constructor recursion depth mismatch)."""
 _REASON_CHARACTERS_MAX = 1000
 
 
@@ -92,12 +100,12 @@ class Members:
 
     def _read(self, name: str) -> NDArray[np.unsignedinteger[Any]]:
         content = self._file.read(self._members.pop(_filename(name)))
-        file = io.BytesIO(content)
-        version = npy.read_magic(file)
-        check(version == (1, 0), "arrays of NumPy's format 1.0", version)
-        shape, is_transposed, dtype = npy.read_array_header_1_0(file)
-        check(dtype.kind == "u" and not is_transposed, "arrays of unsigned integers", dtype)
-        values = np.frombuffer(content, dtype, offset=file.tell())
+        front = _FRONT.match(content)
+        if front is None or front.end() != _MAGIC_BYTES + int.from_bytes(front[1], "little"):
+            expected = "an array of unsigned integers, of 1 dimension or 2, in NumPy's format 1.0"
+            raise InvalidArgumentError(f"expected {expected}, found {content[:_FRONT_BYTES]!r}")
+        values = np.frombuffer(content, np.dtype(front[2].decode()), offset=front.end())
+        shape = [int(size) for size in front.group(3, 4) if size is not None]
         check(len(values) == math.prod(shape), f"an array of shape {shape}", len(values))
         return values.reshape(shape)
 

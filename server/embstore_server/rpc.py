@@ -69,6 +69,10 @@ _RECEIVED_MARGIN = 2
 
 _FRAME_BYTES = 1 << 10
 
+PINGS_APART_MS = 10_000
+"""A client may ask so often whether the server is there, while its call waits. gRPC's own 5 minutes
+would cut off clients of ours, and of other frameworks, that wait for minutes with a reason."""
+
 _LAST_REPLIES_S = 1.0
 """For what is on its way when no call is under way any more."""
 
@@ -425,6 +429,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
                 ("grpc.max_send_message_length", -1),  # our own limits are by name
+                ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS),
             ]
         )
         self._service = service
