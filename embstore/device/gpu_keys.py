@@ -7,9 +7,9 @@ evicted their rows.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
 from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, Slots
@@ -42,55 +42,52 @@ class GpuKeys:
         self._work = work
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
-        bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
-        n = int(bounds[-1])
-        batch = GpuBatch(
-            unique_keys=self._work.scratch.take(n, np.int64),
-            inverse=self._work.scratch.take(n, np.int32),
-            bounds=bounds,
-        )
+        bounds = _bounds_of(segments)
+        n = bounds[-1]
+        take = self._work.scratch.take
+        unique_keys, inverse = take(n, np.int64), take(n, np.int32)
+        batch = GpuBatch(unique_keys, inverse, np.array(bounds, np.int64))
         if n == 0:
             return batch
         d_bounds, d_prefixes, d_row_counts, d_keys, batch.findings = self._named(segments, bounds)
         batch.is_known = False
         place_count = n + n // 2 + 1
-        table = self._work.scratch.take(place_count, np.int64, width=2)
-        places = self._work.scratch.take(n, np.uint32)
-        ranks = self._work.scratch.take(n, np.int32)
+        table = take(place_count, np.int64, width=2)
+        places, ranks = take(n, np.uint32), take(n, np.int32)
+        count = np.int64(n)
         self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and above every position
         self._work.launch(
             "unique_enter", n, d_keys, d_bounds, d_prefixes, d_row_counts,
-            np.int32(len(segments)), np.int64(n), table, np.int64(place_count), places,
-            batch.findings,
+            np.int32(len(segments)), count, table, np.int64(place_count), places, batch.findings,
         )  # fmt: skip
-        self._work.launch("unique_first", n, table, places, np.int64(n), ranks)
+        self._work.launch("unique_first", n, table, places, count, ranks)
         self._work.accumulate(ranks)
         self._work.launch(
-            "unique_number", n, table, places, ranks, np.int64(n), batch.unique_keys,
-            batch.findings,
-        )  # fmt: skip
-        self._work.launch("unique_inverse", n, table, places, np.int64(n), batch.inverse)
+            "unique_number", n, table, places, ranks, count, unique_keys, batch.findings
+        )
+        self._work.launch("unique_inverse", n, table, places, count, inverse)
         return batch
 
     def _named(
-        self, segments: Sequence[tuple[int, int, Keys]], bounds: NDArray[np.int64]
+        self, segments: Sequence[tuple[int, int, Keys]], bounds: Sequence[int]
     ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
         """Return bounds, prefixes, row counts and keys of a call's tables, and fresh findings."""
-        prefixes = np.array([table_id << KEY_BITS for table_id, _, _ in segments], np.int64)
-        row_counts = np.array([rows for _, rows, _ in segments], np.int64)
-        d_bounds, d_prefixes, d_row_counts, findings = self._work.send(
-            bounds, prefixes, row_counts, NOTHING_FOUND
+        d_bounds, d_prefixes, d_row_counts, findings = self._work.send_numbers(
+            bounds,
+            [table_id << KEY_BITS for table_id, _, _ in segments],
+            [rows for _, rows, _ in segments],
+            NOTHING_FOUND,
         )
         d_keys = self._work.join([keys for _, _, keys in segments], np.int64)
         return d_bounds, d_prefixes, d_row_counts, d_keys, findings
 
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
-        bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
-        n = int(bounds[-1])
+        bounds = _bounds_of(segments)
+        n = bounds[-1]
         batch = GpuBatch(
             unique_keys=self._work.scratch.take(n, np.int64),
             inverse=self._work.numbers(n, np.int32),
-            bounds=bounds,
+            bounds=np.array(bounds, np.int64),
             is_distinct=True,
         )
         if n:
@@ -105,9 +102,7 @@ class GpuKeys:
         assert isinstance(batch, GpuBatch) and batch.is_known and batch.found.outside < 0
         findings, count = None, len(batch.unique_keys)
         if count:
-            found = NOTHING_FOUND.copy()
-            found[UNIQUE_COUNT] = count
-            findings = self._work.upload(found)
+            (findings,) = self._work.send_numbers([count, *NOTHING_FOUND[1:]])
         return replace(batch, found=Findings(), findings=findings)
 
     def probe(self, index: IndexArrays, batch: Batch, slots: DeviceArray) -> None:
@@ -115,7 +110,7 @@ class GpuKeys:
         if findings is not None:
             n = len(batch.unique_keys)
             self._work.launch(
-                "probe", n, *parameters_of(index), batch.unique_keys, findings[UNIQUE_COUNT:1],
+                "probe", n, *parameters_of(index), batch.unique_keys, findings,
                 np.int64(n), slots, findings,
             )  # fmt: skip
 
@@ -145,7 +140,7 @@ class GpuKeys:
         n = len(keys)
         if n == 0:
             return 0
-        (findings,) = self._work.send(NOTHING_FOUND)
+        (findings,) = self._work.send_numbers(NOTHING_FOUND)
         self._work.launch(
             "probe", n, *parameters_of(index), keys, NULL, np.int64(n), slots, findings
         )
@@ -184,7 +179,7 @@ class GpuKeys:
         n = batch.position_count
         if n == 0:
             return lambda: (0, 0)
-        (findings,) = self._work.send(NOTHING_FOUND)
+        (findings,) = self._work.send_numbers(NOTHING_FOUND)
         self._work.launch(
             "count_accesses", n, batch.inverse, np.int64(n), slots, np.int64(low), np.int64(high),
             NULL if counts is None else self._work.upload(counts), findings,
@@ -201,9 +196,8 @@ class GpuKeys:
         n = len(keys)
         if n == 0:
             return lambda: True
-        d_keys, d_slots, findings, rest_count = self._work.send(
-            keys, slots, NOTHING_FOUND, np.zeros(1, np.int64)
-        )
+        d_keys, d_slots = self._work.send(keys, slots)
+        findings, rest_count = self._work.send_numbers(NOTHING_FOUND, [0])
         rest = self._work.scratch.take(n, np.int64)
         self._work.launch(
             "insert", n, *parameters_of(index), d_keys, d_slots, np.int64(n), rest, rest_count
@@ -217,7 +211,7 @@ class GpuKeys:
     def insert_slots(self, index: IndexArrays, memory: Slabs, slot_count: int) -> bool:
         if slot_count == 0:
             return True
-        findings, rest_count = self._work.send(NOTHING_FOUND, np.zeros(1, np.int64))
+        findings, rest_count = self._work.send_numbers(NOTHING_FOUND, [0])
         # One key in 2,400 finds no place at once (insert.cu); far more mean a larger index.
         room = max(1024, slot_count // 64)
         rest = self._work.scratch.take(room, np.int64)
@@ -231,12 +225,16 @@ class GpuKeys:
     def erase(self, index: IndexArrays, keys: Keys) -> None:
         n = len(keys)
         if n:
-            d_keys, rest_count = self._work.send(keys, np.zeros(1, np.int64))
+            d_keys, (rest_count,) = self._work.upload(keys), self._work.send_numbers([0])
             rest = self._work.scratch.take(n, np.int64)
             self._work.launch(
                 "erase", n, *parameters_of(index), d_keys, np.int64(n), rest, rest_count
             )
             self._work.launch("erase_rest", 1, *parameters_of(index), d_keys, rest, rest_count)
+
+
+def _bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
+    return [*accumulate((len(keys) for _, _, keys in segments), initial=0)]
 
 
 def _position(found: int) -> int:

@@ -84,7 +84,7 @@ class GpuMemory:
 
     def allocate_rows(self, count: int, layout: Layout) -> SlabRows:
         memory = self._work.scratch.take(count, layout.element, width=layout.stride)
-        (table,) = self._work.send(np.array([memory.address], np.uint64))
+        (table,) = self._work.send_numbers([memory.address])
         return SlabRows(table, FLAT_SHIFT, layout, memory)
 
     def allocate_index(self, slot_count: int) -> IndexArrays:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, Slots, TableParameters
 from embstore.device.gpu_work import LANES, NULL, GpuBatch, GpuWork, Outputs, findings_of
@@ -89,8 +90,9 @@ class GpuRows:
         findings: Argument,
     ) -> None:
         n, d_outs = batch.position_count, outputs.placed
-        addresses = np.array([out.address for out in d_outs], np.uint64)
-        d_bounds, d_addresses = self._work.send(batch.bounds, addresses)
+        d_bounds, d_addresses = self._work.send_numbers(
+            batch.bounds.tolist(), [out.address for out in d_outs]
+        )
         self._work.launch(
             "gather", n * LANES, *rows.arguments, slots, batch.inverse, d_bounds, d_addresses,
             np.int32(len(d_outs)), np.int64(n), np.int32(dim), findings, outputs.answer,
@@ -150,58 +152,62 @@ class GpuRows:
         findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
         if findings is None:
             return
+        ids = None
         if batch.is_distinct:
             starts, positions = self._work.numbers(n + 1, np.int64), batch.inverse
         else:
-            starts, positions = self._group(batch, findings)
+            starts, positions, ids = self._group(batch, findings)
         kept = [
             self._all_resident([part.rows for part in gradients], VALUE, int(dim)),
             self._all_resident([part.source for part in gradients], np.int32),
             self._all_resident([part.coefficients for part in gradients], np.float32),
         ]
-        columns = [np.array([_address(a) for a in arrays], np.uint64) for arrays in kept]
-        d_bounds, d_rows, d_sources, d_coefficients, d_forms = self._work.send(
-            batch.bounds,
-            *columns,
-            np.array([form_of(g.coefficients, g.divide) for g in gradients], np.int32),
+        of_segments = self._work.send_numbers(
+            batch.bounds.tolist(),
+            *[[_address(array) for array in arrays] for arrays in kept],
+            [form_of(g.coefficients, g.divide) for g in gradients],
         )
-        of_segments = (d_bounds, d_rows, d_sources, d_coefficients, d_forms)
         count = np.int32(len(gradients))
         self._work.launch(
             "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
             findings,
         )  # fmt: skip
-        if batch.is_distinct:
+        if ids is None:
             return
-        extra = self._work.scratch.take(n, np.int32)
-        more = self._work.scratch.take(n // 64 + 1, VALUE, width=int(dim))
-        self._work.launch("count_chunks", n, starts, np.int64(n), findings, extra)
-        self._work.accumulate(extra)
+        windows, occurrences = -(-n // CHUNK_OCCURRENCES), (ids, np.int64(n))
+        more = self._work.scratch.take(windows, VALUE, width=int(dim))
         self._work.launch(
-            "sum_more", len(more) * LANES, starts, positions, *of_segments, count, extra,
-            findings, more, dim,
+            "sum_more", windows * LANES, starts, positions, *of_segments, count, *occurrences,
+            more, dim,
         )  # fmt: skip
-        self._work.launch("sum_last", n * LANES, extra, sums, more, scale, dim, findings)
+        self._work.launch(
+            "sum_last", windows * int(dim), starts, *occurrences, sums, more, scale, dim, findings
+        )
 
-    def _group(self, batch: Batch, findings: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-        """Return positions by id: those of id are positions[starts[id]:starts[id + 1]]."""
-        n, take = batch.position_count, self._work.scratch.take
-        tiles = -(-n // _TILE)
-        ends = take(tiles << _DIGIT_BITS, np.int32)
+    def _group(
+        self, batch: Batch, findings: DeviceArray
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """Return `starts`, `positions` and their ids: positions[starts[id]:starts[id + 1]] are
+        those of id."""
+        n, scratch = batch.position_count, self._work.scratch
+        tiles, count = -(-n // _TILE), np.int64(n)
         unsorted: tuple[Argument, Argument] = (batch.inverse, NULL)
         ids_most = len(batch.unique_keys)
         for shift in range(0, max((ids_most - 1).bit_length(), 1), _DIGIT_BITS):
-            ids, positions = take(n, np.int32), take(n, np.int32)
-            digit = (np.int64(n), np.int32(shift))
-            self._work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
-            self._work.accumulate(ends)
+            ids, positions = scratch.take(n, np.int32), scratch.take(n, np.int32)
+            digit = (count, np.int32(shift))
+            ends: Argument = NULL
+            if tiles > 1:
+                ends = scratch.take(tiles << _DIGIT_BITS, np.int32)
+                self._work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
+                self._work.accumulate(ends)
             self._work.launch(
                 "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, ids, positions
             )
             unsorted = ids, positions
-        starts = take(n + 1, np.int64)
-        self._work.launch("group_starts", n, ids, np.int64(n), findings, starts)
-        return starts, positions
+        starts = scratch.take(n + 1, np.int64)
+        self._work.launch("group_starts", n, ids, count, findings, starts)
+        return starts, positions, ids
 
     def _all_resident(
         self, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
@@ -209,7 +215,7 @@ class GpuRows:
         """Return the segments' arrays in the device's memory, those of the host sent together."""
         on_host = [array for array in arrays if isinstance(array, np.ndarray)]
         if not on_host:
-            return list(arrays)
+            return [*arrays]
         together, low = self._work.join(on_host, dtype, width), 0
         placed: list[DeviceArray | None] = []
         for array in arrays:

@@ -66,7 +66,7 @@ class GpuSlots:
     ) -> Answer[int]:
         if len(slots) == 0:
             return lambda: 0
-        (count,) = self._work.send(np.zeros(1, np.int64))
+        (count,) = self._work.send_numbers([0])
         self._over_slots(kernel, memory, slots, *rest, count)
         counted = self._work.ask(count)
         return lambda: int(counted()[0])
@@ -171,7 +171,7 @@ class _Candidates:
         return *self.memory.rows.arguments, count, clock
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
-        (result,) = self.work.send(np.array([0, ceiling, floor], np.int64))
+        (result,) = self.work.send_numbers([0, ceiling, floor])
         self.work.launch(
             "score_range", self.slot_count, *self._slots, np.int64(floor), np.int64(ceiling), result
         )

@@ -15,6 +15,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from struct import pack_into
 from typing import Any
 
 import numpy as np
@@ -35,11 +37,14 @@ LANES = 32
 NONE = (1 << 63) - 1
 """Of a finding that is the lowest of something."""
 UNIQUE_COUNT, OUTSIDE, MISSING, NOT_FINITE, ACCESSES, HITS, REFUSED = range(7)
-NOTHING_FOUND = np.array([0, NONE, 0, NONE, 0, 0, 0, 0], np.int64)
+NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
+FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 _BLOCKS_PER_MULTIPROCESSOR = 16
 SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
 """Of running sums; `scan.cu` has the same."""
+SCAN_STEPS_LEAST = 4
+"""Of a block: few values are one launch."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 64, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
 call whatever its slots."""
@@ -85,18 +90,20 @@ class GpuWork:
 
     def launch(self, kernel: str, items: int, *arguments: Argument) -> None:
         """Run a kernel over so many items, or lanes."""
-        blocks = min(-(-items // BLOCK_THREADS), self._blocks_max)
-        self.runtime.launch(kernel, blocks, *arguments)
+        blocks = -(-items // BLOCK_THREADS)
+        self.runtime.launch(kernel, min(blocks, self._blocks_max), *arguments)
 
     def accumulate(self, values: DeviceArray) -> None:
         """Make int32 values their running sums: values[i] = values[0] + ... + values[i]."""
         n = len(values)
         if n == 0:
             return
-        step = SCAN_STEP * -(-n // (SCAN_STEP * SCAN_RANGES_MAX))
+        steps = max(-(-n // (SCAN_STEP * SCAN_RANGES_MAX)), SCAN_STEPS_LEAST)
+        step = SCAN_STEP * steps
         blocks, named = -(-n // step), (values, np.int64(n), np.int64(step))
-        totals = self.scratch.take(blocks, np.int32)
+        totals: Argument = NULL
         if blocks > 1:
+            totals = self.scratch.take(blocks, np.int32)
             self.runtime.launch("sum_ranges", blocks, *named, totals)
         self.runtime.launch("accumulate", blocks, *named, totals)
 
@@ -118,6 +125,19 @@ class GpuWork:
             address, width = d_memory.address + low, _width(array)
             sent.append(DeviceArray(address, len(array), array.dtype, owner, width=width))
             low += size
+        return sent
+
+    def send_numbers(self, *columns: Sequence[int]) -> list[DeviceArray]:
+        """Copy lists of integers to the device, as int64, and return them there."""
+        numbers = [*chain.from_iterable(columns)]
+        if 8 * len(numbers) >= LARGE_BYTES:
+            return self.send(*[np.array(column, np.int64) for column in columns])
+        memory, d_memory = self.staging.place(8 * len(numbers))
+        pack_into(f"{len(numbers)}q", memory.data, 0, *numbers)
+        sent, address, owner = [], d_memory.address, d_memory.owner
+        for column in columns:
+            sent.append(DeviceArray(address, len(column), np.int64, owner))
+            address += 8 * len(column)
         return sent
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
@@ -222,9 +242,6 @@ class GpuWork:
             self.staging.end_small(buffer, 0, outs)
 
         return answer
-
-
-FINDINGS_BYTES = NOTHING_FOUND.nbytes
 
 
 class Outputs:

@@ -13,7 +13,7 @@ one's. A launch that fails is noticed there, as on a GPU, whose work fails later
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -50,8 +50,11 @@ class Recorder:
         DeviceError : the device is lost.
         """
         if self._runtime.is_lost:
-            raise DeviceError(f"{self.name} has failed: nothing on it may be trusted")
+            self._refuse()
         self._work.append(work)
+
+    def _refuse(self) -> NoReturn:
+        raise DeviceError(f"{self.name} has failed: nothing on it may be trusted")
 
     def submit(self) -> None:
         """Give the runtime what is recorded."""
@@ -62,7 +65,9 @@ class Recorder:
 
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
         """See Runtime."""
-        self.record(partial(self._runtime.launch, kernel, blocks, *arguments))
+        if self._runtime.is_lost:
+            self._refuse()
+        self._work.append(partial(self._runtime.launch, kernel, blocks, *arguments))
 
     def fill(self, array: DeviceArray, byte: int) -> None:
         """See Runtime."""

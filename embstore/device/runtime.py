@@ -51,8 +51,10 @@ class DeviceArray:
     def __getitem__(self, items: slice) -> "DeviceArray":
         low, high, step = items.indices(self.count)
         assert step == 1, "a device's array is contiguous"
-        address = self.address + low * self.width * self.dtype.itemsize
         count = max(high - low, 0)
+        if count == self.count:
+            return self
+        address = self.address + low * self.width * self.dtype.itemsize
         return DeviceArray(address, count, self.dtype, self.owner, width=self.width)
 
     def view(self, dtype: DTypeLike, *, width: int = 1) -> "DeviceArray":

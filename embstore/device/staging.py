@@ -135,8 +135,10 @@ class Staging:
             self._pack_bytes = min(max(2 * self._pack_bytes, pack.used + size), PACK_BYTES)
             pack = self._open_pack()
         low, pack.used = pack.used, pack.used + size
-        items = slice(low, low + byte_count)
-        return pack.memory[items], pack.d_memory[items]
+        d_memory = pack.d_memory
+        return pack.memory[low : low + byte_count], DeviceArray(
+            d_memory.address + low, byte_count, d_memory.dtype, d_memory.owner
+        )
 
     def _open_pack(self) -> Pack:
         buffer = self._packs.take(self._pack_bytes)

@@ -10,6 +10,7 @@
 //     count_digits    counts[digit * tiles + tile] = items of the tile with that digit
 //     (the caller)    ends = inclusive sum of counts: in the order of digits, then of tiles
 //     scatter_digits  the r-th item of a digit in a tile goes to ends[digit * tiles + tile - 1] + r
+//                     (of one tile the block adds up its own counts)
 //     group_starts    after the last pass, of its ids
 //
 // Grid: count_digits and scatter_digits: a block a tile, the grid strides over tiles. In
@@ -79,11 +80,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_digits(
     const int32* __restrict__ positions,  // (n,), or null: each id's index
     const int64 n,
     const int32 shift,                       // of the digit
-    const int32* __restrict__ ends,          // (DIGITS * tiles,), running sum of counts
+    const int32* __restrict__ ends,          // (DIGITS * tiles,), running sum; null: one tile
     int32* __restrict__ sorted_ids,          // (n,) out
     int32* __restrict__ sorted_positions) {  // (n,) out
     // Of a warp's digits: how many so far, then where the first goes.
-    __shared__ int32 places[WARPS][DIGITS];
+    __shared__ int32 places[WARPS][DIGITS], warp_sums[WARPS];
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     const uint32 lanes_before = (1u << lane) - 1;
     const int64 tiles = (n + TILE - 1) / TILE;
@@ -115,7 +116,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_digits(
         }
         __syncthreads();
         const int64 count_at = threadIdx.x * tiles + tile;
-        int32 place = count_at > 0 ? __ldg(ends + count_at - 1) : 0;
+        int32 place = ends && count_at > 0 ? __ldg(ends + count_at - 1) : 0;
+        if (!ends) {
+            int32 own = 0, all;
+            UNROLLED(w, WARPS) {
+                own += places[w][threadIdx.x];
+            }
+            place = sum_before(own, warp_sums, all);
+        }
         UNROLLED(w, WARPS) {
             const int32 count = places[w][threadIdx.x];
             places[w][threadIdx.x] = place;

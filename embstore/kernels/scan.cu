@@ -1,6 +1,6 @@
 // Running sums, in place: values[i] becomes values[0] + ... + values[i].
 //
-// The values are cut into ranges of whole steps, a block each, at most 1024:
+// The values are cut into ranges of whole steps, a block each, at most 1024; few have one range:
 //
 //     sum_ranges  totals[r] = the sum of range r; not needed for one range
 //     accumulate  a block adds up the totals before its range's, then walks over the range
@@ -41,7 +41,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) accumulate(
     const int32* __restrict__ totals) {  // (ranges,); not read for one range
     __shared__ int64 shared[WARPS];
     __shared__ int32 first, warp_sums[WARPS];
-    const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     int64 before = 0;
     for (int64 r = threadIdx.x; r < blockIdx.x; r += BLOCK_THREADS) {
         before += __ldg(totals + r);
@@ -68,20 +67,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) accumulate(
         UNROLLED(j, PER_THREAD - 1) {
             own[j + 1] += own[j];
         }
-        int32 up_to = own[PER_THREAD - 1];  // of the warp's threads, this one included
-        for (int32 delta = 1; delta < WARP_THREADS; delta *= 2) {
-            const int32 other = __shfl_sync(FULL_WARP, up_to, max(lane - delta, 0));
-            up_to += lane >= delta ? other : 0;
-        }
-        if (lane == WARP_THREADS - 1) {
-            warp_sums[warp] = up_to;
-        }
-        __syncthreads();
-        int32 offset = carried + up_to - own[PER_THREAD - 1];
-        UNROLLED(w, WARPS) {
-            offset += w < warp ? warp_sums[w] : 0;
-            carried += warp_sums[w];
-        }
+        int32 all;
+        const int32 offset = carried + sum_before(own[PER_THREAD - 1], warp_sums, all);
+        carried += all;
         if (is_whole) {
             *reinterpret_cast<int4*>(values + i) =
                 make_int4(own[0] + offset, own[1] + offset, own[2] + offset, own[3] + offset);
@@ -92,6 +80,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) accumulate(
                 }
             }
         }
-        __syncthreads();  // before the sums of the next step
     }
 }

@@ -4,15 +4,17 @@
 // Rule 2 lets a hot key be shared (contract.md): chunk 0 of every id is summed into sums by
 // sum_first, which is all for an id of up to CHUNK_OCCURRENCES. For the others
 //
-//     count_chunks   extra[id] = (occurrences of id - 1) / CHUNK_OCCURRENCES
-//     (the caller)   ends = inclusive sum of extra
-//     sum_more       more[ends[id - 1] + c - 1] = chunk c of id, c > 0
-//     sum_last       sums[id] = scale * (sums[id] + more[ends[id - 1]] + ... + more[ends[id] - 1])
+//     sum_more   more[k / CHUNK_OCCURRENCES] = chunk c > 0 of id, where positions[k] is its first
+//     sum_last   sums[id] = scale * (sums[id] + chunk 1 + chunk 2 + ...)
+//
+// Chunks other than 0 begin CHUNK_OCCURRENCES apart or more, so at most one begins in a window of as
+// many positions, and its place in `more` is the window's number: nothing has to be counted before.
+// The id that ends a window has the one that begins in it, or the id that the window begins with.
 //
 // Grid: sum_first and sum_more: a group owns a chunk; ROWS_TOGETHER occurrences at a time, their
-// indices, then their rows, then the additions. sum_last: a thread per element of an id with extra
-// chunks, ITEMS_TOGETHER chunks in flight, since one thread may add thousands, and those of all
-// elements wait at the same time. count_chunks: a thread per id. Any grid size; the number of ids is
+// indices, then their rows, then the additions. sum_last: a thread per element of a window, in which
+// the first extra chunk of an id begins; ITEMS_TOGETHER chunks in flight, since one thread may add
+// thousands, and those of all elements wait at the same time. Any grid size; the number of ids is
 // findings[UNIQUE_COUNT]. A piece is 4 bytes also where the rows of a segment do not begin at 16.
 //
 // Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; sum_more
@@ -21,7 +23,8 @@
 // Determinism: every addition of an element has one place in one order, by whatever lane.
 //
 // Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id and extra chunk, 8 n
-// of starts and 4 n of ends; source and coefficients 4 n each for every 512 bytes of a row.
+// of starts, and of each window 8 of ids and 24 of starts; source and coefficients 4 n each for
+// every 512 bytes of a row.
 
 #define ROWS_TOGETHER 4
 #define ITEMS_TOGETHER 32
@@ -59,7 +62,7 @@ __device__ __forceinline__ void find_not_finite(int64* findings, int64 id) {
 
 __device__ __forceinline__ Occurrences occurrences_of(
     const int32* positions, const int64* bounds, const uint64* row_addresses,
-    const uint64* source_addresses, const uint64* coefficient_addresses, const int32* forms,
+    const uint64* source_addresses, const uint64* coefficient_addresses, const int64* forms,
     int32 segments, int64 first) {
     const int32 segment = segment_of(bounds, segments, __ldg(positions + first));
     return {
@@ -68,7 +71,7 @@ __device__ __forceinline__ Occurrences occurrences_of(
         reinterpret_cast<const float*>(__ldg(row_addresses + segment)),
         reinterpret_cast<const int32*>(__ldg(source_addresses + segment)),
         reinterpret_cast<const float*>(__ldg(coefficient_addresses + segment)),
-        __ldg(forms + segment)};
+        static_cast<int32>(__ldg(forms + segment))};
 }
 
 // The sum over positions[first:last], one after the other, of the piece at column d.
@@ -131,18 +134,23 @@ __device__ __forceinline__ void sum_columns(
     }
 }
 
-// The id of an extra chunk: the lowest with ends[id] > item.
-__device__ __forceinline__ int64 id_of_item(const int32* ends, int64 ids, int64 item) {
-    int64 low = 0, high = ids - 1;
-    while (low < high) {
-        const int64 middle = (low + high) >> 1;
-        if (__ldg(ends + middle) > item) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
+struct Chunk {
+    int64 id, first;  // first: 0 where no chunk begins in the window
+};
+
+// The extra chunk that begins in a window of positions, if any.
+__device__ __forceinline__ Chunk chunk_in(
+    const int32* sorted_ids, const int64* starts, int64 n, int64 window) {
+    const int64 low = window * CHUNK_OCCURRENCES, high = min(low + CHUNK_OCCURRENCES, n);
+    const int64 last_id = __ldg(sorted_ids + high - 1), begin = __ldg(starts + last_id);
+    const int64 first = begin + (high - 1 - begin) / CHUNK_OCCURRENCES * CHUNK_OCCURRENCES;
+    if (first >= low && first > begin) {
+        return {last_id, first};
     }
-    return low;
+    const int64 id = __ldg(sorted_ids + low), start = __ldg(starts + id);
+    const int64 chunks = (low - start + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES;
+    const int64 next = start + chunks * CHUNK_OCCURRENCES;
+    return {id, next > start && next < min(high, __ldg(starts + id + 1)) ? next : 0};
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_first(
@@ -152,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_first(
     const uint64* __restrict__ row_addresses,          // (segments,), each (rows, dim) float32
     const uint64* __restrict__ source_addresses,       // (segments,), each int32; 0: absent
     const uint64* __restrict__ coefficient_addresses,  // (segments,), each float32; 0 with PLAIN
-    const int32* __restrict__ forms,                   // (segments,), PLAIN, WEIGHTED or DIVIDED
+    const int64* __restrict__ forms,                   // (segments,), PLAIN, WEIGHTED or DIVIDED
     const int32 segments,
     const float scale,
     float* __restrict__ sums,                          // (u, dim)
@@ -174,79 +182,68 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_first(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_chunks(
-    const int64* __restrict__ starts,    // (u + 1,)
-    const int64 n,
-    const int64* __restrict__ findings,  // (8,)
-    int32* __restrict__ extra) {         // (n,), 0 from u on
-    const int64 ids = __ldg(findings + UNIQUE_COUNT);
-    for (int64 id = thread_index(); id < n; id += thread_count()) {
-        int64 chunks = 0;
-        if (id < ids) {
-            chunks = (__ldg(starts + id + 1) - __ldg(starts + id) - 1) / CHUNK_OCCURRENCES;
-        }
-        extra[id] = static_cast<int32>(chunks);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_more(
     const int64* __restrict__ starts, const int32* __restrict__ positions,
     const int64* __restrict__ bounds, const uint64* __restrict__ row_addresses,
     const uint64* __restrict__ source_addresses,
-    const uint64* __restrict__ coefficient_addresses, const int32* __restrict__ forms,
-    const int32 segments,  // all as those of sum_first
-    const int32* __restrict__ ends,                    // (n,)
-    const int64* __restrict__ findings,                // (8,)
-    float* __restrict__ more,                          // (n / 64 + 1, dim)
+    const uint64* __restrict__ coefficient_addresses, const int64* __restrict__ forms,
+    const int32 segments,                   // all as those of sum_first
+    const int32* __restrict__ sorted_ids,   // (n,), of the positions
+    const int64 n,
+    float* __restrict__ more,               // (windows, dim)
     const int32 dim) {
-    const int64 ids = __ldg(findings + UNIQUE_COUNT);
+    const int64 windows = (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES;
     const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    const int64 items = ids > 0 ? __ldg(ends + ids - 1) : 0;
-    for (int64 item = group.index; item < items; item += group.count) {
-        const int64 id = id_of_item(ends, ids, item);
-        const int64 chunk = item - (id > 0 ? __ldg(ends + id - 1) : 0) + 1;
-        const int64 first = __ldg(starts + id) + chunk * CHUNK_OCCURRENCES;
-        const int64 last = min(first + CHUNK_OCCURRENCES, __ldg(starts + id + 1));
+    for (int64 window = group.index; window < windows; window += group.count) {
+        const Chunk chunk = chunk_in(sorted_ids, starts, n, window);
+        if (chunk.first == 0) {
+            continue;
+        }
+        const int64 last = min(chunk.first + CHUNK_OCCURRENCES, __ldg(starts + chunk.id + 1));
         const Occurrences of = occurrences_of(
             positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
-            segments, first);
-        float* target = more + item * dim;
+            segments, chunk.first);
+        float* target = more + window * dim;
         by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
-            sum_columns(of, group, first, last, target, dim, false, 1.0f, id, nullptr, width);
+            sum_columns(
+                of, group, chunk.first, last, target, dim, false, 1.0f, chunk.id, nullptr, width);
         });
     }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_last(
-    const int32* __restrict__ ends,   // (n,)
-    float* __restrict__ sums,         // (u, dim)
-    const float* __restrict__ more,   // (n / 64 + 1, dim)
+    const int64* __restrict__ starts,      // (u + 1,)
+    const int32* __restrict__ sorted_ids,  // (n,), of the positions
+    const int64 n,
+    float* __restrict__ sums,              // (u, dim)
+    const float* __restrict__ more,        // (windows, dim)
     const float scale,
     const int32 dim,
-    int64* __restrict__ findings) {   // (8,)
-    const int64 ids = findings[UNIQUE_COUNT];
-    const int64 elements = ids > 0 ? static_cast<int64>(__ldg(ends + ids - 1)) * dim : 0;
+    int64* __restrict__ findings) {        // (8,)
+    const int64 elements = (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES * dim;
     for (int64 element = thread_index(); element < elements; element += thread_count()) {
-        const int64 item = element / dim, d = element % dim;
-        const int64 id = id_of_item(ends, ids, item);
-        if (item != (id > 0 ? __ldg(ends + id - 1) : 0)) {
-            continue;  // the id's first extra chunk adds them all
+        const int64 window = element / dim, d = element % dim;
+        const Chunk chunk = chunk_in(sorted_ids, starts, n, window);
+        const int64 start = __ldg(starts + chunk.id);
+        if (chunk.first != start + CHUNK_OCCURRENCES) {
+            continue;  // none, or one that is added with the id's first
         }
-        const int64 end = __ldg(ends + id);
-        float total = sums[id * dim + d];
-        for (int64 begin = item; begin < end; begin += ITEMS_TOGETHER) {
-            float chunks[ITEMS_TOGETHER];
+        const int64 chunks = (__ldg(starts + chunk.id + 1) - start - 1) / CHUNK_OCCURRENCES;
+        const int64 end = window + chunks;
+        float total = sums[chunk.id * dim + d];
+        for (int64 begin = window; begin < end; begin += ITEMS_TOGETHER) {
+            float pieces[ITEMS_TOGETHER];
             UNROLLED(c, ITEMS_TOGETHER) {
-                chunks[c] = begin + c < end ? __ldg(more + (begin + c) * dim + d) : -0.0f;
+                pieces[c] = begin + c < end ? __ldg(more + (begin + c) * dim + d) : -0.0f;
             }
             UNROLLED(c, ITEMS_TOGETHER) {
-                total += chunks[c];
+                total += pieces[c];
             }
         }
         total = scale * total;
         if (!is_finite(total)) {
-            find_not_finite(findings, id);
+            find_not_finite(findings, chunk.id);
         }
-        sums[id * dim + d] = total;
+        sums[chunk.id * dim + d] = total;
     }
 }

@@ -24,7 +24,8 @@ def groups(device, batch):
     """Return starts and positions, as `sum_by_key` uses them."""
     unique_count = len(batch.unique_keys)
     if not isinstance(device, CpuDevice):
-        starts, positions = map(device.memory.download, device.rows._group(batch, batch.findings))
+        found = device.rows._group(batch, batch.findings)
+        starts, positions, _ = map(device.memory.download, found)
         return starts[: unique_count + 1].tolist(), positions.tolist()
     starts = np.empty(unique_count + 1, np.int64)
     positions = np.empty(len(batch.inverse), np.int32)
@@ -82,9 +83,10 @@ def check_ids(ids, **options):
     findings[0] = count
     inverse = up(device, ids)
     batch = GpuBatch(device.memory.allocate(count, np.int64), inverse, np.array([0, len(ids)]))
-    starts, positions = device.rows._group(batch, up(device, findings))
+    starts, positions, sorted_ids = device.rows._group(batch, up(device, findings))
     expected = np.argsort(ids, kind="stable")
     assert np.array_equal(down(device, positions), expected)
+    assert np.array_equal(down(device, sorted_ids), ids[expected])
     begins = np.searchsorted(ids[expected], np.arange(count + 1))
     assert np.array_equal(down(device, starts)[: count + 1], begins)
     assert np.array_equal(down(device, inverse), ids)

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from embstore.device import gpu_work
-from embstore.device.gpu_work import SCAN_STEP, GpuWork
+from embstore.device.gpu_work import SCAN_STEP, SCAN_STEPS_LEAST, GpuWork
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
-COUNTS = (0, 1, 3, 4, SCAN_STEP - 1, SCAN_STEP, SCAN_STEP + 1, 5 * SCAN_STEP + 7)
+RANGE = SCAN_STEPS_LEAST * SCAN_STEP
+"""Values of a block, where they are not too many."""
+COUNTS = (0, 1, 3, 4, SCAN_STEP - 1, RANGE - 1, RANGE, RANGE + 1, 5 * RANGE + 7)
 
 
 @pytest.mark.parametrize("fibers", [False, True])
@@ -24,7 +26,7 @@ def test_accumulate_is_a_running_sum(monkeypatch, count, ranges_max, fibers):
 
 def test_a_thread_adds_up_the_totals_of_many_ranges():
     """More ranges before the last than a block has threads."""
-    work, count = GpuWork(EmulatedRuntime(), 1), 300 * SCAN_STEP + 5
+    work, count = GpuWork(EmulatedRuntime(), 1), 300 * RANGE + 5
     d_values = work.upload(np.ones(count, np.int32))
     work.accumulate(d_values)
     assert np.array_equal(work.download(d_values), np.arange(1, count + 1))

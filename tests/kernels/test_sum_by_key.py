@@ -138,6 +138,18 @@ def test_keys_of_every_heat_in_one_call(dim):
         assert bits(out) == bits(expected)
 
 
+@settings(deadline=None)  # the first call may compile
+@given(st.lists(st.sampled_from([1, 2, 30, 62, 63, 64, 65, 66, 127, 128, 129, 200]), min_size=1))
+def test_wherever_chunks_begin_each_is_added_once(counts):
+    keys = np.repeat(np.arange(len(counts)), counts)
+    values = awkward(np.random.default_rng(SEED), len(keys), 1)
+    expected = expected_sums([keys], [values], 1.0)
+    for device in devices():
+        found, out = sum_on(device, [keys], [Gradients(values)], 1.0, 1)
+        assert found == -1
+        assert bits(out) == bits(expected)
+
+
 @pytest.mark.parametrize("place", [0, 63, 64, 4095, 4096, 4999])
 def test_what_is_not_finite_is_found_in_every_chunk_of_a_hot_key(place):
     keys = np.concatenate([[5, 6], np.full(5000, 7), [8]])

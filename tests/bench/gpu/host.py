@@ -1,22 +1,26 @@
 """What a call costs the host above the runtime: Python, and nothing that CUDA does.
 
-A call of few keys on rows that are all there, its arrays on the device. Time
-inside the runtime's methods (on a GPU: CuPy and the driver; emulated: the kernels too) is taken
-away from the call's. The medians are of calls in turn, so that the figure is of a warm process.
+A call of few keys on rows that are all there, its arrays on the device. Time inside the runtime's
+methods is taken away from the call's. After the first rounds these do nothing but give the host
+what the same call was answered before: kernels that the emulation runs on the host would empty its
+caches, which a GPU's do not, and Python between them took twice its time. The medians are of calls
+in turn, so that the figure is of a warm process.
 """
 
 import contextlib
 import pathlib
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import Runtime
-from tests.bench.gpu.machine import Machine, median
+from tests.bench.gpu.machine import Machine, median, wait
 from tests.bench.gpu.scale import Scale
 from tests.bench.gpu.stores import DeviceStore
 
@@ -24,14 +28,33 @@ DIM, ROWS_A_KEY = 64, 8
 ROW_BYTES = 1024
 """More than a row of DIM takes in the cache."""
 
+_DEVICE_WORK = frozenset({"launch", "fill", "copy", "upload", "download", "follow", "wait"})
+_TIMED_CALLS = 1000
+_DONE_ROUNDS = 5
+"""Until every round is answered as the one before."""
 
-class TimedRuntime:
-    """A runtime, and how long its methods took."""
+
+class ReplayedRuntime:
+    """A runtime that does a round of calls, then only plays it again; and how long that took.
+
+    A round is always the same calls. What is not device work, as to allocate, is always done.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.is_lost = False  # a name of the instance, as in the runtimes
         self.seconds = 0.0
+        self.calls = 0
+        self.is_replaying = False
+        self._under_way: list[NDArray[Any]] = []  # targets of downloads
+        self._answers: deque[bytes] = deque()  # what came in a round, in order
+
+    def begin(self, *, replay: bool) -> None:
+        """Begin a round: with the runtime, or as the last that was done was answered."""
+        assert not self._under_way, "a round ends with a wait"
+        self.is_replaying = replay
+        if not replay:
+            self._answers.clear()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._runtime, name)
@@ -42,22 +65,36 @@ class TimedRuntime:
         def timed(*arguments: Any, **options: Any) -> Any:
             begin = time.perf_counter()
             try:
-                return found(*arguments, **options)
+                result = None
+                if not self.is_replaying or name not in _DEVICE_WORK:
+                    result = found(*arguments, **options)
+                if name == "download":
+                    self._under_way.append(arguments[1])
+                elif name == "wait":
+                    self._came()
+                return result
             finally:
+                self.calls += 1
                 self.seconds += time.perf_counter() - begin
 
         setattr(self, name, timed)
         return timed
 
+    def _came(self) -> None:
+        for target in self._under_way:
+            if self.is_replaying:
+                target.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._answers[0], np.uint8)
+                self._answers.rotate(-1)
+            else:
+                self._answers.append(target.tobytes())
+        self._under_way.clear()
+
 
 def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
     """Return milliseconds of a lookup, the same again, its update, and another update."""
-    runtime = TimedRuntime(machine.runtime())
+    runtime = ReplayedRuntime(machine.runtime())
     device, rows, count = GpuDevice(runtime), ROWS_A_KEY * scale.host_keys, scale.host_keys
     rng = np.random.default_rng(scale.seed)
-    spent: dict[str, list[float]] = {
-        name: [] for name in ("lookup", "lookup_again", "its_update", "update")
-    }
     cache_bytes = max(scale.cache_bytes, ROW_BYTES * rows)
     with contextlib.closing(
         DeviceStore(path, device, cache_bytes=cache_bytes, rows=rows, dim=DIM)
@@ -65,24 +102,46 @@ def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any
         store.table.lookup(np.arange(rows))
         d_out = device.memory.allocate(count, np.float32, width=DIM)
         d_grads = device.memory.upload(rng.standard_normal((count, DIM), np.float32))
-        for _ in range(scale.host_calls):
-            d_keys, d_others = (
-                device.memory.upload(rng.integers(0, rows, count)) for _ in range(2)
-            )
-            calls: dict[str, Callable[[], None]] = {
-                "lookup": partial(store.lookup, d_keys, d_out),
-                "lookup_again": partial(store.lookup, d_keys, d_out),
-                "its_update": partial(store.update, d_keys, d_grads),
-                "update": partial(store.update, d_others, d_grads),
-            }
+        d_keys, d_others = (device.memory.upload(rng.integers(0, rows, count)) for _ in range(2))
+        calls: dict[str, Callable[[], None]] = {
+            "lookup": partial(store.lookup, d_keys, d_out),
+            "lookup_again": partial(store.lookup, d_keys, d_out),
+            "its_update": partial(store.update, d_keys, d_grads),
+            "update": partial(store.update, d_others, d_grads),
+        }
+        spent: dict[str, list[float]] = {name: [] for name in calls}
+        timer_s = _timer_s(runtime)
+        for done in range(_DONE_ROUNDS + scale.host_calls):
+            runtime.begin(replay=done >= _DONE_ROUNDS)
             for name, call in calls.items():
-                spent[name].append(_above_ms(runtime, call))
-    warm = scale.host_calls // 4
-    return {name: median(times[warm:]) for name, times in spent.items()} | {"keys": count}
+                spent[name].append(_above_ms(runtime, call, timer_s))
+            wait(device)  # an update's end waits for nobody
+        runtime.begin(replay=False)
+    return {name: median(times[_DONE_ROUNDS:]) for name, times in spent.items()} | {"keys": count}
 
 
-def _above_ms(runtime: TimedRuntime, call: Callable[[], Any]) -> float:
-    """Return what a call took without the runtime's share."""
-    inside, begin = runtime.seconds, time.perf_counter()
+def _above_ms(runtime: ReplayedRuntime, call: Callable[[], Any], timer_s: float) -> float:
+    """Return what a call took without the runtime's share, and without that of timing it."""
+    inside, calls, begin = runtime.seconds, runtime.calls, time.perf_counter()
     call()
-    return 1e3 * (time.perf_counter() - begin - (runtime.seconds - inside))
+    seconds = time.perf_counter() - begin - (runtime.seconds - inside)
+    return 1e3 * (seconds - timer_s * (runtime.calls - calls))
+
+
+def _timer_s(runtime: ReplayedRuntime) -> float:
+    """Return what it adds to a call of the runtime to be timed: outside the time that is told, and
+    beyond what a call costs anyway."""
+
+    def plain(*_: Any) -> None:
+        pass
+
+    runtime.begin(replay=True)
+    took = []
+    for _ in range(_TIMED_CALLS):
+        inside, begin = runtime.seconds, time.perf_counter()
+        runtime.launch("", 1, 2, 3)
+        middle = time.perf_counter()
+        plain("", 1, 2, 3)
+        end = time.perf_counter()
+        took.append(middle - begin - (runtime.seconds - inside) - (end - middle))
+    return median(took)

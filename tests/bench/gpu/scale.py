@@ -95,8 +95,7 @@ def emulated() -> Scale:
         held_rows=50,
         held_repeats=1,
         pinned_bytes=4096,
-        host_keys=100,
-        host_calls=4,
+        host_calls=100,
         guard_rounds=1,
         guard_keys=60,
     )
