@@ -13,8 +13,9 @@ rows used twice.
 Victims are selected for many evictions at once, because selection reads every score: the slots of
 lowest score are queued in ascending order with their scores. A queued slot whose score has changed
 was touched, or has another row by now, and is skipped. Under LRU the queue is exact: whatever is
-touched later scores above everything in it. Elsewhere new rows may score below the end of the
-queue; it is kept short instead.
+touched later scores above everything in it; so where a call leaves too few for another like it, the
+next queue is begun at its end, and nobody waits for it. Elsewhere new rows may score below the end
+of the queue; it is kept short instead.
 """
 
 from collections.abc import Callable
@@ -54,6 +55,8 @@ class Scores:
     _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _next: int = 0
+    _selecting: Answer[tuple[Slots, NDArray[np.int64]]] | None = None
+    """The next queue, begun by the call before."""
     _touches: int = 0
 
     def tick(self) -> None:
@@ -124,6 +127,7 @@ class Scores:
         """Drop the queue: scores or slots have changed wholesale."""
         self._queue, self._next = np.empty(0, np.int64), 0
         self._queued_scores = np.empty(0, np.int64)
+        self._selecting = None
 
     def victims(self, count: int, begun: Answer[Victims] | None = None) -> Victims:
         """Return `count` resident slots of lowest score that the running call has not touched, and
@@ -148,12 +152,11 @@ class Scores:
     def _least_count(self) -> int:
         """Return the count of the next victim; 0: there is none, or it is foreseen."""
         while True:
-            if self._next == len(self._queue):
-                self._refill(1)
-                if not len(self._queue):
-                    return 0
+            self._fill(1)
+            if not len(self._queue):
+                return 0
             begin = self._next
-            slots, here = self.ask_victims(_LOOKED_AT)()
+            slots, here = self._ask(_LOOKED_AT)()
             if len(slots):
                 first = np.flatnonzero(self._queue[begin : self._next] == slots[0])[0]
                 self._next = begin + int(first)
@@ -167,8 +170,10 @@ class Scores:
 
         with_rows : as in `DeviceSlots.read_slots`
         """
-        if self._next == len(self._queue):
-            self._refill(count)
+        self._fill(count)
+        return self._ask(count, with_rows=with_rows)
+
+    def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + count + count // _SPARE_SHARE + _SPARE_LEAST)
         slots, scores = queue[seen], self._queued_scores[seen]
@@ -183,13 +188,30 @@ class Scores:
 
         return answer
 
-    def _refill(self, count: int) -> None:
+    def prepare(self, count: int) -> None:
+        """Begin to select victims, if too few are queued for another call that needs `count`.
+
+        Rows of the running call are none of them. Under LRU none would be in the next call either.
+        """
+        is_lru = not self.policy.has_counts and not self.is_foreseeing
+        if is_lru and self._selecting is None and len(self._queue) - self._next < count:
+            self._selecting = self._select(count)
+
+    def _fill(self, count: int) -> None:
+        """Have `count` victims queued, if there are as many; who is left is selected again."""
+        while len(self._queue) - self._next < count:
+            prepared, self._selecting = self._selecting, None
+            slots, scores = (prepared or self._select(count))()
+            order = ascending(scores)
+            self._queue, self._next = slots[order], 0
+            self._queued_scores = scores[order]
+            if prepared is None:
+                return
+
+    def _select(self, count: int) -> Answer[tuple[Slots, NDArray[np.int64]]]:
         memory, slot_count = self.slots.memory, self.slots.count
         wanted = max(count, slot_count // self.policy.queue_share)
-        slots, scores = self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
-        order = ascending(scores)
-        self._queue, self._next = slots[order], 0
-        self._queued_scores = scores[order]
+        return self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
 
 
 def ascending(scores: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Slots on a GPU: their keys, scores and flags, and the search for victims."""
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,13 @@ from embstore.device.gpu_work import LANES, NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import LARGE_BYTES
-from embstore.device.threshold import find_threshold
-from embstore.kernels.select_victims import BINS
+from embstore.kernels.select_victims import BINS, DONE, STATE, VICTIMS
+from embstore.score import PIN_ONE
 
 _RANGE_SLOTS = 4096
 """That a block counts, or collects victims of."""
+_ROUNDS = 3
+"""In which a threshold is found, but of scores that are very far apart: then in as many again."""
 _SLOTS_READ_MAX = 1 << 20
 
 
@@ -148,62 +150,39 @@ class GpuSlots:
 
     def select_victims(
         self, memory: Slabs, slot_count: int, clock: int, count: int
-    ) -> tuple[Slots, NDArray[np.int64]]:
+    ) -> Answer[tuple[Slots, NDArray[np.int64]]]:
         if slot_count == 0 or count == 0:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        candidates = _Candidates(self._work, memory, slot_count, clock)
-        wanted, threshold, ties = find_threshold(candidates, count)
-        return candidates.collect(threshold, wanted, ties)
+            return lambda: (np.empty(0, np.int64), np.empty(0, np.int64))
+        work, ranges = self._work, -(-slot_count // _RANGE_SLOTS)
+        (search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
+        bins = work.scratch.take(BINS, np.int64)
+        counts = work.scratch.take(2 * ranges, np.int32)
+        found = work.scratch.take(2 * count, np.int64)
+        candidates = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), search)
+        in_ranges = (*candidates, np.int64(_RANGE_SLOTS))
+        work.runtime.fill(bins, 0)
 
+        def ask() -> tuple[Answer[NDArray[Any]], Answer[NDArray[Any]]]:
+            for _ in range(_ROUNDS):
+                work.launch("score_range", slot_count, *candidates)
+                work.launch("count_scores", slot_count, *candidates, bins)
+                work.runtime.launch("narrow_search", 1, search, bins)
+            work.runtime.launch("count_victims", ranges, *in_ranges, counts)
+            work.accumulate(counts)
+            work.runtime.launch(
+                "collect_victims", ranges, *in_ranges, counts, found[:count], found[count:]
+            )
+            return work.ask(search), work.ask(found)
 
-@dataclass
-class _Candidates:
-    """The scores of the slots that a clock has not touched, as `find_threshold` counts them."""
+        asked = ask()
 
-    work: GpuWork
-    memory: Slabs
-    slot_count: int
-    clock: int
+        def answer() -> tuple[Slots, NDArray[np.int64]]:
+            state, victims = asked[0]().tolist(), asked[1]
+            while state[STATE] != DONE:
+                victims()
+                state_of, victims = ask()
+                state = state_of().tolist()
+            on_host = victims()
+            return on_host[: state[VICTIMS]], on_host[count : count + state[VICTIMS]]
 
-    @property
-    def _slots(self) -> tuple[Argument, ...]:
-        count, clock = np.int64(self.slot_count), np.int64(self.clock)
-        return *self.memory.rows.arguments, count, clock
-
-    def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
-        (result,) = self.work.send_numbers([0, ceiling, floor])
-        self.work.launch(
-            "score_range", self.slot_count, *self._slots, np.int64(floor), np.int64(ceiling), result
-        )
-        count, lowest, highest = self.work.download(result).tolist()
-        return count, lowest, highest
-
-    def bins(self, floor: int, ceiling: int, shift: int) -> NDArray[np.int64]:
-        bins = self.work.scratch.take(BINS, np.int64)
-        self.work.runtime.fill(bins, 0)
-        self.work.launch(
-            "count_scores", self.slot_count, *self._slots, np.int64(floor), np.int64(ceiling),
-            np.int32(shift), bins,
-        )  # fmt: skip
-        return self.work.download(bins)
-
-    def collect(self, threshold: int, wanted: int, ties: int) -> tuple[Slots, NDArray[np.int64]]:
-        """Return the victims, ascending, and their scores."""
-        work, blocks = self.work, -(-self.slot_count // _RANGE_SLOTS)
-        arguments = (*self._slots, np.int64(threshold), np.int64(_RANGE_SLOTS))
-        d_counts = work.scratch.take(2 * blocks, np.int64)
-        below, at = d_counts[:blocks], d_counts[blocks:]
-        work.runtime.launch("count_victims", blocks, *arguments, below, at)
-        counts = work.download(d_counts)
-        before = work.send(_exclusive(counts[:blocks]), _exclusive(counts[blocks:]))
-        found = work.scratch.take(2 * wanted, np.int64)
-        victims, scores = found[:wanted], found[wanted:]
-        work.runtime.launch(
-            "collect_victims", blocks, *arguments, *before, np.int64(ties), victims, scores
-        )
-        on_host = work.download(found)
-        return on_host[:wanted], on_host[wanted:]
-
-
-def _exclusive(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.cumsum(counts) - counts
+        return answer

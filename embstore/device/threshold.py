@@ -3,8 +3,8 @@
 Victims are the candidates of lowest score in [0, PIN_ONE): a slot above has a pin, one below has no
 row yet. Cut the range of all scores into bins of a power of two, count them, and go on with the bin
 in which the score of rank `count` lies, until a bin is one score or ends exactly at the count. Each
-counting reads all scores and is the device's; the search is the same on all. Two countings are
-enough for an LRU of up to four million calls in age.
+counting reads all scores. Two are enough for an LRU of up to four million calls in age.
+`select_victims.cu` does the same on a GPU.
 """
 
 from typing import Protocol

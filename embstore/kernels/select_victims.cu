@@ -2,35 +2,66 @@
 //
 // A **candidate** is a slot with a key, whose low 40 bits are not the present clock, and whose score
 // (embstore/score.py) is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor
-// pinned.
+// pinned. The threshold is the highest score of the victims. It is found as `threshold.py` does,
+// but on the device, in what is called `search` here:
 //
-//     score_range      result = candidates, their lowest score, their highest
-//     count_scores     bins[b] += candidates with (score - floor) >> shift = b
-//     count_victims    below[b], ties[b] = candidates of range b below the threshold, and at it
-//     collect_victims  the candidates below the threshold and the first `ties` at it, ascending:
+//     score_range      candidates from FLOOR to below CEILING: COUNT, LOWEST, HIGHEST
+//     count_scores     bins[b] += candidates with (score - LOWEST) >> shift = b
+//     narrow_search    takes the bin that has the last victim; or the threshold is found (DONE)
+//
+// as often as it takes, mostly once or twice. What is found needs no more: a round too many costs
+// three launches that do nothing, and the host waits for one answer. Then
+//
+//     count_victims    counts[b], counts[ranges + b] = candidates of range b below the threshold,
+//                      and at it
+//     (the caller)     ends = inclusive sum of counts
+//     collect_victims  the candidates below the threshold and the first TIES at it, ascending:
 //                      victims[v] = the slot before which v of them stand, with its score
 //
-// The host finds the threshold, from one answer to the next (`embstore/device/threshold.py`). A
-// pass reads the score of every slot, and the key of those alone whose score is a candidate's: in
+// A pass reads the score of every slot, and the key of those alone whose score is a candidate's: in
 // all passes but the first that is a small part.
 //
 // Grid: score_range and count_scores take PER_THREAD slots a round, a whole grid apart, so that
 // their loads are under way together, add up in registers, then in the block, and end in atomics of
 // one thread, or one a bin: grids no larger than fill the device. A thread of count_scores notes a
 // bin when it meets another, so that an LRU whose scores are nearly all alike does not queue at one
-// counter. count_victims and collect_victims: a block has range_slots slots, from
+// counter. narrow_search: one block, each thread has neighbouring bins.
+// count_victims and collect_victims: a block has range_slots slots, from
 // blockIdx.x * range_slots on. collect_victims goes through them in tiles of
 // PER_THREAD * BLOCK_THREADS, and a slot's rank is the sum of what the ranges, the tiles, the warps
 // and the lanes before it have.
 //
-// Preconditions: below_before, ties_before are the exclusive sums of count_victims' answers to the
-// same arguments; bins zeroed; result = 0, ceiling, floor. Deterministic: sums, minima and maxima of
-// integers, and ranks. CPU twin: select_victims.py. Bytes of n slots: a pass 8 n, and up to 8 n more
-// of keys.
+// Preconditions: bins zeroed; search = SEARCH of `embstore/device/gpu_slots.py`. Deterministic:
+// sums, minima and maxima of integers, and ranks. CPU twin: select_victims.py, by threshold.py. Bytes
+// of n slots: a pass 8 n, and up to 8 n more of keys.
 
 #define PER_THREAD 4
-#define BINS 2048
+#define BIN_BITS 11
+#define BINS (1 << BIN_BITS)
+#define BINS_PER_THREAD (BINS / BLOCK_THREADS)
 #define NO_SCORE (-1ll)  // below every floor
+
+// Of `search`. TIES: victims from FLOOR on; once it is DONE, the most at the threshold, HIGHEST.
+#define COUNT 0
+#define LOWEST 1
+#define HIGHEST 2
+#define FLOOR 3
+#define CEILING 4
+#define TIES 5
+#define VICTIMS 6
+#define STATE 7
+#define SEEKING 0  // COUNT, LOWEST, HIGHEST are not known
+#define COUNTING 1
+#define DONE 2
+
+// A bin is 1 << shift scores; bin 0 begins at the lowest.
+__device__ __forceinline__ int32 shift_of(int64 lowest, int64 highest) {
+    return max(64 - BIN_BITS - __clzll(highest - lowest), 0);
+}
+
+__device__ __forceinline__ int64 threshold_of(const int64* search) {
+    return search[STATE] == DONE ? search[HIGHEST] : NO_SCORE;
+}
 
 // As far as the score says.
 __device__ __forceinline__ bool may_go(int64 score, int64 clock, int64 floor, int64 ceiling) {
@@ -59,10 +90,13 @@ __device__ __forceinline__ void load_candidates(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) score_range(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64 slot_count, const int64 clock, const int64 floor,
-    const int64 ceiling,
-    int64* result) {  // (3,): 0, ceiling, floor before
+    const int64 slot_count, const int64 clock,
+    int64* search) {  // (8,)
     __shared__ int64 counts[WARPS], minima[WARPS], maxima[WARPS];
+    if (search[STATE] != SEEKING) {
+        return;
+    }
+    const int64 floor = search[FLOOR], ceiling = search[CEILING];
     const int64 step = thread_count();
     int64 count = 0, lowest = ceiling, highest = floor;
     for (int64 begin = thread_index(); begin < slot_count; begin += PER_THREAD * step) {
@@ -91,19 +125,23 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) score_range(
             lowest = min(lowest, minima[warp]);
             highest = max(highest, maxima[warp]);
         }
-        add_to(result, count);
-        atomicMin(result + 1, lowest);
-        atomicMax(result + 2, highest);
+        add_to(search + COUNT, count);
+        atomicMin(search + LOWEST, lowest);
+        atomicMax(search + HIGHEST, highest);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_scores(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64 slot_count, const int64 clock, const int64 floor,
-    const int64 ceiling,  // at most floor + (BINS << shift)
-    const int32 shift,    // a bin is 1 << shift scores; bin 0 begins at floor
-    int64* bins) {        // (BINS,)
+    const int64 slot_count, const int64 clock,
+    const int64* __restrict__ search,  // (8,)
+    int64* bins) {                     // (BINS,)
     __shared__ uint32 counts[BINS];
+    if (search[STATE] == DONE || search[TIES] >= search[COUNT]) {
+        return;
+    }
+    const int64 floor = search[LOWEST], ceiling = search[HIGHEST] + 1;
+    const int32 shift = shift_of(floor, ceiling - 1);
     for (int32 bin = threadIdx.x; bin < BINS; bin += BLOCK_THREADS) {
         counts[bin] = 0;
     }
@@ -138,12 +176,62 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_scores(
     }
 }
 
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) narrow_search(
+    int64* search,  // (8,)
+    int64* bins) {  // (BINS,), zeroed again
+    __shared__ int32 warp_sums[WARPS];
+    const int64 state = search[STATE], count = search[COUNT], ties = search[TIES];
+    const int64 lowest = search[LOWEST], highest = search[HIGHEST];
+    __syncthreads();
+    if (state == DONE) {
+        return;
+    }
+    if (ties >= count) {  // all of them
+        if (threadIdx.x == 0) {
+            search[VICTIMS] -= ties - count;
+            search[STATE] = DONE;
+        }
+        return;
+    }
+    int32 own[BINS_PER_THREAD], sum = 0, all;
+    UNROLLED(j, BINS_PER_THREAD) {
+        const int32 bin = threadIdx.x * BINS_PER_THREAD + j;
+        own[j] = static_cast<int32>(bins[bin]);
+        bins[bin] = 0;
+        sum += own[j];
+    }
+    int64 end = sum_before(sum, warp_sums, all);
+    if (end >= ties || end + sum < ties) {
+        return;
+    }
+    // One thread has the bin in which the victims end.
+    int32 place = 0;
+    while (end + own[place] < ties) {
+        end += own[place];
+        ++place;
+    }
+    const int32 shift = shift_of(lowest, highest);
+    const int64 bin = threadIdx.x * BINS_PER_THREAD + place;
+    const int64 floor = lowest + (bin << shift);
+    const int64 last = min(highest, floor + (1ll << shift) - 1);
+    const bool is_done = end + own[place] == ties || shift == 0, is_near = shift <= BIN_BITS;
+    search[TIES] = ties - end;
+    search[COUNT] = is_done || is_near ? own[place] : 0;
+    search[LOWEST] = is_done || is_near ? floor : last + 1;
+    search[HIGHEST] = is_done || is_near ? last : floor;
+    search[FLOOR] = floor;
+    search[CEILING] = last + 1;
+    search[STATE] = is_done ? DONE : is_near ? COUNTING : SEEKING;
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64 slot_count, const int64 clock, const int64 threshold, const int64 range_slots,
-    int64* __restrict__ below,   // (blocks,) out
-    int64* __restrict__ ties) {  // (blocks,) out
+    const int64 slot_count, const int64 clock,
+    const int64* __restrict__ search,  // (8,)
+    const int64 range_slots,
+    int32* __restrict__ counts) {  // (2 * ranges,) out
     __shared__ int64 below_counts[WARPS], tie_counts[WARPS];
+    const int64 threshold = threshold_of(search);
     const int64 low = blockIdx.x * range_slots;
     const int64 high = min(low + range_slots, slot_count);
     int64 below_count = 0, tie_count = 0;
@@ -160,8 +248,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
     below_count = block_sum(below_count, below_counts);
     tie_count = block_sum(tie_count, tie_counts);
     if (threadIdx.x == 0) {
-        below[blockIdx.x] = below_count;
-        ties[blockIdx.x] = tie_count;
+        counts[blockIdx.x] = static_cast<int32>(below_count);
+        counts[gridDim.x + blockIdx.x] = static_cast<int32>(tie_count);
     }
 }
 
@@ -171,20 +259,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64 slot_count, const int64 clock, const int64 threshold, const int64 range_slots,
-    const int64* __restrict__ below_before,  // (blocks,)
-    const int64* __restrict__ ties_before,   // (blocks,)
-    const int64 ties,                        // taken at the threshold: the lowest slots
-    int64* __restrict__ victims,             // (victim count,) out
-    int64* __restrict__ victim_scores) {     // (victim count,) out
+    const int64 slot_count, const int64 clock,
+    const int64* __restrict__ search,     // (8,)
+    const int64 range_slots,
+    const int32* __restrict__ ends,       // (2 * ranges,), running sum of counts
+    int64* __restrict__ victims,          // (VICTIMS,) out
+    int64* __restrict__ victim_scores) {  // (VICTIMS,) out
     // Two, by turns: a warp may fill the next tile's while another still reads this one's.
     __shared__ uint32 counts[2][TILE_WARPS];
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     const uint32 lanes_before = (1u << lane) - 1;
     const int64 low = blockIdx.x * range_slots;
     const int64 high = min(low + range_slots, slot_count);
-    int64 below_rank = __ldg(below_before + blockIdx.x);
-    int64 tie_rank = __ldg(ties_before + blockIdx.x);
+    const int64 threshold = threshold_of(search), ties = search[TIES];
+    const int64 below = __ldg(ends + gridDim.x - 1);
+    int64 below_rank = blockIdx.x > 0 ? __ldg(ends + blockIdx.x - 1) : 0;
+    int64 tie_rank = __ldg(ends + gridDim.x + blockIdx.x - 1) - below;
     int32 turn = 0;
     for (int64 tile = low; tile < high; tile += PER_THREAD * BLOCK_THREADS) {
         int64 scores[PER_THREAD];

@@ -117,8 +117,8 @@ def test_the_calls_of_26_tables(tmp_path):
 
 
 def test_the_calls_of_rows_that_are_missing(tmp_path):
-    """Half of the rows fit, and those that leave are dirty. Waits between two searches for victims;
-    that no key was without a place in the index is known one wait later."""
+    """Half of the rows fit, and those that leave are dirty. That no key was without a place in the
+    index is known one wait later."""
     store, runtime = opened(tmp_path, 1, 90_000)
     rng, found = np.random.default_rng(7), {"lookup": [], "its update": [], "update": []}
 
@@ -131,10 +131,12 @@ def test_the_calls_of_rows_that_are_missing(tmp_path):
         count("its update", store.update, gradients_of(keys))
     for _ in range(30):
         count("update", store.update, gradients_of({"t0": rng.integers(0, ROWS, FEW_KEYS)}))
+    for _ in range(30):
+        count("lookup", store.lookup, {"t0": rng.integers(0, ROWS, FEW_KEYS)})
     pool = store.stats()["cache"]["pools"][0]
     assert pool["evictions_dirty"] > pool["evictions_clean"]
-    usual = {name: sorted(waits)[len(waits) // 2] for name, waits in found.items()}
-    assert usual == {"lookup": 3, "its update": 1, "update": 3}
+    # One more where the call before has begun no search, or for fewer rows.
+    assert [sorted(waits)[-2:] for waits in found.values()] == [[3, 4], [1, 1], [3, 4]]
 
 
 def test_the_update_of_a_step(tmp_path):

@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
+from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_slots import _ROUNDS
 from embstore.score import FORESEEN, PENDING, PIN_ONE
+from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import devices, slots_with
 
 SEED = 13
@@ -32,7 +35,7 @@ def scored(device, scores, slot_keys=None):
 
 def select(device, scores, slot_keys, clock, count):
     memory = scored(device, scores, slot_keys)
-    victims, scores_of_victims = device.slots.select_victims(memory, len(scores), clock, count)
+    victims, scores_of_victims = device.slots.select_victims(memory, len(scores), clock, count)()
     assert victims.dtype == scores_of_victims.dtype == np.int64
     assert np.array_equal(scores_of_victims, scores[victims])
     return victims.tolist()
@@ -80,6 +83,31 @@ def test_victims_of_many_slots(kind, count):
     check(scores, slot_keys, 5, count)
 
 
+@pytest.mark.parametrize("count", range(1, 8))
+def test_victims_whose_scores_are_farther_apart_at_every_look(count):
+    """On a GPU it takes more rounds than are begun at once."""
+    scores = np.array([0, 1, 3, 1 << 14, 1 << 27, 1 << 38, 1 << 50])
+    check(scores, np.arange(len(scores)), 9, count)
+    runtime = EmulatedRuntime()
+    looked = len(_launches(runtime, lambda device: select(device, scores, scores, 9, count)))
+    assert looked == (_ROUNDS if count > 3 else 2 * _ROUNDS)
+
+
+def _launches(runtime, work):
+    """Return the names of the kernels that narrow a search, as launched by work with a device."""
+    names, launch = [], runtime.launch
+
+    def noted(kernel, blocks, *arguments):
+        names.append(kernel)
+        launch(kernel, blocks, *arguments)
+
+    runtime.launch = noted
+    device = GpuDevice(runtime, 1)
+    work(device)
+    device.close()
+    return [name for name in names if name == "narrow_search"]
+
+
 @pytest.mark.parametrize("slot_count", [4095, 4096, 4097, 8192, 8193])
 def test_victims_of_slots_that_fill_ranges(slot_count):
     """Ties are taken from the lowest slots, whichever range of slots they are in."""
@@ -92,17 +120,17 @@ def test_only_slots_that_are_asked_for_are_victims():
     scores = np.arange(40)[::-1].copy()
     for device in devices():
         memory = scored(device, scores)
-        assert device.slots.select_victims(memory, 30, 99, 3)[0].tolist() == [27, 28, 29]
+        assert device.slots.select_victims(memory, 30, 99, 3)()[0].tolist() == [27, 28, 29]
 
 
 def test_no_victims():
     for device in devices():
         memory = scored(device, np.full(5, 9))
         for slot_count, clock, count in ((0, 1, 4), (5, 9, 4), (5, 1, 0)):
-            found = device.slots.select_victims(memory, slot_count, clock, count)
+            found = device.slots.select_victims(memory, slot_count, clock, count)()
             assert [array.tolist() for array in found] == [[], []]
         free = scored(device, np.zeros(5, np.int64), np.full(5, EMPTY_KEY))
-        assert len(device.slots.select_victims(free, 5, 1, 3)[0]) == 0
+        assert len(device.slots.select_victims(free, 5, 1, 3)()[0]) == 0
 
 
 def test_what_this_clock_has_touched_is_no_victim():

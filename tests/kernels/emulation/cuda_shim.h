@@ -495,6 +495,7 @@ SHIM_EXCHANGE(unsigned long long)
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __ffs(int bits) { return __builtin_ffs(bits); }
 static inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
+static inline int __clzll(long long bits) { return bits ? __builtin_clzll(bits) : 64; }
 
 static inline unsigned __float_as_uint(float value) {
     unsigned bits;
