@@ -9,6 +9,7 @@ from collections import Counter
 from functools import partial
 
 import numpy as np
+import pytest
 
 import embstore
 from embstore import RowWiseAdagrad, Uniform
@@ -116,27 +117,56 @@ def test_the_calls_of_26_tables(tmp_path):
     }
 
 
-def test_the_calls_of_rows_that_are_missing(tmp_path):
-    """Half of the rows fit, and those that leave are dirty. That no key was without a place in the
+def few_keys_of(store, rng):
+    tables = list(store.tables())
+    return {name: rng.integers(0, ROWS, max(FEW_KEYS // len(tables), 2)) for name in tables}
+
+
+@pytest.mark.parametrize("tables", [1, 26])
+def test_the_calls_of_rows_that_are_missing(tmp_path, tables):
+    """Most rows do not fit, and those that leave are dirty. That no key was without a place in the
     index is known one wait later."""
-    store, runtime = opened(tmp_path, 1, 90_000)
+    store, runtime = opened(tmp_path, tables, 90_000)
     rng, found = np.random.default_rng(7), {"lookup": [], "its update": [], "update": []}
 
     def count(name, call, keys):
-        found[name].append(runtime.counted(partial(call, keys))["waits"])
+        found[name].append(runtime.counted(partial(call, keys)))
 
     for _ in range(30):
-        keys = {"t0": rng.integers(0, ROWS, FEW_KEYS)}
+        keys = few_keys_of(store, rng)
         count("lookup", store.lookup, keys)
         count("its update", store.update, gradients_of(keys))
     for _ in range(30):
-        count("update", store.update, gradients_of({"t0": rng.integers(0, ROWS, FEW_KEYS)}))
+        count("update", store.update, gradients_of(few_keys_of(store, rng)))
     for _ in range(30):
-        count("lookup", store.lookup, {"t0": rng.integers(0, ROWS, FEW_KEYS)})
+        count("lookup", store.lookup, few_keys_of(store, rng))
     pool = store.stats()["cache"]["pools"][0]
     assert pool["evictions_dirty"] > pool["evictions_clean"]
+    waits = {name: sorted(each["waits"] for each in costs) for name, costs in found.items()}
     # One more where the call before has begun no search, or for fewer rows.
-    assert [sorted(waits)[-2:] for waits in found.values()] == [[3, 4], [1, 1], [3, 4]]
+    assert [of_verb[-3] for of_verb in waits.values()] == [3, 1, 3]
+    assert max(max(of_verb) for of_verb in waits.values()) <= 4
+    uploads = [each["uploads"] for costs in found.values() for each in costs]
+    assert max(uploads) <= 6, "what is sent between two waits goes together"
+
+
+@pytest.mark.parametrize("tables", [1, 26])
+def test_the_steps_whose_rows_may_be_missing(tmp_path, tables):
+    """Rows of steps ahead are read on the planner's thread, whose launches are not counted."""
+    store, runtime = opened(tmp_path, tables, 90_000)
+    rng, found = np.random.default_rng(7), {"lookup": [], "update": []}
+    for _ in range(30):
+        store.update(gradients_of(few_keys_of(store, rng)))
+    batches = [few_keys_of(store, rng) for _ in range(20)]
+    with store.session(tables=list(store.tables()), lookahead=1) as run:
+        for step in run.steps(batches, keys=lambda batch: batch):
+            rows = []
+            found["lookup"].append(runtime.counted(lambda: rows.append(step.lookup())))  # noqa: B023
+            found["update"].append(runtime.counted(partial(step.update, rows[0])))
+    assert max(costs["waits"] for costs in found["lookup"]) <= 3
+    assert {costs["waits"] for costs in found["update"]} == {1}
+    assert {costs["uploads"] for costs in found["update"]} == {1}
+    assert {costs["downloads"] for costs in found["update"]} == {1}
 
 
 def test_the_update_of_a_step(tmp_path):
