@@ -107,10 +107,11 @@ class Planner:
         with self.changed:
             while not self._threads.stopping.is_set():
                 until_next_lease = self.end_expired()
+                # Before the look for what is due: a pause may end meanwhile, and nobody says so.
+                pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
                 job = self._due()
                 if job is not None:
                     return job
-                pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
                 times = [t for t in (until_next_lease, *pauses) if t is not None]
                 self.changed.wait(min(times, default=None))
         return None
