@@ -110,6 +110,25 @@ def is_on_device(array: Any) -> bool:
         return True  # it is, and its library does not show it: whoever takes it finds out why
 
 
+def check_on_host(array: Any) -> None:
+    """Refuse an array of a device's memory, which cannot be sent."""
+    if is_on_device(array):
+        raise InvalidArgumentError(
+            "expected arrays of the host, found one in a device's memory, which only an embedded "
+            "store takes"
+        )
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    """Return an array's shape, of one on a device too."""
+    if not is_on_device(array):
+        return np.shape(array)
+    try:
+        return tuple(map(int, array.__cuda_array_interface__["shape"]))
+    except Exception as exc:  # whatever its library says
+        raise InvalidArgumentError(f"expected an array that can be read: {exc}") from exc
+
+
 def as_counts(counts: Any, key_count: int, table: str) -> AccessCounts:
     """Return how many accesses, 1 to COUNT_MAX, each key stands for, (key_count,) uint32."""
     expected = (

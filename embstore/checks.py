@@ -13,6 +13,7 @@ crosses several executors is converted once. Arrays in a device's memory
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from math import prod
 from operator import is_
 from typing import Any, TypeVar, cast
 
@@ -30,6 +31,7 @@ from embstore.arrays import (
     fp32_scalar,
     is_on_device,
     refusal,
+    shape_of,
 )
 from embstore.config import Limits, TableConfig, check_rows
 from embstore.errors import (
@@ -163,7 +165,12 @@ def _keys(keys: Any, table: str) -> Keys:
 
 
 def _rows(rows: Any, count: int, table: str, what: str) -> Rows:
-    """Return (count, any) rows; whether they are as wide as the table's is not known here."""
+    """Return (count, any) rows; whether they are as wide as the table's is not known here.
+
+    Of rows on a device more is checked where they are taken.
+    """
+    if is_on_device(rows):
+        return cast(Rows, rows)
     array = as_array(rows, table, what)
     shape = array.shape
     if len(shape) != 2 or shape[0] != count:
@@ -183,24 +190,16 @@ def _table_keys(part: c.TableKeys) -> c.TableKeys:
 def _gradients(part: c.TableGradients) -> c.TableGradients:
     name = table_name(part.table)
     keys = _keys(part.keys, name)
-    gradients = part.gradients
-    if not is_on_device(gradients):
-        gradients = _rows(gradients, _length(keys), name, "gradients")
+    gradients = _rows(part.gradients, _length(keys), name, "gradients")
     if keys is part.keys and gradients is part.gradients:
         return part
     return c.TableGradients(name, part.table_id, keys, gradients)
 
 
 def _length(array: Any) -> int:
-    """Return an array's length, of one on a device too."""
     if isinstance(array, np.ndarray):
         return array.shape[0] if array.ndim else 0
-    if is_on_device(array):
-        try:
-            return int((*array.__cuda_array_interface__["shape"], 0)[0])
-        except Exception as exc:  # whatever its library says
-            raise InvalidArgumentError(f"expected an array that can be read: {exc}") from exc
-    return len(array) if np.ndim(array) else 0
+    return (*shape_of(array), 0)[0]
 
 
 def checked_bags(bags: c.Bags, key_count: int, table: str) -> c.Bags:
@@ -241,18 +240,18 @@ def _lookup(command: c.Lookup) -> c.Lookup:
 
 
 def _lookup_pooled(command: c.LookupPooled) -> c.LookupPooled:
-    keys = _host_keys(command.keys)
-    bags = checked_bags(command.bags, len(keys.keys), keys.table)
+    keys = _one_table(command.keys)
+    bags = checked_bags(command.bags, _length(keys.keys), keys.table)
     return c.LookupPooled(keys, bags, bool(command.admit))
 
 
-def _host_keys(part: c.TableKeys) -> c.TableKeys:
+def _one_table(part: c.TableKeys) -> c.TableKeys:
     name = table_name(part.table)
-    return c.TableKeys(name, part.table_id, as_keys(part.keys, name))
+    return c.TableKeys(name, part.table_id, _keys(part.keys, name))
 
 
 def _read_rows(command: c.ReadRows) -> c.ReadRows:
-    return c.ReadRows(_host_keys(command.keys))
+    return c.ReadRows(_one_table(command.keys))
 
 
 def _update(command: c.Update) -> c.Update:
@@ -266,8 +265,8 @@ def _update(command: c.Update) -> c.Update:
 def _update_pooled(command: c.UpdatePooled) -> c.UpdatePooled:
     part = command.gradients
     name = table_name(part.table)
-    keys = as_keys(part.keys, name)
-    bags = checked_bags(command.bags, len(keys), name)
+    keys = _keys(part.keys, name)
+    bags = checked_bags(command.bags, _length(keys), name)
     rows = _rows(part.gradients, len(bags.offsets) - 1, name, "gradients")
     gradients = c.TableGradients(name, part.table_id, keys, rows)
     return c.UpdatePooled(gradients, bags, _options(command.options))
@@ -280,13 +279,13 @@ def _update_ranks(command: c.UpdateRanks) -> c.UpdateRanks:
 
 
 def _assign(command: c.Assign) -> c.Assign:
-    keys = _host_keys(command.keys)
-    return c.Assign(keys, _rows(command.rows, len(keys.keys), keys.table, "rows"))
+    keys = _one_table(command.keys)
+    return c.Assign(keys, _rows(command.rows, _length(keys.keys), keys.table, "rows"))
 
 
 def _put_rows(command: c.PutRows) -> c.PutRows:
-    keys = _host_keys(command.keys)
-    count, name = len(keys.keys), keys.table
+    keys = _one_table(command.keys)
+    count, name = _length(keys.keys), keys.table
     return c.PutRows(
         keys,
         _rows(command.weights, count, name, "weights"),
@@ -596,6 +595,10 @@ ConfigOf = Callable[[str, int | None], TableConfig]
 """What returns the configuration of a table, by name and id."""
 
 
+def _bytes(rows: Any) -> int:
+    return VALUE_BYTES * prod(shape_of(rows))
+
+
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
     """Refuse a command whose arrays, results included, are too large to be held."""
     size = _call_bytes(command, config_of)
@@ -622,17 +625,17 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
         case c.ReadRows(keys):
             return keyed(keys, with_state=True)
         case c.UpdatePooled(gradients, bags):
-            return keyed(gradients) + bags.offsets.nbytes + gradients.gradients.nbytes
+            return keyed(gradients) + bags.offsets.nbytes + _bytes(gradients.gradients)
         case c.UpdateRanks(ranks):
             return sum(keyed(part) for rank in ranks for part in rank.tables)
         case c.Assign(keys):
             return keyed(keys)
         case c.PutRows(keys, _, state):
-            return keyed(keys) + state.nbytes
+            return keyed(keys) + _bytes(state)
         case c.PutStepRows(_, puts):
-            return sum(put.keys.nbytes + put.weights.nbytes + put.state.nbytes for put in puts)
+            return sum(p.keys.nbytes + _bytes(p.weights) + _bytes(p.state) for p in puts)
         case c.UpdateStep(_, _, gradients_of):
-            return sum(part.gradients.nbytes for part in gradients_of)
+            return sum(_bytes(part.gradients) for part in gradients_of)
         case c.Announce(_, steps):
             return sum(part.keys.nbytes for step in steps for part in step.tables)
     return 0

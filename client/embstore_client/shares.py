@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import sum_by_key, unique
-from embstore.arrays import COUNT_MAX, AccessCounts, Keys, Rows, as_out, is_on_device
+from embstore.arrays import COUNT_MAX, AccessCounts, Keys, Rows, as_out, check_on_host
 from embstore.commands import TableGradients, TableKeys
-from embstore.errors import InvalidArgumentError
 from embstore_proto.frame import Computed
 
 
@@ -31,11 +30,8 @@ class UniqueKeys(NamedTuple):
     def of(cls, part: TableKeys | TableGradients) -> "UniqueKeys":
         """Make the keys of a command, on the host, unique, and add up their counts if any."""
         checked = part.keys
-        if is_on_device(checked) or is_on_device(getattr(part, "gradients", None)):
-            raise InvalidArgumentError(
-                f"table {part.table!r}: expected arrays of the host, found one in a device's "
-                "memory, which only an embedded store takes"
-            )
+        check_on_host(checked)
+        check_on_host(getattr(part, "gradients", None))
         counted = part.counts if isinstance(part, TableKeys) else None
         if len(checked) < 2:
             return cls(checked, None, counted)

@@ -129,7 +129,10 @@ class GpuMemory:
         address, is_read_only = interface["data"]
         if address % np.dtype(dtype).itemsize or (write and is_read_only):
             raise InvalidArgumentError(
-                "expected an aligned array" + (" that may be written" if write else "")
+                "expected an aligned array"
+                + (" that may be written" if write else "")
+                + f", found one at {address:#x}"
+                + (", read-only" if is_read_only else "")
             )
         if interface["version"] < 3 and hasattr(array, "__dlpack__"):
             self._have_waited_for(array)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows, refusal
+from embstore.arrays import Keys, Rows, as_out, refusal
 from embstore.checks import check_call_bytes
-from embstore.device.base import Array, Gradients
+from embstore.device.base import Gradients
 from embstore.errors import InvalidArgumentError
 from embstore.lookahead.handles import Allocate
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
 from embstore.tables import reads, writes
+from embstore.tables.callers import gradients_of, host_rows_of, keys_of, output_of
 from embstore.tables.state import Share, TableState
 from embstore.tables.writes import T_MAX, Put
 
@@ -43,7 +44,9 @@ def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
         shares = [_lookup_share(engine, part) for part in command.tables]
         shapes = [(len(share.keys), share.table.dim) for share in shares]
         given = _given(out, [share.table.name for share in shares], shapes)
-        outs = [_output(share, own) for share, own in zip(shares, given, strict=True)]
+        outs = [
+            _output(share, own, len(share.keys)) for share, own in zip(shares, given, strict=True)
+        ]
         reads.lookup(shares, outs, admit=command.admit, stages=tables.stages)
         if command.admit:
             engine.frequencies.note(shares)
@@ -74,7 +77,8 @@ def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRe
         share = _lookup_share(engine, command.keys)
         table = share.table
         shape = (len(bags.offsets) - 1, table.dim)
-        rows = as_out(_given(out, [table.name], [shape])[0], shape, table.name)
+        given = _given(out, [table.name], [shape])
+        rows = _output(share, given[0], shape[0])
         reads.lookup_pooled(
             share,
             bags.offsets,
@@ -86,7 +90,7 @@ def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRe
         )
         if command.admit:
             engine.frequencies.note([share])
-        return RowsRead((TableRows(table.name, rows, None, table.t),))
+        return _rows_read([share], [rows], given)
 
 
 def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
@@ -122,9 +126,8 @@ def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> Acknowl
     with engine.tables.writing():
         _check_bytes(engine, command)
         table = engine.tables.find(part.table, part.table_id)
-        shape = (len(bags.offsets) - 1, table.dim)
-        rows = as_rows(part.gradients, shape, table.name, "gradients")
-        shares = [Share(table, part.keys, _bag_gradients(rows, bags))]
+        rows = gradients_of(table, part.gradients, len(bags.offsets) - 1)
+        shares = [Share(table, keys_of(table, part.keys), _bag_gradients(rows, bags))]
         applied = writes.update(shares, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, shares, applied)
 
@@ -144,7 +147,7 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
         _check_bytes(engine, command)
         share = _lookup_share(engine, command.keys)
         shape = (len(share.keys), share.table.dim)
-        writes.assign(share, as_rows(command.rows, shape, share.table.name, "rows"))
+        writes.assign(share, host_rows_of(share.table, command.rows, shape, "rows"))
         return _acknowledged(engine, [share])
 
 
@@ -153,7 +156,7 @@ def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdat
     with engine.tables.writing():
         _check_bytes(engine, command)
         table = engine.tables.find(command.keys.table, command.keys.table_id)
-        keys = command.keys.keys
+        keys = keys_of(table, command.keys.keys)
         put = _put_of(table, keys, command.weights, command.state, command.add_t)
         writes.put_rows([put])
         return _acknowledged(engine, [put.share])
@@ -193,19 +196,14 @@ def _lookup_share(engine: "Engine", part: c.TableKeys) -> Share:
     """Return one table's share of a lookup; keys must be in the host's or this device's memory."""
     table = engine.tables.find(part.table, part.table_id)
     counts = None if part.counts is None else part.counts.astype(np.int64)
-    return Share(table, _keys(table, part.keys), counts=counts)
+    return Share(table, keys_of(table, part.keys), counts=counts)
 
 
 def _gradient_share(engine: "Engine", part: c.TableGradients) -> Share:
     """Return one table's share of an update; gradients must be as wide as the table's rows."""
     table = engine.tables.find(part.table, part.table_id)
-    keys, rows = _keys(table, part.keys), part.gradients
-    if isinstance(rows, np.ndarray) and rows.shape == (len(keys), table.dim):
-        return Share(table, keys, Gradients(rows))
-    adopted = _adopted(table, rows, len(keys), "gradients")
-    if adopted is None:
-        adopted = as_rows(part.gradients, (len(keys), table.dim), table.name, "gradients")
-    return Share(table, keys, Gradients(adopted))
+    keys = keys_of(table, part.keys)
+    return Share(table, keys, Gradients(gradients_of(table, part.gradients, len(keys))))
 
 
 def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: int) -> Put:
@@ -215,45 +213,23 @@ def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: in
     count, state_dim = len(keys), table.config.state_dim
     return Put(
         Share(table, keys),
-        as_rows(weights, (count, table.dim), table.name, "weights"),
-        as_rows(state, (count, state_dim), table.name, "state"),
+        host_rows_of(table, weights, (count, table.dim), "weights"),
+        host_rows_of(table, state, (count, state_dim), "state"),
         add_t,
     )
 
 
-def _output(share: Share, out: Any) -> Rows | Array:
-    """Return the array for the rows of a lookup: the caller's, or a new one on the host.
+def _output(share: Share, out: Any, count: int) -> Any:
+    """Return the array for rows of a lookup: the caller's, or a new one on the host.
 
     With keys in the device's memory `out` must be given: what is made here would go with the
     caller's last reference, whatever its streams still do.
     """
-    table, count = share.table, len(share.keys)
-    if out is None and isinstance(share.keys, np.ndarray):
-        return np.empty((count, table.dim), np.float32)
-    if out is None:
+    if out is None and not isinstance(share.keys, np.ndarray):
         raise InvalidArgumentError(
-            f"table {table.name!r}: expected out to be given with keys in the device's memory"
+            f"table {share.table.name!r}: expected out to be given with keys in the device's memory"
         )
-    adopted = _adopted(table, out, count, "out", write=True)
-    return as_out(out, (count, table.dim), table.name) if adopted is None else adopted
-
-
-def _keys(table: TableState, keys: Any) -> Any:
-    if isinstance(keys, np.ndarray):
-        return keys
-    adopted = table.pool.device.memory.adopt(keys, np.int64, 1)
-    return as_keys(keys, table.name) if adopted is None else adopted
-
-
-def _adopted(
-    table: TableState, rows: Any, count: int, what: str, *, write: bool = False
-) -> Array | None:
-    """Return a caller's rows that are in the device's memory; None for those of the host."""
-    adopted = table.pool.device.memory.adopt(rows, np.float32, 2, write=write)
-    if adopted is not None and (len(adopted), adopted.width) != (count, table.dim):
-        found = len(adopted), adopted.width
-        raise refusal(table.name, f"{what} of shape {count, table.dim}", found)
-    return adopted
+    return output_of(share.table, out, count)
 
 
 def _bag_gradients(rows: Rows, bags: c.Bags) -> Gradients:

@@ -169,6 +169,8 @@ class Sessions:
     ) -> dict[str, Rows]:
         """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
 
+        out : {table: (u, dim) float32} to fill and return, of some tables; of an embedded store
+            they may be in the device's memory, as in `Table.lookup`
         timeout_s : how long to wait for that; None: the session's rank_timeout_ms
 
         Raises
@@ -214,7 +216,8 @@ class Sessions:
         timeout_s: float | None = None,
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
-        finished; the last rank's applies all.
+        finished; the last rank's applies all. Of an embedded store they may be in the device's
+        memory; those of several ranks are copied to the host.
 
         Raises
         ------

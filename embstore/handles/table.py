@@ -132,7 +132,7 @@ class Table:
 
         Parameters
         ----------
-        keys : (n,) int64, bag after bag
+        keys : (n,) int64, bag after bag; may be in the device's memory, and `out`, as in `lookup`
         offsets : (bags + 1,) int64, from 0 to n: bag b is keys[offsets[b]:offsets[b + 1]]
         weights : (n,) float32, finite; with mode "sum" only
 
@@ -150,7 +150,8 @@ class Table:
     ) -> tuple[Rows, Rows]:
         """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache.
 
-        `out` is a pair of arrays of these shapes, to fill and return.
+        `out` is a pair of arrays of these shapes, to fill and return. Keys may be in the device's
+        memory, as in `lookup`; the rows are the host's.
         """
         outs = None if out is None else parts.arrays(out, 2, self.name)
         read = self._executor.execute(c.ReadRows(self._keys(keys)), out=outs).tables[0]
@@ -205,7 +206,8 @@ class Table:
 
         Parameters
         ----------
-        grads : (bags, dim) float32; the others as in `lookup_pooled` and `update`
+        grads : (bags, dim) float32, may be in the device's memory; the others as in `lookup_pooled`
+            and `update`
         """
         part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
         bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
@@ -235,7 +237,8 @@ class Table:
     def assign(self, keys: ArrayLike, rows: ArrayLike) -> Acknowledged:
         """Set rows, (n, dim) float32; of repeated keys the last wins. Optimizer state starts anew.
 
-        Infinities are stored as they are, NaNs as the one NaN of the contract; t stays.
+        Infinities are stored as they are, NaNs as the one NaN of the contract; t stays. Arrays in
+        the device's memory are copied to the host, here and in `put_rows`.
         """
         command: Any = c.Assign(self._keys(keys), rows)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))

@@ -10,12 +10,13 @@ rule 6). A release and a skip are commands too, for they move the session's plac
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from time import monotonic
 
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Rows, as_rows
+from embstore.arrays import Rows, is_on_device
 from embstore.errors import InvalidArgumentError
 from embstore.lookahead.handles import StepOutcome
 from embstore.lookahead.registry import Registry
@@ -23,6 +24,7 @@ from embstore.lookahead.session import Rank, Session
 from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step, Verb
 from embstore.results import AcknowledgedUpdate
 from embstore.tables import writes
+from embstore.tables.callers import host_rows_of
 from embstore.tables.state import Share
 from embstore.tables.tables import Tables
 
@@ -61,7 +63,7 @@ class Finishing:
                     f"session {session.name!r}: step {session.last_step + 1} must be updated, "
                     f"released or skipped before step {number}"
                 )
-        rows = _checked_gradients(session, found.shares[rank.rank], command)
+        rows = self._gradients(session, found.shares[rank.rank], command)
         with self._planner.lock:
             session.check_live()
             attempt = found.attempt
@@ -130,24 +132,35 @@ class Finishing:
             step.shares[0].batches(shares), shares, options.update, stages=stages
         )
 
+    def _gradients(self, session: Session, share: RankShare, command: Finish) -> dict[str, Rows]:
+        if not isinstance(command, c.UpdateStep):
+            return {}
+        on_device = any(is_on_device(part.gradients) for part in command.tables)
+        is_copied = on_device and session.facts.world_size > 1
+        with self._tables.reading() if is_copied else nullcontext():
+            return _checked_gradients(session, share, command)
+
 
 def _options_of(command: Finish) -> Options:
     verb = _VERBS[type(command)]
     return Options(verb, command.options) if isinstance(command, c.UpdateStep) else Options(verb)
 
 
-def _checked_gradients(session: Session, share: RankShare, command: Finish) -> dict[str, Rows]:
+def _checked_gradients(
+    session: Session, share: RankShare, command: c.UpdateStep
+) -> dict[str, Rows]:
     """Return gradients as announced; of several ranks a copy, which waits for the others'."""
-    if not isinstance(command, c.UpdateStep):
-        return {}
     given = {part.table: part.gradients for part in command.tables}
     if given.keys() != share.places.keys():
         raise InvalidArgumentError(
             f"session {session.name!r}: expected gradients of the announced tables "
             f"{sorted(share.places)}, found {sorted(given)}"
         )
+    if session.facts.world_size == 1 and any(map(is_on_device, given.values())):
+        return given  # used at once, and looked at there
     rows = {
-        name: as_rows(given[name], shape, name, "gradients") for name, shape in share.shapes.items()
+        name: host_rows_of(session.tables[name], given[name], shape, "gradients")
+        for name, shape in share.shapes.items()
     }
     if session.facts.world_size == 1:
         return rows

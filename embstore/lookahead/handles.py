@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from embstore.arrays import Rows, as_out
+from embstore.arrays import Rows
 from embstore.commands import StepBags
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
@@ -19,6 +19,7 @@ from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Rank, Session, same_error
 from embstore.lookahead.step import Attempt, Positions, RankShare, Step
 from embstore.results import AcknowledgedUpdate, RowsRead, StepRows, StepTableRows, TableRows
+from embstore.tables.callers import output_of
 from embstore.tables.tables import Tables
 
 Allocate = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
@@ -129,17 +130,24 @@ class StepLookup(_Handle):
         """
         shapes = self.shapes
         if callable(out):
-            outs = dict(zip(shapes, out(list(shapes), list(shapes.values())), strict=True))
+            given = dict(zip(shapes, out(list(shapes), list(shapes.values())), strict=True))
         else:
-            given = out or {}
-            outs = {name: as_out(given.get(name), shape, name) for name, shape in shapes.items()}
+            given = dict(out or {})
+        tables = self._session.tables
         with self._tables.reading():
+            outs = {
+                name: output_of(tables[name], given.get(name), count)
+                for name, (count, _) in shapes.items()
+            }
             if self._bags is None:
                 self.gather(None, outs)
             else:
                 self._pool(self._bags, outs)
-            t = {name: self._session.tables[name].t for name in outs}
-        return RowsRead(tuple(TableRows(name, rows, None, t[name]) for name, rows in outs.items()))
+            t = {name: tables[name].t for name in outs}
+        read = {
+            name: rows if given.get(name) is None else given[name] for name, rows in outs.items()
+        }
+        return RowsRead(tuple(TableRows(name, rows, None, t[name]) for name, rows in read.items()))
 
     def poll(self) -> Readiness:
         """Say how much can be read now.

@@ -31,6 +31,7 @@ from embstore.cache.prefetch import StepPins
 from embstore.commands import UpdateOptions
 from embstore.device.base import Array, Batch, Gradients
 from embstore.results import AcknowledgedUpdate
+from embstore.tables.callers import gradients_of
 from embstore.tables.state import PoolBatch, Share, TableState
 
 
@@ -218,8 +219,9 @@ class RankShare:
     def gradient_shares(self, gradients: Mapping[str, Rows]) -> list[Share]:
         """Return the tables' shares in announced order, with one gradient a key."""
         return [
-            Share(self.table(name), self.keys_of(name), Gradients(gradients[name]))
+            Share(table, keys, Gradients(gradients_of(table, gradients[name], len(keys))))
             for name in self.places
+            for table, keys in ((self.table(name), self.keys_of(name)),)
         ]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from google.protobuf import message as protobuf
 from numpy.typing import NDArray
 
+from embstore.arrays import check_on_host
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -93,6 +94,7 @@ class Message:
         """Append an array of a dtype of the wire, and return its place for the header."""
         if isinstance(array, Computed):
             return self._add(pb.DTYPE_FLOAT32, array.shape, array.write)
+        check_on_host(array)
         return self._add(_NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array))
 
     def _add(

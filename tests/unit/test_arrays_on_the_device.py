@@ -1,5 +1,7 @@
 """Callers' arrays in the device's memory: the same bits as the host's, and nothing copied."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,88 @@ def test_lookups_and_updates_give_the_same_bits(store):
         store.table("device").update(Exported(device, keys), Exported(device, grads))
     host, other = (store.table(name).lookup(np.arange(ROWS)) for name in ("host", "device"))
     assert np.array_equal(host, other)
+
+
+def both(store):
+    return store.table("host"), store.table("device")
+
+
+def assert_same(store):
+    keys = np.arange(ROWS)
+    (weights, state), (others, their_state) = (table.read_rows(keys) for table in both(store))
+    assert np.array_equal(weights, others) and np.array_equal(state, their_state)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_give_the_same_bits(store, mode):
+    rng, device = np.random.default_rng(SEED), store.executor.device
+    offsets = np.array([0, 3, 3, 170, KEYS])
+    host, other = both(store)
+    for _ in range(5):
+        keys = rng.integers(0, ROWS, KEYS)
+        grads = rng.standard_normal((4, DIM)).astype(np.float32)
+        out = Exported(device, np.zeros((4, DIM), np.float32))
+        assert other.lookup_pooled(Exported(device, keys), offsets, mode, out=out) is out
+        expected = host.lookup_pooled(keys, offsets, mode)
+        assert np.array_equal(device.memory.download(out.d_array), expected)
+        host.update_pooled(keys, offsets, grads, mode)
+        other.update_pooled(Exported(device, keys), offsets, Exported(device, grads), mode)
+    assert_same(store)
+
+
+def test_rows_that_are_put_and_read_are_the_same(store):
+    rng, device = np.random.default_rng(SEED), store.executor.device
+    host, other = both(store)
+    keys = rng.permutation(ROWS)[:60]
+    rows = rng.standard_normal((60, DIM)).astype(np.float32)
+    state = rng.random((60, 1)).astype(np.float32)
+    host.assign(keys, rows)
+    other.assign(Exported(device, keys), Exported(device, rows))
+    assert_same(store)
+    host.put_rows(keys[:9], rows[9:18], state[:9], 2)
+    there = [Exported(device, array) for array in (keys[:9], rows[9:18], state[:9])]
+    other.put_rows(*there, 2)
+    assert_same(store)
+    for found, expected in zip(other.read_rows(there[0]), host.read_rows(keys[:9]), strict=True):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_give_the_same_bits(store, ranks):
+    rng, device, sessions = np.random.default_rng(SEED), store.executor.device, store.sessions
+    sessions.open("s", ["host", "device"], world_size=ranks)
+    members = [sessions.join("s", rank).member for rank in range(ranks)]
+    for step in range(1, 5):
+        keys = [rng.permutation(ROWS)[:50] for _ in members]
+        grads = [rng.standard_normal((50, DIM)).astype(np.float32) for _ in members]
+        for member, own in zip(members, keys, strict=True):
+            sessions.announce(member, {step: {"host": own, "device": own}})
+        for member in members:
+            out = Exported(device, np.zeros((50, DIM), np.float32))
+            found = sessions.lookup_step(member, step, out={"device": out})
+            assert found["device"] is out
+            assert np.array_equal(device.memory.download(out.d_array), found["host"])
+        sent = []
+        with ThreadPoolExecutor(ranks) as pool:
+            for member, own in zip(members, grads, strict=True):
+                given = {"host": own, "device": Exported(device, own)}
+                sent.append(pool.submit(sessions.update_step, member, step, given))
+        for done in sent:
+            done.result()
+    assert_same(store)
+    assert store.table("device").t == 4
+
+
+def test_a_step_with_gradients_that_do_not_fit_is_open(store):
+    device, sessions = store.executor.device, store.sessions
+    sessions.open("s", ["device"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"device": np.arange(9)}})
+    for wrong in (np.ones((8, DIM), np.float32), np.ones((9, DIM), np.float64)):
+        with pytest.raises(InvalidArgumentError, match=r"shape|float32"):
+            sessions.update_step(member, 1, {"device": Exported(device, wrong)})
+    sessions.update_step(member, 1, {"device": Exported(device, np.ones((9, DIM), np.float32))})
+    assert store.table("device").t == 1
 
 
 def test_one_call_may_mix_both(store):

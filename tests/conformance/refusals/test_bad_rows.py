@@ -36,15 +36,20 @@ class OnDevice:
         return {"shape": (2, 4), "typestr": "<f4", "data": (1, False), "version": 3}
 
 
-def test_arrays_on_a_device_where_none_are_taken(twin):
+def test_arrays_of_a_device_that_is_not_the_stores(twin):
     table, keys, rows = twin.store.table("a"), [1, 2], OnDevice()
     for call in (
+        lambda: table.lookup(rows),
+        lambda: table.lookup_pooled(rows, [0, 1, 2]),
+        lambda: table.read_rows(rows),
+        lambda: table.update(keys, rows),
         lambda: table.update_pooled(keys, [0, 1, 2], rows),
         lambda: table.assign(keys, rows),
         lambda: table.put_rows(keys, rows, ones(2, 8), 1),
         lambda: table.put_rows(keys, ones(2), rows, 1),
     ):
-        assert_refused(twin, call)
+        with refused(twin.store, InvalidArgumentError, "expected", "found"):
+            call()
 
 
 @pytest.fixture
