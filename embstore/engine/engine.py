@@ -138,6 +138,11 @@ class Engine:
         """Whether a fold or compaction runs, or waits for the next call to install it."""
         return self.storage.merges.running
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether a call of a few keys waits for nothing: no merge, no device that queues work."""
+        return not self.is_merging and not self.device.is_queued
+
     def close(self) -> None:
         """Commit what is not yet, and give everything back. Closing twice is harmless.
 

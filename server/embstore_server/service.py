@@ -326,7 +326,7 @@ class Service:
             work,
             lane=caller.lane,
             deadline=caller.deadline,
-            brief=caller.brief and not self._in_threads and not self._engine.is_merging,
+            brief=caller.brief and not self._in_threads and self._engine.is_prompt,
         )
 
     def _account(self, caller: Caller, task: Task) -> None:

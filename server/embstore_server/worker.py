@@ -11,9 +11,10 @@ calls waiting delays another's by one call, not by a hundred. Calls of one lane 
 end, whoever still wants to know. The step from waiting to started, or to withdrawn, is taken under
 the queue's lock, so that it is always exactly one of the two.
 
-**At once.** A *brief* task (a few keys) that finds the engine idle is done by the event loop
-itself: two switches of threads cost more than such a call. So what owns the store is, strictly,
-whoever holds `_turn`, a lock that the thread takes for each task; the loop only ever tries it.
+**At once.** A *brief* task (a few keys, on a device that queues no work) that finds the engine idle
+is done by the event loop itself: two switches of threads cost more than such a call. So what owns
+the store is, strictly, whoever holds `_turn`, a lock that the thread takes for each task; the loop
+only ever tries it.
 
 The event loop gives tasks and gets results; the thread never waits for the loop. It is woken by a
 token for each task, through a SimpleQueue: a Condition's wait costs several times as much, which a
