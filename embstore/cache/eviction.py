@@ -97,7 +97,6 @@ class Evictor:
             # At worst every victim is dirty; the reservation stands before the first is logged.
             self._reserve(min(needed, self.dirty_max))
             self._evict(*self.scores.victims(needed, begun))
-            self.scores.prepare(needed)
         return self.slots.take(count)
 
     def _needed(self, count: int) -> int:

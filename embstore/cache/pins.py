@@ -17,6 +17,8 @@ from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Device, Slots
 
 _UNPINNED_SHARE = 16
+_ASKED_MAX = 16
+"""Answers that nobody has waited for, each in pinned memory."""
 
 
 class Reclaimer(Protocol):
@@ -60,7 +62,7 @@ class PoolPins:
     def unpin(self, slots: Array | Slots) -> None:
         """Remove a pin from each of the slots; -1 is skipped."""
         self._asked.append(self._device.slots.unpin(self._slots.memory, slots))
-        if not self._device.is_queued:
+        if not self._device.is_queued or len(self._asked) == _ASKED_MAX:
             self.synchronize()
 
     def synchronize(self) -> None:

@@ -13,9 +13,8 @@ rows used twice.
 Victims are selected for many evictions at once, because selection reads every score: the slots of
 lowest score are queued in ascending order with their scores. A queued slot whose score has changed
 was touched, or has another row by now, and is skipped. Under LRU the queue is exact: whatever is
-touched later scores above everything in it; so where a call leaves too few for another like it, the
-next queue is begun at its end, and nobody waits for it. Elsewhere new rows may score below the end
-of the queue; it is kept short instead.
+touched later scores above everything in it. Elsewhere new rows may score below the end of the
+queue; it is kept short instead.
 """
 
 from collections.abc import Callable
@@ -32,6 +31,8 @@ from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
 
 _LOOKED_AT = 64
 _DIGIT_BITS = 16
+_LEFT_SHARE = 4
+"""Of a queue: less than one part in so many is dropped where more are needed."""
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
 """Of queued slots one in so many more is read than are needed, and so many."""
 
@@ -55,8 +56,6 @@ class Scores:
     _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _next: int = 0
-    _selecting: Answer[tuple[Slots, NDArray[np.int64]]] | None = None
-    """The next queue, begun by the call before."""
     _touches: int = 0
 
     def tick(self) -> None:
@@ -127,7 +126,6 @@ class Scores:
         """Drop the queue: scores or slots have changed wholesale."""
         self._queue, self._next = np.empty(0, np.int64), 0
         self._queued_scores = np.empty(0, np.int64)
-        self._selecting = None
 
     def victims(self, count: int, begun: Answer[Victims] | None = None) -> Victims:
         """Return `count` resident slots of lowest score that the running call has not touched, and
@@ -152,9 +150,10 @@ class Scores:
     def _least_count(self) -> int:
         """Return the count of the next victim; 0: there is none, or it is foreseen."""
         while True:
-            self._fill(1)
-            if not len(self._queue):
-                return 0
+            if self._next == len(self._queue):
+                self._refill(1)
+                if not len(self._queue):
+                    return 0
             begin = self._next
             slots, here = self._ask(_LOOKED_AT)()
             if len(slots):
@@ -170,7 +169,9 @@ class Scores:
 
         with_rows : as in `DeviceSlots.read_slots`
         """
-        self._fill(count)
+        left = len(self._queue) - self._next
+        if not left or (left < count and left * _LEFT_SHARE < len(self._queue)):
+            self._refill(count)  # of what was left, too: few are not worth a look of their own
         return self._ask(count, with_rows=with_rows)
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
@@ -188,30 +189,13 @@ class Scores:
 
         return answer
 
-    def prepare(self, count: int) -> None:
-        """Begin to select victims, if too few are queued for another call that needs `count`.
-
-        Rows of the running call are none of them. Under LRU none would be in the next call either.
-        """
-        is_lru = not self.policy.has_counts and not self.is_foreseeing
-        if is_lru and self._selecting is None and len(self._queue) - self._next < count:
-            self._selecting = self._select(count)
-
-    def _fill(self, count: int) -> None:
-        """Have `count` victims queued, if there are as many; who is left is selected again."""
-        while len(self._queue) - self._next < count:
-            prepared, self._selecting = self._selecting, None
-            slots, scores = (prepared or self._select(count))()
-            order = ascending(scores)
-            self._queue, self._next = slots[order], 0
-            self._queued_scores = scores[order]
-            if prepared is None:
-                return
-
-    def _select(self, count: int) -> Answer[tuple[Slots, NDArray[np.int64]]]:
+    def _refill(self, count: int) -> None:
         memory, slot_count = self.slots.memory, self.slots.count
         wanted = max(count, slot_count // self.policy.queue_share)
-        return self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
+        slots, scores = self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
+        order = ascending(scores)
+        self._queue, self._next = slots[order], 0
+        self._queued_scores = scores[order]
 
 
 def ascending(scores: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -497,9 +497,9 @@ class DeviceSlots(Protocol):
 
     def select_victims(
         self, memory: SlotMemory, slot_count: int, clock: int, count: int
-    ) -> Answer[tuple[Slots, NDArray[np.int64]]]:
-        """Answer the up to `count` resident slots of lowest score that this clock has not touched
-        (score & (2**40 - 1) != clock), in ascending order of slot, and their scores.
+    ) -> tuple[Slots, NDArray[np.int64]]:
+        """Return the up to `count` resident slots of lowest score that this clock has not touched
+        (score & (2**40 - 1) != clock), in ascending order of slot, and their scores. Waits.
 
         Of equal scores the lowest slots are taken. A slot that is pinned or PENDING is none of
         them: 0 <= score < PIN_ONE.

@@ -81,7 +81,7 @@ class CpuSlots:
 
     def select_victims(
         self, memory: CpuSlotMemory, slot_count: int, clock: int, count: int
-    ) -> Answer[tuple[Slots, NDArray[np.int64]]]:
+    ) -> tuple[Slots, NDArray[np.int64]]:
         scores, slot_keys = memory.scores[:slot_count], memory.keys[:slot_count]
         candidates = _Candidates(self._work, scores, slot_keys, clock)
         wanted, threshold, ties = find_threshold(candidates, count)
@@ -90,8 +90,7 @@ class CpuSlots:
             victim_kernels.collect_victims(
                 scores, slot_keys, clock, threshold, wanted, ties, victims
             )
-        found = victims, scores[victims]
-        return lambda: found
+        return victims, scores[victims]
 
 
 @dataclass

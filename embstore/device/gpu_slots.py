@@ -1,7 +1,6 @@
 """Slots on a GPU: their keys, scores and flags, and the search for victims."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,9 +149,10 @@ class GpuSlots:
 
     def select_victims(
         self, memory: Slabs, slot_count: int, clock: int, count: int
-    ) -> Answer[tuple[Slots, NDArray[np.int64]]]:
+    ) -> tuple[Slots, NDArray[np.int64]]:
         if slot_count == 0 or count == 0:
-            return lambda: (np.empty(0, np.int64), np.empty(0, np.int64))
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        count = min(count, slot_count)
         work, ranges = self._work, -(-slot_count // _RANGE_SLOTS)
         (search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
         bins = work.scratch.take(BINS, np.int64)
@@ -162,7 +162,8 @@ class GpuSlots:
         in_ranges = (*candidates, np.int64(_RANGE_SLOTS))
         work.runtime.fill(bins, 0)
 
-        def ask() -> tuple[Answer[NDArray[Any]], Answer[NDArray[Any]]]:
+        state: list[int] = []
+        while not state or state[STATE] != DONE:
             for _ in range(_ROUNDS):
                 work.launch("score_range", slot_count, *candidates)
                 work.launch("count_scores", slot_count, *candidates, bins)
@@ -172,17 +173,6 @@ class GpuSlots:
             work.runtime.launch(
                 "collect_victims", ranges, *in_ranges, counts, found[:count], found[count:]
             )
-            return work.ask(search), work.ask(found)
-
-        asked = ask()
-
-        def answer() -> tuple[Slots, NDArray[np.int64]]:
-            state, victims = asked[0]().tolist(), asked[1]
-            while state[STATE] != DONE:
-                victims()
-                state_of, victims = ask()
-                state = state_of().tolist()
-            on_host = victims()
-            return on_host[: state[VICTIMS]], on_host[count : count + state[VICTIMS]]
-
-        return answer
+            state_of, victims = work.ask(search), work.ask(found)
+            state, on_host = state_of().tolist(), victims()
+        return on_host[: state[VICTIMS]], on_host[count : count + state[VICTIMS]]

@@ -17,7 +17,7 @@ from embstore.score import PIN_ONE
 
 
 class Candidates(Protocol):
-    """The scores of candidates, as a device counts them."""
+    """The scores of candidates, as the CPU counts them."""
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
         """Return how many candidates have floor <= score < ceiling, their lowest and highest."""

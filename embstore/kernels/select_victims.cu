@@ -9,8 +9,8 @@
 //     count_scores     bins[b] += candidates with (score - LOWEST) >> shift = b
 //     narrow_search    takes the bin that has the last victim; or the threshold is found (DONE)
 //
-// as often as it takes, mostly once or twice. What is found needs no more: a round too many costs
-// three launches that do nothing, and the host waits for one answer. Then
+// as often as it takes, mostly once or twice. A round too many costs three launches that do nothing;
+// so the host asks for some at once, and waits for one answer. Then
 //
 //     count_victims    counts[b], counts[ranges + b] = candidates of range b below the threshold,
 //                      and at it
@@ -31,8 +31,9 @@
 // PER_THREAD * BLOCK_THREADS, and a slot's rank is the sum of what the ranges, the tiles, the warps
 // and the lanes before it have.
 //
-// Preconditions: bins zeroed; search = SEARCH of `embstore/device/gpu_slots.py`. Deterministic:
-// sums, minima and maxima of integers, and ranks. CPU twin: select_victims.py, by threshold.py. Bytes
+// Preconditions: below 2^31 slots; bins zeroed; search = 0, PIN_ONE, 0, 0, PIN_ONE, wanted, wanted,
+// SEEKING; no score changes until it is DONE. Deterministic: sums, minima and maxima of integers,
+// and ranks. CPU twin: select_victims.py, by threshold.py. Bytes
 // of n slots: a pass 8 n, and up to 8 n more of keys.
 
 #define PER_THREAD 4

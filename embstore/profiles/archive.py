@@ -47,8 +47,9 @@ DIRECTORY_BYTES_MAX = 4 << 20
 
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
-_FRONT_BYTES, _MAGIC_BYTES = 128, 10
-"""What NumPy writes before an array of one dimension or two; as much of it has a fixed place."""
+_FRONT_BYTES, _FIXED_BYTES = 128, 10
+"""What NumPy writes before an array of one dimension or two; and of that, before its description:
+eight bytes that name the format, two of the description's length."""
 _FRONT = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"{'descr': '([<>|]u[1248])', 'fortran_order': False, "
@@ -101,8 +102,10 @@ class Members:
     def _read(self, name: str) -> NDArray[np.unsignedinteger[Any]]:
         content = self._file.read(self._members.pop(_filename(name)))
         front = _FRONT.match(content)
-        if front is None or front.end() != _MAGIC_BYTES + int.from_bytes(front[1], "little"):
-            expected = "an array of unsigned integers, of 1 dimension or 2, in NumPy's format 1.0"
+        if front is None or front.end() != _FIXED_BYTES + int.from_bytes(front[1], "little"):
+            expected = (
+                "an array of unsigned integers of 1 or 2 dimensions, as NumPy writes it (1.0)"
+            )
             raise InvalidArgumentError(f"expected {expected}, found {content[:_FRONT_BYTES]!r}")
         values = np.frombuffer(content, np.dtype(front[2].decode()), offset=front.end())
         shape = [int(size) for size in front.group(3, 4) if size is not None]

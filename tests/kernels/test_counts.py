@@ -119,7 +119,7 @@ def test_the_calls_of_26_tables(tmp_path):
 
 def few_keys_of(store, rng):
     tables = list(store.tables())
-    return {name: rng.integers(0, ROWS, max(FEW_KEYS // len(tables), 2)) for name in tables}
+    return {name: rng.integers(0, ROWS, max(FEW_KEYS // len(tables), 1)) for name in tables}
 
 
 @pytest.mark.parametrize("tables", [1, 26])
@@ -143,11 +143,11 @@ def test_the_calls_of_rows_that_are_missing(tmp_path, tables):
     pool = store.stats()["cache"]["pools"][0]
     assert pool["evictions_dirty"] > pool["evictions_clean"]
     waits = {name: sorted(each["waits"] for each in costs) for name, costs in found.items()}
-    # One more where the call before has begun no search, or for fewer rows.
-    assert [of_verb[-3] for of_verb in waits.values()] == [3, 1, 3]
-    assert max(max(of_verb) for of_verb in waits.values()) <= 4
+    assert [of_verb[len(of_verb) // 2] for of_verb in waits.values()] == [3, 1, 3]
+    # A search for victims is one more, once in some calls.
+    assert max(max(of_verb) for of_verb in waits.values()) == 4
     uploads = [each["uploads"] for costs in found.values() for each in costs]
-    assert max(uploads) <= 6, "what is sent between two waits goes together"
+    assert max(uploads) <= 7, "what is sent between two waits goes together"
 
 
 @pytest.mark.parametrize("tables", [1, 26])

@@ -35,7 +35,7 @@ def scored(device, scores, slot_keys=None):
 
 def select(device, scores, slot_keys, clock, count):
     memory = scored(device, scores, slot_keys)
-    victims, scores_of_victims = device.slots.select_victims(memory, len(scores), clock, count)()
+    victims, scores_of_victims = device.slots.select_victims(memory, len(scores), clock, count)
     assert victims.dtype == scores_of_victims.dtype == np.int64
     assert np.array_equal(scores_of_victims, scores[victims])
     return victims.tolist()
@@ -120,17 +120,17 @@ def test_only_slots_that_are_asked_for_are_victims():
     scores = np.arange(40)[::-1].copy()
     for device in devices():
         memory = scored(device, scores)
-        assert device.slots.select_victims(memory, 30, 99, 3)()[0].tolist() == [27, 28, 29]
+        assert device.slots.select_victims(memory, 30, 99, 3)[0].tolist() == [27, 28, 29]
 
 
 def test_no_victims():
     for device in devices():
         memory = scored(device, np.full(5, 9))
         for slot_count, clock, count in ((0, 1, 4), (5, 9, 4), (5, 1, 0)):
-            found = device.slots.select_victims(memory, slot_count, clock, count)()
+            found = device.slots.select_victims(memory, slot_count, clock, count)
             assert [array.tolist() for array in found] == [[], []]
         free = scored(device, np.zeros(5, np.int64), np.full(5, EMPTY_KEY))
-        assert len(device.slots.select_victims(free, 5, 1, 3)()[0]) == 0
+        assert len(device.slots.select_victims(free, 5, 1, 3)[0]) == 0
 
 
 def test_what_this_clock_has_touched_is_no_victim():

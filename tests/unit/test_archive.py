@@ -252,6 +252,17 @@ def test_arrays_of_another_kind_are_refused(values):
     refused(told, "an array of unsigned integers")
 
 
+def test_a_front_of_another_length_than_it_says_is_refused():
+    raw = io.BytesIO(PROFILE.to_bytes())
+    told = io.BytesIO()
+    with zipfile.ZipFile(raw) as source, zipfile.ZipFile(told, "w") as file:
+        for name in source.namelist():
+            content = bytearray(source.read(name))
+            content[8] += 1  # of the length
+            file.writestr(name, bytes(content))
+    refused(told.getvalue(), "an array of unsigned integers")
+
+
 def test_arrays_of_another_byte_order_are_read():
     members = {name: values.astype(">u2") for name, values in members_of(WIDE.to_bytes()).items()}
     members["header"] = members["header"].astype(np.uint8)

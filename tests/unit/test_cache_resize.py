@@ -58,7 +58,12 @@ def test_slots_max_is_never_what_ends_growth(budget):
         bytes_of_all = sizes.slots_max * sizes.slot_bytes + device.memory.index_bytes(
             sizes.slots_max
         )
-        assert bytes_of_all > 0.999 * budget
+        assert bytes_of_all > 0.999 * budget or sizes.slots_max + sizes.slab_slots >= 1 << 31
+
+
+def test_slots_are_counted_in_int32():
+    sizes = Sizes.of(Layout(4, 0, "sgd"), 1 << 40, CpuDevice(1))
+    assert (1 << 31) - sizes.slab_slots <= sizes.slots_max < 1 << 31
 
 
 # Pools

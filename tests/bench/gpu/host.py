@@ -48,11 +48,13 @@ class ReplayedRuntime:
         self.is_replaying = False
         self._under_way: list[NDArray[Any]] = []  # targets of downloads
         self._answers: deque[bytes] = deque()  # what came in a round, in order
+        self._played = 0  # of them, in this round
 
     def begin(self, *, replay: bool) -> None:
         """Begin a round: with the runtime, or as the last that was done was answered."""
         assert not self._under_way, "a round ends with a wait"
-        self.is_replaying = replay
+        assert self._played in (0, len(self._answers)), "a round is always the same calls"
+        self.is_replaying, self._played = replay, 0
         if not replay:
             self._answers.clear()
 
@@ -85,6 +87,7 @@ class ReplayedRuntime:
             if self.is_replaying:
                 target.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._answers[0], np.uint8)
                 self._answers.rotate(-1)
+                self._played += 1
             else:
                 self._answers.append(target.tobytes())
         self._under_way.clear()

@@ -1,0 +1,50 @@
+"""How many slots are pinned, where the device's work is queued."""
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import Sgd, Uniform
+from embstore.device.gpu import GpuDevice
+from embstore.profiles.hotset import HotSet
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+ROWS = 500
+
+
+@pytest.fixture
+def store(tmp_path):
+    with embstore.open(
+        tmp_path, device=GpuDevice(EmulatedRuntime()), cache_bytes=1 << 20
+    ) as opened:
+        opened.create_table("a", dim=4, rows=ROWS, optimizer=Sgd(0.1), initializer=Uniform(-1, 1))
+        opened.pin_hot_set(HotSet({"a": np.arange(300)}))
+        yield opened
+
+
+def pool_of(store):
+    (pool,) = store.executor.tables.pools.values()
+    return pool
+
+
+def test_what_was_let_go_is_counted_when_it_is_told(store):
+    pins, slots = pool_of(store).pins, pool_of(store).slots.contents().scores
+    pinned = np.flatnonzero(slots >= 1 << 52)[:7]
+    assert pins.count == 300
+    with store.executor.tables.reading():
+        pins.unpin(pinned)
+        assert pins.known_count == 300, "nobody has waited"
+        pins.pin(pinned[:2])
+    assert store.stats()["sessions"]["planning"]["pinned_rows"] == 295
+
+
+def test_answers_that_nobody_asks_for_do_not_pile_up(store):
+    pool, runtime = pool_of(store), store.executor.device.runtime
+    allocated, allocate = [], runtime.allocate_host
+    runtime.allocate_host = lambda count: allocated.append(count) or allocate(count)
+    slots = np.flatnonzero(pool.slots.contents().scores >= 1 << 52)
+    with store.executor.tables.reading():
+        for slot in slots[:200]:
+            pool.pins.unpin(np.array([slot]))
+    assert len(allocated) < 40
+    assert pool.pins.count == 100
