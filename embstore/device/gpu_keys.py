@@ -8,6 +8,7 @@ evicted their rows.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from struct import unpack_from
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from embstore.arrays import KEY_BITS, Keys
 from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, Slots
 from embstore.device.gpu_work import (
     ACCESSES,
-    FINDINGS_BYTES,
     HITS,
     MISSING,
     NONE,
@@ -33,6 +33,8 @@ from embstore.device.gpu_work import (
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import Buffer
+
+_FINDINGS = f"{len(NOTHING_FOUND)}q"
 
 
 class GpuKeys:
@@ -125,7 +127,7 @@ class GpuKeys:
         if waiting:
             self._work.wait()
         for batch, answer in waiting:
-            values = answer.memory[:FINDINGS_BYTES].view(np.int64).tolist()
+            values = unpack_from(_FINDINGS, answer.memory.data)
             if values[UNIQUE_COUNT] < len(batch.unique_keys):
                 batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
             batch.found.outside = _position(values[OUTSIDE])

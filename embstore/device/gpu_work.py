@@ -7,8 +7,7 @@ memory. Their results for the host are one row of eight int64 for each call, its
 Small arrays of a call are copied together, large ones piece by piece while COMPUTE works
 (`staging.py`). Work is recorded, and given to the runtime when the host waits (`recorder.py`).
 
-Grids: a block for every 256 items, or lanes of rows, but no more than keep the device busy; kernels
-walk over the rest.
+Grids: see `Recorder.launch_over`.
 """
 
 import os
@@ -40,7 +39,6 @@ UNIQUE_COUNT, OUTSIDE, MISSING, NOT_FINITE, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
-_BLOCKS_PER_MULTIPROCESSOR = 16
 SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
 """Of running sums; `scan.cu` has the same."""
 SCAN_STEPS_LEAST = 4
@@ -69,13 +67,13 @@ class GpuWork:
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
         self.runtime = Recorder(runtime)
+        self.launch = self.runtime.launch_over
         self.scratch = Scratch(self.runtime)
         self._workers = Workers(threads or min(COPY_THREADS_MAX, os.cpu_count() or 1))
         self.staging = Staging(self.runtime, self._workers, self.scratch)
         self._waits = 0
         self._numbers: dict[DTypeLike, DeviceArray] = {}
         self._sent: dict[Any, tuple[bytes, DeviceArray]] = {}
-        self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
 
     def close(self) -> None:
         """End the threads, wait for all work unless the device is lost, and free the scratch."""
@@ -87,11 +85,6 @@ class GpuWork:
         self._sent.clear()
         self.scratch.close()
         self.runtime.close()
-
-    def launch(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel over so many items, or lanes."""
-        blocks = -(-items // BLOCK_THREADS)
-        self.runtime.launch(kernel, min(blocks, self._blocks_max), *arguments)
 
     def accumulate(self, values: DeviceArray) -> None:
         """Make int32 values their running sums: values[i] = values[0] + ... + values[i]."""

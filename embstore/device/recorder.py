@@ -18,8 +18,10 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.device.runtime import COMPUTE, Argument, DeviceArray, Runtime
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
 from embstore.errors import DeviceError
+
+_BLOCKS_PER_MULTIPROCESSOR = 16
 
 
 class Recorder:
@@ -29,6 +31,7 @@ class Recorder:
         self.name = runtime.name
         self.compute_stream = runtime.compute_stream
         self._runtime = runtime
+        self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
         self._work: list[Callable[[], None]] = []
 
     @property
@@ -62,6 +65,16 @@ class Recorder:
             recorded, self._work = self._work, []
             for work in recorded:
                 work()
+
+    def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
+        """Run a kernel over so many items, or lanes of rows: a block for every 256 of them, but no
+        more than keep the device busy; kernels walk over the rest."""
+        blocks = -(-items // BLOCK_THREADS)
+        if self._runtime.is_lost:
+            self._refuse()
+        self._work.append(
+            partial(self._runtime.launch, kernel, min(blocks, self._blocks_max), *arguments)
+        )
 
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
         """See Runtime."""
