@@ -110,12 +110,12 @@ def is_on_device(array: Any) -> bool:
         return True  # it is, and its library does not show it: whoever takes it finds out why
 
 
-def check_on_host(array: Any) -> None:
-    """Refuse an array of a device's memory, which cannot be sent."""
+def check_on_host(array: Any, where: str = "") -> None:
+    """Refuse an array of a device's memory, which cannot be sent; `where` begins the message."""
     if is_on_device(array):
         raise InvalidArgumentError(
-            "expected arrays of the host, found one in a device's memory, which only an embedded "
-            "store takes"
+            f"{where}expected arrays of the host, found one in a device's memory, which only an "
+            "embedded store takes"
         )
 
 

@@ -486,7 +486,10 @@ def _update_step(command: c.UpdateStep) -> c.UpdateStep:
 
 def _step_gradients(part: c.StepGradients) -> c.StepGradients:
     name = _step_part(part.table)
-    rows = _rows(part.gradients, _length(part.gradients), name, "gradients")
+    given = part.gradients
+    if not is_on_device(given):
+        given = as_array(given, name, "gradients")
+    rows = _rows(given, _length(given), name, "gradients")
     return part if rows is part.gradients else c.StepGradients(name, rows)
 
 

@@ -30,8 +30,8 @@ class UniqueKeys(NamedTuple):
     def of(cls, part: TableKeys | TableGradients) -> "UniqueKeys":
         """Make the keys of a command, on the host, unique, and add up their counts if any."""
         checked = part.keys
-        check_on_host(checked)
-        check_on_host(getattr(part, "gradients", None))
+        check_on_host(checked, f"table {part.table!r}: ")
+        check_on_host(getattr(part, "gradients", None), f"table {part.table!r}: ")
         counted = part.counts if isinstance(part, TableKeys) else None
         if len(checked) < 2:
             return cls(checked, None, counted)

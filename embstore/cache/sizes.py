@@ -20,8 +20,6 @@ _STAGING_SHARE = 32
 _FREE_BYTES = 4
 """Of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
-_SLOTS_MAX = 1 << 31
-"""Devices count slots in int32, and indexes name them in uint32."""
 
 
 @dataclass(frozen=True)
@@ -53,5 +51,5 @@ class Sizes:
         least = slab_slots * slot_bytes + device.memory.index_bytes(slab_slots) + staging_bytes
         many = slab_slots * (_MANY_SLOTS * slot_bytes + device.memory.index_bytes(_MANY_SLOTS))
         slabs_max = budget_bytes * _MANY_SLOTS // many + 1
-        slots_max = min(slabs_max, (_SLOTS_MAX - 1) // slab_slots) * slab_slots
+        slots_max = min(slabs_max, device.memory.slots_max // slab_slots) * slab_slots
         return cls(slot_bytes, slab_slots, slots_max, staging_rows, staging_bytes, least)

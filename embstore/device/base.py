@@ -169,6 +169,8 @@ class DeviceMemory(Protocol):
 
     slab_bytes_max: int
     """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
+    slots_max: int
+    """Slots of a pool, at most."""
 
     def cache_bytes_max(self) -> int:
         """Return the bytes that a first cache can have: on a GPU what is free beside calls, on the

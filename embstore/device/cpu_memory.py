@@ -5,6 +5,7 @@ released when its slots are dropped (`embstore.host.memory`).
 """
 
 import mmap
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ class CpuMemory:
     """The `DeviceMemory` of the CPU."""
 
     slab_bytes_max = 16 << 20
+    slots_max = sys.maxsize  # address space ends before
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work

@@ -27,6 +27,7 @@ class GpuMemory:
     """The `DeviceMemory` of a GPU."""
 
     slab_bytes_max = 128 << 20
+    slots_max = (1 << 31) - 1  # kernels count them in int32
 
     def __init__(self, work: GpuWork) -> None:
         self._work = work
@@ -118,7 +119,7 @@ class GpuMemory:
     ) -> DeviceArray | None:
         try:
             interface = getattr(array, "__cuda_array_interface__", None)
-        except RuntimeError as exc:  # PyTorch's, of a tensor that requires gradients
+        except Exception as exc:  # whatever its library says, as PyTorch of what needs gradients
             raise InvalidArgumentError(f"expected an array that may be read: {exc}") from exc
         if interface is None:
             return None

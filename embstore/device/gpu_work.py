@@ -204,7 +204,7 @@ class GpuWork:
 
     def ask(self, array: DeviceArray) -> Answer[NDArray[Any]]:
         """Begin to copy an array to the host."""
-        shape = (array.count, array.width) if array.width > 1 else array.count
+        shape = (array.count, array.width) if array.width != 1 else array.count
         out = np.empty(shape, array.dtype)
         end = self.ask_together([array], [out])
 

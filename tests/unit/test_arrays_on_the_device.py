@@ -205,8 +205,40 @@ def test_wrong_arrays_are_refused_and_change_nothing(store, keys, grads, message
 
 
 def test_keys_on_the_device_need_an_out(store):
-    with pytest.raises(InvalidArgumentError, match="out"):
-        store.table("device").lookup(Exported(store.executor.device, np.arange(3)))
+    keys, table = Exported(store.executor.device, np.arange(3)), store.table("device")
+    for call in (lambda: table.lookup(keys), lambda: table.lookup_pooled(keys, [0, 3])):
+        with pytest.raises(InvalidArgumentError, match="expected out to be given"):
+            call()
+
+
+def test_state_of_no_element_is_put(store):
+    store.resize_cache(1 << 20)
+    table = store.create_table("c", dim=4, rows=9, optimizer=Sgd(0.1), initializer=Uniform(-1, 1))
+    rows = np.ones((5, 4), np.float32)
+    there = [Exported(store.executor.device, a) for a in (rows, np.ones((5, 0), np.float32))]
+    table.put_rows(np.arange(5), *there, 1)
+    assert np.array_equal(table.lookup(np.arange(5)), rows)
+
+
+@pytest.fixture
+def turns(store, monkeypatch):
+    """Return of each array that was adopted whether the engine's turn was held."""
+    held, memory, lock = [], store.executor.device.memory, store.executor.tables.frame._lock
+    adopt = memory.adopt
+
+    def noted(array, *arguments, **options):
+        if hasattr(array, "__cuda_array_interface__"):
+            held.append(lock._is_owned())
+        return adopt(array, *arguments, **options)
+
+    monkeypatch.setattr(memory, "adopt", noted)
+    return held
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_arrays_are_taken_within_the_engines_turn(store, turns, ranks):
+    test_steps_give_the_same_bits(store, ranks)
+    assert len(turns) == 4 * 2 * ranks and all(turns)
 
 
 class RequiresGrad:
@@ -217,9 +249,25 @@ class RequiresGrad:
         raise RuntimeError("use var.detach()")
 
 
+class Unnamed:
+    """An array of a dtype that its library cannot name."""
+
+    @property
+    def __cuda_array_interface__(self):
+        raise KeyError("no such dtype")
+
+
 def test_an_array_that_its_library_does_not_show_is_refused(store):
+    table = store.table("device")
     with pytest.raises(InvalidArgumentError, match="detach"):
-        store.table("device").lookup(RequiresGrad())
+        table.lookup(RequiresGrad())
+    for call in (
+        lambda: table.lookup(np.arange(2), out=Unnamed()),
+        lambda: table.update(np.arange(2), Unnamed()),
+        lambda: table.assign(np.arange(2), Unnamed()),
+    ):
+        with pytest.raises(InvalidArgumentError, match="no such dtype"):
+            call()
 
 
 def test_an_output_that_may_not_be_written_or_is_not_aligned_is_refused(store):
