@@ -29,7 +29,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from embstore import commands as c
-from embstore.arrays import Rows, as_out
+from embstore.arrays import Rows, as_out, check_on_host
 from embstore.checks import check_call_bytes, checked
 from embstore.commands import Command, Progress
 from embstore.config import Limits, TableConfig
@@ -233,7 +233,16 @@ class RemoteExecutor:
                 single = UniqueKeys.of(keys)
                 smaller = c.ReadRows(single.in_place_of(keys))
                 return smaller, lambda read: _spread_whole(read, single, out)
-            case c.LookupPooled() | c.LookupStepPooled():
+            case c.LookupPooled(keys):
+                _check_on_host(keys.table, keys.keys)
+                return command, lambda read: _copied(read, out)
+            case c.UpdatePooled(sent):
+                _check_on_host(sent.table, sent.keys, sent.gradients)
+            case c.Assign(keys, rows):
+                _check_on_host(keys.table, keys.keys, rows)
+            case c.PutRows(keys, weights, state):
+                _check_on_host(keys.table, keys.keys, weights, state)
+            case c.LookupStepPooled():
                 return command, lambda read: _copied(read, out)
             case c.Update(parts_of, options):
                 return c.Update(tuple(map(summed, parts_of)), options), None
@@ -407,6 +416,11 @@ def _spread_whole(read: RowsRead, once: UniqueKeys, out: Any) -> RowsRead:
 def _check_out(out: Any, once: UniqueKeys, rows: Rows, table: str) -> None:
     if out is not None:
         as_out(out, (once.call_count, rows.shape[1]), table)
+
+
+def _check_on_host(table: str, *arrays: Any) -> None:
+    for array in arrays:
+        check_on_host(array, f"table {table!r}: ")
 
 
 def _copied(read: RowsRead, out: Any) -> RowsRead:

@@ -48,8 +48,7 @@ def test_arrays_of_a_device_that_is_not_the_stores(twin):
         lambda: table.put_rows(keys, rows, ones(2, 8), 1),
         lambda: table.put_rows(keys, ones(2), rows, 1),
     ):
-        with refused(twin.store, InvalidArgumentError, "expected", "found"):
-            call()
+        assert_refused(twin, call)
 
 
 @pytest.fixture
