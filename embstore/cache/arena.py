@@ -33,10 +33,11 @@ class Member(Protocol):
 
 
 class Arena:
-    """The budget of one store's cache. Engine thread only."""
+    """The budget of one store's cache, or of its host tier. Engine thread only."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, option: str = "cache_bytes") -> None:
         self.budget_bytes = budget_bytes
+        self.option = option  # what the user calls it
         self.pools: list[Member] = []
         self._fixed = False
 
@@ -72,9 +73,9 @@ class Arena:
             # A larger budget means larger staging too, by a thirty-second; hence the margin.
             needed = pool.slots.grown_bytes + self.memory_bytes
             raise CapacityError(
-                f"cache_bytes is {self.budget_bytes}, of which {self.memory_bytes} are in use: "
+                f"{self.option} is {self.budget_bytes}, of which {self.memory_bytes} are in use: "
                 f"with a pool of this row size it must be {needed + needed // 8} or more; open "
-                "the store with a larger cache_bytes"
+                f"the store with a larger {self.option}"
             )
 
     def leave(self, pool: Member) -> None:

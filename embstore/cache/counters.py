@@ -40,6 +40,11 @@ class Counters:
     misses_log: int = _misses("log")
     misses_base: int = _misses("base")
     misses_initializer: int = _misses("initializer")
+    misses_host: int = counter(
+        "Rows that a command brought in from the host's memory, below the GPU's.",
+        metric="misses",
+        labels={"origin": "host"},
+    )
     evictions_clean: int = _evictions("clean", "dropped, as the disk has them")
     evictions_dirty: int = _evictions("dirty", "appended to the log")
     calls_in_parts: int = counter("Calls with more unique keys than the pool has slots.")

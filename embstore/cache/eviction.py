@@ -8,21 +8,29 @@ instead.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from embstore.arrays import EMPTY_KEY, Keys
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.finder import SlotFinder
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Answer, Device, SlotContents, Slots
+from embstore.device.base import Answer, Array, Device, SlotContents, Slots
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
+
+
+class Tier(Protocol):
+    """Where rows may stay that leave (host_tier.py)."""
+
+    def keep(self, keys: Keys, rows: Array, slots: Slots) -> None:
+        """Take the rows that are about to leave slots of the pool."""
 
 
 @dataclass(eq=False)
@@ -40,6 +48,7 @@ class Evictor:
     counters: Counters
     dirty_max: int = 0
     """At least the number of dirty slots: a row written twice counts twice."""
+    tier: Tier | None = None
 
     # Slabs
 
@@ -128,6 +137,13 @@ class Evictor:
             self.device.slots.clear_slots(self.slots.memory, slots)
             self.slots.free(slots)
 
+    def free_table(self, table_id: int) -> None:
+        """Remove the row keys of a table from their slots."""
+        keys = self.slots.keys
+        slots = np.flatnonzero(keys >> KEY_BITS == table_id)
+        self.free(slots, keys[slots])
+        self.scores.forget()
+
     def _evict(self, slots: Slots, here: SlotContents) -> None:
         """Free resident slots, of which `here` is known; dirty ones are logged first (room has been
         reserved)."""
@@ -137,6 +153,8 @@ class Evictor:
             self.storage.appender.append(here.keys[dirty], here.rows, dirty)
         elif count:
             self.log(here.keys[here.dirty], slots[here.dirty])
+        if self.tier is not None:
+            self.tier.keep(here.keys, self.slots.memory.rows, slots)
         self.free(slots, here.keys)
         self.dirty_max -= count
         self.counters.count_evictions(len(slots), count)

@@ -9,6 +9,7 @@ gather, one apply. A pool is made of
     scores      which rows leave first                            scores.py, policies.py
     evictor     slots for rows that come; rows that leave         eviction.py
     residency   rows brought to slots                             residency.py
+    tier        rows that left a GPU, where there is room below   host_tier.py
     reader      rows gathered for calls                           reading.py
     writer      rows summed, changed and logged                   writing.py
 
@@ -22,6 +23,7 @@ from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import SlotFinder
+from embstore.cache.host_tier import HostTier
 from embstore.cache.integrity import check_integrity
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
@@ -54,6 +56,7 @@ class Pool:
         layout: Layout,
         policy_name: str,
         stages: Stages,
+        host_arena: Arena | None = None,
     ) -> None:
         self.device, self.storage, self.arena, self.layout = device, storage, arena, layout
         self.policy = POLICIES[policy_name]
@@ -75,12 +78,16 @@ class Pool:
         )  # fmt: skip
         self.reader = PoolReader(device, storage, layout, slots, finder, residency)
         self.writer = PoolWriter(device, storage, arena, layout, slots, finder, evictor, residency)
+        self.tier: HostTier | None = None
         arena.join(evictor)
         try:
             slots.add_slab()
+            if host_arena is not None:
+                self.tier = HostTier(device, storage, host_arena, layout, self.tables)
         except BaseException:
             arena.leave(evictor)
             raise
+        evictor.tier = residency.tier = self.tier
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
         """Add a table; `parameters` has one entry, its own."""
@@ -103,6 +110,8 @@ class Pool:
     def close(self) -> None:
         """Leave the arena, and free all memory."""
         self.arena.leave(self.evictor)
+        if self.tier is not None:
+            self.tier.close()
         self.recent.close()
         self.finder.close()
         self.pins.close()

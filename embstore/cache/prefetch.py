@@ -259,12 +259,18 @@ class Prefetch:
         pool.scores.tick()
         answer, victims = pool.residency.ask(keys, slots, missing)
         places, absent = answer()
+        found = pool.residency.look_below(absent)
         taken = pool.evictor.take(missing, victims)
         pool.residency.insert_pending(absent, taken)
-        self.pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
-        self.pool.pins.pin(taken)
+        pool.pins.pin(taken)
         pool.device.keys.set_slots(slots, places, taken)
-        self._planned.append((absent, taken))
+        if found is not None:
+            rest = pool.residency.bring(absent, found, taken)
+            pool.device.slots.arrive(pool.slots.memory, np.delete(taken, rest))
+            absent, taken = absent[rest], taken[rest]
+        if len(taken):
+            pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
+            self._planned.append((absent, taken))
 
     def begin(self) -> Collection | None:
         """Return the collection of all rows planned since the last; None: there are none."""

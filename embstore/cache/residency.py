@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
+from embstore.arrays import EMPTY_KEY, Keys, Rows
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import SlotFinder
+from embstore.cache.host_tier import HostTier
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores, Victims
@@ -47,6 +48,7 @@ class Residency:
     evictor: Evictor
     counters: Counters
     stages: Stages
+    tier: HostTier | None = None
 
     # Parts of a call
 
@@ -114,18 +116,21 @@ class Residency:
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None) -> Slots:
         """Bring absent rows in, and return their slots.
 
-        Victims leave first. Then the rows come, one staging buffer after the other: while the
-        device copies one in, the next is read.
+        Victims leave first. Then the rows come, from the host tier, and the others one staging
+        buffer after the other: while the device copies one in, the next is read.
         """
         step = self.slots.sizes.staging_rows
-        if len(keys) > step:
-            self.storage.rows.prefetch(keys, self.layout.record_bytes)
+        found = self.look_below(keys)
+        stored = keys if found is None else keys[found < 0]
+        if len(stored) > step:
+            self.storage.rows.prefetch(stored, self.layout.record_bytes)
         self.device.memory.secure(len(keys))
         slots = self.evictor.take(len(keys), victims)
         self.stages.lap("evict")
         try:
-            for low in range(0, len(keys), step):
-                self._fill(keys[low : low + step], slots[low : low + step])
+            targets = slots if found is None else slots[self.bring(keys, found, slots)]
+            for low in range(0, len(stored), step):
+                self._fill(stored[low : low + step], targets[low : low + step])
         except BaseException:
             self.slots.put_back(len(slots))
             raise
@@ -138,6 +143,18 @@ class Residency:
             self.scores.admit(slots, keys)
         self.stages.lap("insert")
         return slots
+
+    def look_below(self, keys: Keys) -> Slots | None:
+        """Find absent rows in the host tier, for `bring`; None: there is none."""
+        return None if self.tier is None else self.tier.look(keys)
+
+    def bring(self, keys: Keys, found: Slots, slots: Slots) -> NDArray[np.int64]:
+        """Move rows that were found in the host tier to free slots; return which were not."""
+        assert self.tier is not None
+        there = np.flatnonzero(found >= 0)
+        self.tier.bring(keys[there], found[there], self.slots.memory.rows, slots[there])
+        self.counters.misses_host += len(there)
+        return np.flatnonzero(found < 0)
 
     def _fill(self, keys: Keys, slots: Slots) -> None:
         """Write the stored or initial rows of keys to free slots."""
@@ -215,7 +232,6 @@ class Residency:
     def purge(self, table_id: int) -> None:
         """Remove the rows of a table, dirty or not. None is pinned."""
         self.finder.finish_arriving()
-        keys = self.slots.keys
-        slots = np.flatnonzero(keys >> KEY_BITS == table_id)
-        self.evictor.free(slots, keys[slots])
-        self.scores.forget()
+        self.evictor.free_table(table_id)
+        if self.tier is not None:
+            self.tier.purge(table_id)

@@ -402,6 +402,10 @@ class DeviceRows(Protocol):
     def gather_rows(self, rows: Array, slots: Array, out: Array, first: int) -> None:
         """out[first + i] = rows[slots[i]], whole rows of `allocate_rows`; -1 is skipped."""
 
+    def copy_slots(self, rows: Array, slots: Slots, targets: Array, places: Slots) -> None:
+        """targets[places[i]] = rows[slots[i]], whole rows: from one pool's slots to another's, of
+        which one may be `Device.below`'s. Both are (n,), without -1, `places` unique."""
+
     def read_rows(self, rows: Array, slots: Array) -> Rows:
         """Return a copy of the rows of slots, all present. Waits."""
 
@@ -523,6 +527,10 @@ class Device(Protocol):
     @property
     def is_lost(self) -> bool:
         """Whether the device has failed: nothing in its memory may be trusted."""
+
+    def below(self) -> "Device | None":
+        """Return the device of slots between this one's and storage, whose rows `copy_slots` reads
+        and writes; None: this one's memory is the host's."""
 
     def finish(self) -> None:
         """Wait for all that is queued: when it is done, nothing refers to a caller's arrays."""

@@ -53,6 +53,9 @@ class CpuDevice:
         """Compile every kernel, or load it from Numba's cache."""
         compile_kernels()
 
+    def below(self) -> None:
+        """Return None: there is no faster memory to be below of."""
+
     def finish(self) -> None:
         """Return at once: every call has waited for its threads."""
 

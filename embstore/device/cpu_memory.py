@@ -21,7 +21,11 @@ from embstore.host.memory import lengthened, move, release, reserve
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
-_METADATA_BYTES = 8 + 8 + 1
+METADATA_BYTES = 8 + 8 + 1
+"""Of a slot, beside its row: key, score, flag."""
+_SHARED = mmap.PAGESIZE
+"""Slots beyond those that are dropped: pages that they share with slots dropped before are released
+too, and a page has no more slots than bytes."""
 
 
 @dataclass
@@ -53,7 +57,7 @@ class CpuMemory:
         """Reserve nothing: memory of the host does not fail in the middle of a call."""
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
-        return row_bytes + _METADATA_BYTES
+        return row_bytes + METADATA_BYTES
 
     def slab_slots(self, wanted: int) -> int:
         return wanted
@@ -74,20 +78,29 @@ class CpuMemory:
         longer = _reserved_rows(slots_max, memory.rows.shape[1], memory.rows.dtype)
         move(memory.rows[:slot_count], longer)
         memory.rows = longer
-        memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
-        memory.scores = lengthened(memory.scores, slot_count, slots_max)
-        memory.keys = lengthened(memory.keys, slot_count, slots_max)  # last: its length is asked
+        self.reserve_metadata(memory, slot_count, slots_max)
+
+    def reserve_metadata(self, memory: Any, slot_count: int, slots_max: int) -> None:
+        """Prepare keys, scores and flags for up to `slots_max` slots."""
+        if slots_max > len(memory.keys):
+            memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
+            memory.scores = lengthened(memory.scores, slot_count, slots_max)
+            memory.keys = lengthened(
+                memory.keys, slot_count, slots_max
+            )  # last: its length is asked
 
     def add_slots(self, memory: CpuSlotMemory, low: int, high: int) -> None:
         memory.keys[low:high] = EMPTY_KEY
         memory.dirty[low:high] = 0
 
     def drop_slots(self, memory: CpuSlotMemory, low: int, high: int) -> None:
-        # Pages that these slots share with slots dropped before are released too: a page has no
-        # more slots than bytes.
-        end = high + mmap.PAGESIZE
-        for array in (memory.rows, memory.dirty, memory.scores, memory.keys):
-            release(array[low:end])
+        release(memory.rows[low : high + _SHARED])
+        self.drop_metadata(memory, low, high)
+
+    def drop_metadata(self, memory: Any, low: int, high: int) -> None:
+        """Free the memory of keys, scores and flags of the last slots [low, high)."""
+        for array in (memory.dirty, memory.scores, memory.keys):
+            release(array[low : high + _SHARED])
 
     def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> NDArray[Any]:
         return np.empty(count if width is None else (count, width), dtype)

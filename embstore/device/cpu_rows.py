@@ -17,7 +17,7 @@ from embstore.device.cpu_keys import CpuBatch
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork, checked
 from embstore.kernels.apply import KINDS, apply
-from embstore.kernels.gather import gather, gather_rows
+from embstore.kernels.gather import copy_slots, gather, gather_rows
 from embstore.kernels.gather_pooled import gather_pooled
 from embstore.kernels.group import group
 from embstore.kernels.initialize import initialize
@@ -121,6 +121,11 @@ class CpuRows:
 
     def gather_rows(self, rows: Rows, slots: Slots, out: Rows, first: int) -> None:
         work = partial(gather_rows, rows, slots, out[first : first + len(slots)])
+        item_bytes = _READ_AND_WRITTEN * rows.strides[0]
+        self._work.run(work, self._work.ranges(len(slots), item_bytes))
+
+    def copy_slots(self, rows: Rows, slots: Slots, targets: Rows, places: Slots) -> None:
+        work = partial(copy_slots, rows, slots, targets, places)
         item_bytes = _READ_AND_WRITTEN * rows.strides[0]
         self._work.run(work, self._work.ranges(len(slots), item_bytes))
 

@@ -13,13 +13,16 @@ the host waits where the protocol says that a result is known, once a call when 
     gpu_keys     unique, probe, the index             slabs     memory of slots
     gpu_rows     gather, sums, optimizers, misses
     gpu_slots    what is in slots, victims
+    gpu_host     slots on the host, below the GPU's
 
 Several tables of a pool cost one launch of each kernel, not one each.
 """
 
 from typing import Any
 
+from embstore.arithmetic.jit import compile_kernels
 from embstore.device.base import DeviceKeys, DeviceMemory, DeviceRows, DeviceSlots
+from embstore.device.gpu_host import HostDevice
 from embstore.device.gpu_keys import GpuKeys
 from embstore.device.gpu_memory import GpuMemory
 from embstore.device.gpu_rows import GpuRows
@@ -43,6 +46,8 @@ class GpuDevice:
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
         self.name = runtime.name
         self.runtime = runtime
+        self._threads = threads
+        self._host: HostDevice | None = None
         self.work = GpuWork(runtime, threads)
         self.memory: DeviceMemory = GpuMemory(self.work)
         self.keys: DeviceKeys = GpuKeys(self.work)
@@ -54,6 +59,12 @@ class GpuDevice:
         """Whether the device has failed."""
         return self.runtime.is_lost
 
+    def below(self) -> HostDevice:
+        """Return the host, with rows in pinned memory."""
+        if self._host is None:
+            self._host = HostDevice(self.work, self._threads)
+        return self._host
+
     def finish(self) -> None:
         """Wait for all that is queued."""
         self.work.wait()
@@ -63,9 +74,12 @@ class GpuDevice:
         return self.runtime.facts() | {"scratch_bytes": self.work.scratch.allocated_bytes}
 
     def warm_up(self) -> None:
-        """Compile every kernel."""
+        """Compile every kernel, those of the host too, which reads and writes rows of storage."""
         self.runtime.compile(VERBS)
+        compile_kernels()
 
     def close(self) -> None:
         """End the threads, and wait for all work. Arrays that were handed out stay valid."""
         self.work.close()
+        if self._host is not None:
+            self._host.close()

@@ -296,6 +296,16 @@ class GpuRows:
         if n:
             self._work.launch("gather_rows", n * LANES, *rows.arguments, slots, np.int64(n), out)
 
+    def copy_slots(self, rows: SlabRows, slots: Slots, targets: SlabRows, places: Slots) -> None:
+        n = len(slots)
+        if n:
+            d_slots, d_places = self._work.send(slots, places)
+            table, shift, _ = targets.arguments
+            self._work.launch(
+                "copy_slots", n * LANES, *rows.arguments, d_slots, table, shift, d_places,
+                np.int64(n),
+            )  # fmt: skip
+
     def read_rows(self, rows: SlabRows, slots: DeviceArray | Slots) -> Rows:
         d_rows = self._work.scratch.take(len(slots), rows.layout.element, width=rows.layout.stride)
         self._gather_rows(rows, self._work.resident(slots), d_rows)

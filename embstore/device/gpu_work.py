@@ -43,7 +43,7 @@ SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
 """Of running sums; `scan.cu` has the same."""
 SCAN_STEPS_LEAST = 4
 """Of a block: few values are one launch."""
-_SECURED_BYTES, _SECURED_BYTES_LEAST = 64, 8 << 20
+_SECURED_BYTES, _SECURED_BYTES_LEAST = 96, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
 call whatever its slots."""
 

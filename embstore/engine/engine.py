@@ -70,11 +70,19 @@ class Engine:
         device: Device,
         *,
         cache_bytes: int,
+        host_cache_bytes: int | None = None,
         policy: str,
         limits: Limits,
         count_rate: float = 0.0,
     ) -> None:
-        self.tables = Tables(storage, device, cache_bytes=cache_bytes, policy=policy, limits=limits)
+        self.tables = Tables(
+            storage,
+            device,
+            cache_bytes=cache_bytes,
+            host_cache_bytes=host_cache_bytes,
+            policy=policy,
+            limits=limits,
+        )
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()

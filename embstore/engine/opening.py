@@ -24,6 +24,7 @@ def open(
     *,
     device: str | Device = "auto",
     cache_bytes: int | str = DEFAULT_CACHE_BYTES,
+    host_cache_bytes: int | None = None,
     policy: str = "lru",
     warm_up: float = 0.0,
     count_rate: float = 0.0,
@@ -41,6 +42,8 @@ def open(
         one and CuPy is installed, else the CPU; or a device, which the store closes
     cache_bytes : memory of the device for resident rows, their index and staging; or a share, as
         "80%", of the memory of a GPU that is free and not kept for calls, or of the host's
+    host_cache_bytes : of a GPU: pinned memory of the host for rows that have left the GPU's, which
+        its kernels read when they come back; None: such rows are read from storage
     policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that
         `Store.import_profile` was given
     warm_up : share of the cache, 0 to 1, that is filled by the profile once the store is open, in
@@ -66,6 +69,8 @@ def open(
     share = memory_share(cache_bytes)
     if share is None:
         integer(cache_bytes, 'cache_bytes, if no share as "80%",', 1)
+    if host_cache_bytes is not None:
+        integer(host_cache_bytes, "host_cache_bytes", 1)
     integer(checkpoints_keep, "checkpoints_keep", 1)
     number(warm_up, "warm_up", 0, 1)
     number(count_rate, "count_rate", 0, 1)
@@ -85,6 +90,11 @@ def open(
                 "what is kept for calls; end what else uses it"
             )
         made.memory.check_budget(budget, 0)
+        if host_cache_bytes is not None and made.below() is None:
+            raise InvalidArgumentError(
+                f"expected no host_cache_bytes on device {made.name!r}, found {host_cache_bytes}: "
+                "the cache is in the host's memory there; give as much more cache_bytes"
+            )
         storage = Storage(
             files or Files(path),
             read_only=read_only,
@@ -97,6 +107,7 @@ def open(
             storage,
             made,
             cache_bytes=budget,
+            host_cache_bytes=host_cache_bytes,
             policy=policy,
             limits=limits,
             count_rate=count_rate,

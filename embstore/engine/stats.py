@@ -73,6 +73,10 @@ class PoolStats:
     occupancy: float | None = ratio(
         "Slots with a row.", lambda p: share(p.slots.resident_count, p.slots.count)
     )
+    host_rows: int = gauge(
+        "Rows in the host's memory below the GPU's.",
+        lambda p: p.tier.slots.resident_count if p.tier else 0,
+    )
     counters: Counters = inline(lambda p: p.counters)
 
 
@@ -82,6 +86,14 @@ class CacheStats:
 
     budget_bytes: int = gauge("Memory that the cache may take.", lambda t: t.arena.budget_bytes)
     memory_bytes: int = gauge("Memory that the cache takes.", lambda t: t.arena.memory_bytes)
+    host_budget_bytes: int = gauge(
+        "Memory of the host that rows below the GPU's may take.",
+        lambda t: t.host_arena.budget_bytes if t.host_arena else 0,
+    )
+    host_memory_bytes: int = gauge(
+        "Memory of the host that rows below the GPU's take.",
+        lambda t: t.host_arena.memory_bytes if t.host_arena else 0,
+    )
     access_hit_rate: float | None = ratio(
         "Accesses that hit.", lambda t: share(_sum(t, "access_hits"), _sum(t, "accesses"))
     )

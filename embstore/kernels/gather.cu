@@ -1,4 +1,4 @@
-// Copies of rows: gather and gather_rows of its twin: gather.py.
+// Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py.
 //
 // Grid: a group takes ROWS_TOGETHER consecutive positions: so a warp covers 512 bytes of rows or
 // more. Each kind of index is loaded for all of them before the first is used, and all rows of a
@@ -6,12 +6,14 @@
 // first of them. Any grid size. Stores are streamed: nothing here reads them.
 //
 // Preconditions: bounds ascend from 0 to n, an empty segment repeats its bound; slabs has an
-// entry, which is read for absent rows; the out of gather_rows begins at 16.
+// entry, which is read for absent rows; the out of gather_rows begins at 16. Either side of
+// copy_slots may be pinned memory of the host, which is read and written over the bus.
 //
 // Determinism: bits are copied, NaNs included; no two groups write one element.
 //
 // Bytes: gather reads 4 n of inverse, 8 n of slots, which come from L2 like hot rows, and 4 dim of
-// each row at least once; it writes 4 n dim. gather_rows moves 8 n + 8 n stride.
+// each row at least once; it writes 4 n dim. gather_rows moves 8 n + 8 n stride,
+// copy_slots 8 n more.
 
 #define ROWS_TOGETHER 4
 
@@ -80,11 +82,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
     });
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather_rows(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots,   // (n,), -1: absent
-    const int64 n,
-    element* __restrict__ out) {       // (n, stride)
+// Copies whole rows; target_of(i) is where the row of slots[i] goes.
+template <typename TargetOf>
+__device__ __forceinline__ void copy_records(
+    const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
+    const int64 n, const TargetOf& target_of) {
     const Group group = group_of(stride / 4);
     const int64 step = group.count * ROWS_TOGETHER;
     for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
@@ -93,12 +95,33 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather_rows(
         element* targets[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
             found[r] = __ldg(slots + min(begin + r, n - 1));
+            targets[r] = target_of(min(begin + r, n - 1));
         }
         UNROLLED(r, ROWS_TOGETHER) {
             const element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
             rows[r] = begin + r < n && found[r] >= 0 ? row : nullptr;
-            targets[r] = out + (begin + r) * stride;
         }
         copy_rows(rows, targets, group, stride, 4);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather_rows(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,   // (n,), -1: absent
+    const int64 n,
+    element* __restrict__ out) {       // (n, stride)
+    copy_records(slabs, slab_shift, stride, slots, n, [&](const int64 i) {
+        return out + i * stride;
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) copy_slots(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,   // (n,)
+    const uint64* __restrict__ target_slabs, const int32 target_shift,
+    const int64* __restrict__ places,  // (n,), unique
+    const int64 n) {
+    copy_records(slabs, slab_shift, stride, slots, n, [&](const int64 i) {
+        return row_of(target_slabs, target_shift, stride, __ldg(places + i));
+    });
 }

@@ -2,9 +2,10 @@
 
     gather        outs[s][p - bounds[s], d] = rows[slots[inverse[p]], d]     d < dim, p of segment s
     gather_rows   out[i, d]                 = rows[slots[i], d]              d < stride
+    copy_slots    targets[places[i], d]     = rows[slots[i], d]              d < stride
 
-Where the slot is -1, the output is left alone. Bits are copied, NaNs included. Split over p, or
-over i.
+Where the slot is -1, the output is left alone; copy_slots has none. Bits are copied, NaNs included.
+Split over p, or over i.
 """
 
 from embstore.arithmetic import jit
@@ -73,3 +74,21 @@ def gather_rows(
         if slots[i] >= 0:
             record = row_at(start, slots[i], stride, stride)
             copy_row(row_at(out_start, i, stride, stride), record)
+
+
+@kernel
+def copy_slots(
+    rows: jit.RowsIn,  # (slots, stride)
+    slots: jit.Int64sIn,  # (n,)
+    targets: jit.Rows,  # (other slots, stride)
+    places: jit.Int64sIn,  # (n,), unique
+    low: jit.Int,
+    high: jit.Int,
+) -> None:
+    """Copy the records of slots[low:high] to slots of another pool."""
+    start, target_start, stride = rows.ctypes.data, targets.ctypes.data, rows.shape[1]
+    for i in range(low, high):
+        if i + AHEAD < high:
+            prefetch_row(start, slots[i + AHEAD], stride, stride)
+        record = row_at(start, slots[i], stride, stride)
+        copy_row(row_at(target_start, places[i], stride, stride), record)

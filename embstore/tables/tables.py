@@ -33,7 +33,14 @@ class Tables:
     """The tables of one store. Inside a call, but for what says any thread."""
 
     def __init__(
-        self, storage: Storage, device: Device, *, cache_bytes: int, policy: str, limits: Limits
+        self,
+        storage: Storage,
+        device: Device,
+        *,
+        cache_bytes: int,
+        host_cache_bytes: int | None,
+        policy: str,
+        limits: Limits,
     ) -> None:
         self.frame = Frame(storage, device)
         self.storage = storage
@@ -41,6 +48,7 @@ class Tables:
         self.limits = limits
         self.policy = policy
         self.arena = Arena(cache_bytes)
+        self.host_arena = Arena(host_cache_bytes, "host_cache_bytes") if host_cache_bytes else None
         self.reading, self.writing = self.frame.reading, self.frame.writing
         self.background = self.frame.background
         self.stages = self.frame.stages
@@ -132,8 +140,9 @@ class Tables:
         if layout not in self.pools:
             try:
                 self.pools[layout] = Pool(
-                    self.device, self.storage, self.arena, layout, self.policy, self.stages
-                )
+                    self.device, self.storage, self.arena, layout, self.policy, self.stages,
+                    self.host_arena,
+                )  # fmt: skip
             except CapacityError as exc:
                 raise CapacityError(f"table {config.name!r}: {exc}") from exc
         return self.pools[layout]
@@ -185,19 +194,25 @@ class Tables:
                 )
 
     def check_room_for(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint whose tables the cache has no room for."""
+        """Refuse a checkpoint whose tables the cache, or the host tier, has no room for."""
+        self._check_arena_for(checkpoint, self.arena, self.device)
+        below = self.device.below()
+        if self.host_arena is not None and below is not None:
+            self._check_arena_for(checkpoint, self.host_arena, below)
+
+    def _check_arena_for(self, checkpoint: Checkpoint, arena: Arena, device: Device) -> None:
         needed, layouts = 0, set()
         for entry in checkpoint.state.tables:
             layout = entry.config().layout
             if layout in layouts:
                 continue
             layouts.add(layout)
-            needed += Sizes.of(layout, self.arena.budget_bytes, self.device).least_bytes
-            if needed > self.arena.budget_bytes:
+            needed += Sizes.of(layout, arena.budget_bytes, device).least_bytes
+            if needed > arena.budget_bytes:
                 raise CapacityError(
                     f"table {entry.identity['name']!r} of checkpoint {checkpoint.label!r}: "
-                    f"cache_bytes is {self.arena.budget_bytes}, the tables up to this one need "
-                    f"{needed}; open the store with a larger cache_bytes"
+                    f"{arena.option} is {arena.budget_bytes}, the tables up to this one need "
+                    f"{needed}; open the store with a larger {arena.option}"
                 )
 
     # Rows

@@ -115,6 +115,7 @@ def _open(settings: Settings) -> Engine:
         settings.data,
         device=settings.device,
         cache_bytes=settings.cache_bytes,
+        host_cache_bytes=settings.host_cache_bytes,
         policy=settings.policy,
         count_rate=settings.count_rate,
         checkpoints_keep=settings.checkpoints_keep,

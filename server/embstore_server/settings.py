@@ -89,6 +89,12 @@ class Settings:
         "that is free and not kept for calls, or of the host's.",
         1 << 30,
     )
+    # Pinned memory is taken from all else on the host.
+    host_cache_bytes: int | None = setting(
+        kinds.BYTES,
+        "Pinned memory of the host for rows that have left a GPU's cache. Default: none.",
+        None,
+    )
     # LRU follows a trainer's shifts at once.
     policy: str = setting(one_of(*POLICIES), "Which rows are evicted first.", "lru")
     # A new store has no profile.

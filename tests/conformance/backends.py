@@ -24,6 +24,9 @@ from embstore.storage.files import File, Files
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
 
+TIER_BYTES = 1 << 19
+"""Of the host tier of backends that have one: a test's rows leave it."""
+
 
 class UnsyncedFiles(Files):
     """Leaves fsync out: a crash of these tests is a killed process, which keeps the page cache."""

@@ -14,18 +14,20 @@ from hypothesis import settings
 
 from tests.conformance.backends import Embedded
 from tests.conformance.cases import config
-from tests.conformance.emulated import Emulated
+from tests.conformance.emulated import Emulated, Tiered
 from tests.conformance.twin import Twin
-from tests.gpu.backend import OnGpu, why_not
+from tests.gpu.backend import OnGpu, TieredOnGpu, why_not
 
 settings.register_profile("long", max_examples=5000)
 """For `--hypothesis-profile=long --timeout=0`: minutes, not seconds."""
 
+ON_GPU = ("cuda", "tiered-cuda")
 BACKENDS = [
     "embedded",
     "emulated",
+    "tiered",
     "served",
-    *([] if why_not() else [pytest.param("cuda", marks=pytest.mark.gpu)]),
+    *([] if why_not() else [pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU]),
 ]
 
 
@@ -35,7 +37,14 @@ def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[Non
         from tests.conformance.served import Served, small_pieces
 
         return Served, small_pieces()
-    return {"embedded": Embedded, "emulated": Emulated, "cuda": OnGpu}[name], nullcontext()
+    kinds = {
+        "embedded": Embedded,
+        "emulated": Emulated,
+        "tiered": Tiered,
+        "cuda": OnGpu,
+        "tiered-cuda": TieredOnGpu,
+    }
+    return kinds[name], nullcontext()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import embstore
 from embstore.device.gpu import GpuDevice
-from tests.conformance.backends import Embedded
+from tests.conformance.backends import TIER_BYTES, Embedded
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 
@@ -19,10 +19,18 @@ class Emulated(Embedded):
 
     offers = Embedded.offers - {"memory"}
     device = "emulated"
+    host_cache_bytes: int | None = None
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         if "device" in options:
             return super()._open(path, options)
         threads = options.pop("threads", None)
         device = GpuDevice(EmulatedRuntime(), threads)
+        options.setdefault("host_cache_bytes", self.host_cache_bytes)
         return embstore.open(path, files=self._files(path), device=device, **options)
+
+
+class Tiered(Emulated):
+    """The same with a host tier, small enough that rows leave it too."""
+
+    host_cache_bytes = TIER_BYTES

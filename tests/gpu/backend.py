@@ -7,7 +7,7 @@ from typing import Any
 
 import embstore
 from embstore.device.gpu import GpuDevice
-from tests.conformance.backends import Embedded
+from tests.conformance.backends import TIER_BYTES, Embedded
 
 
 def why_not() -> str | None:
@@ -29,6 +29,7 @@ class OnGpu(Embedded):
 
     offers = Embedded.offers - {"process", "memory"}
     device = "cuda"
+    host_cache_bytes: int | None = None
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         from embstore.device.cuda import open_runtime
@@ -36,4 +37,11 @@ class OnGpu(Embedded):
         if "device" in options:
             return super()._open(path, options)
         device = GpuDevice(open_runtime(0), options.pop("threads", None))
+        options.setdefault("host_cache_bytes", self.host_cache_bytes)
         return embstore.open(path, files=self._files(path), device=device, **options)
+
+
+class TieredOnGpu(OnGpu):
+    """The same with a host tier, small enough that rows leave it too."""
+
+    host_cache_bytes = TIER_BYTES

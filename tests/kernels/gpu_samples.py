@@ -126,6 +126,8 @@ class EveryVerb:
         device.rows.scatter_rows(np.zeros((60, STRIDE), np.float32), rows, np.arange(60))
         device.rows.gather_rows(memory.rows, d_slots, rows, 0)
         self.results.append(bits(device.rows.read_rows(rows, up(device, np.arange(60)))))
+        device.rows.copy_slots(memory.rows, self.slots[:40], rows, np.arange(40))
+        self.results.append(bits(device.rows.read_rows(rows, up(device, np.arange(60)))))
         one, d_ids = batch_of(device, np.arange(20) % 7), up(device, np.arange(7))
         pooled, copies = np.empty((3, DIM), np.float32), np.empty((20, STRIDE), np.float32)
         bags = np.array([0, 3, 3, 20])

@@ -52,9 +52,12 @@ class CountingRuntime(EmulatedRuntime):
         return {name: count for name, count in self.counts.items() if count}
 
 
-def opened(tmp_path, tables, cache_bytes):
+def opened(tmp_path, tables, cache_bytes, host_cache_bytes=None):
     runtime = CountingRuntime()
-    store = embstore.open(tmp_path / "store", device=GpuDevice(runtime, 1), cache_bytes=cache_bytes)
+    store = embstore.open(
+        tmp_path / "store", device=GpuDevice(runtime, 1), cache_bytes=cache_bytes,
+        host_cache_bytes=host_cache_bytes,
+    )  # fmt: skip
     for number in range(tables):
         store.create_table(
             f"t{number}", dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1),
@@ -126,11 +129,12 @@ def few_keys_of(store, rng):
     return {name: rng.integers(0, ROWS, max(FEW_KEYS // len(tables), 1)) for name in tables}
 
 
+@pytest.mark.parametrize("host_cache_bytes", [None, 1 << 24])
 @pytest.mark.parametrize("tables", [1, 26])
-def test_the_calls_of_rows_that_are_missing(tmp_path, tables):
+def test_the_calls_of_rows_that_are_missing(tmp_path, tables, host_cache_bytes):
     """Most rows do not fit, and those that leave are dirty. That no key was without a place in the
-    index is known one wait later."""
-    store, runtime = opened(tmp_path, tables, 90_000)
+    index is known one wait later. Rows that come from the host tier are waited for no more."""
+    store, runtime = opened(tmp_path, tables, 90_000, host_cache_bytes)
     rng, found = np.random.default_rng(7), {"lookup": [], "its update": [], "update": []}
 
     def count(name, call, keys):
@@ -146,6 +150,8 @@ def test_the_calls_of_rows_that_are_missing(tmp_path, tables):
         count("lookup", store.lookup, few_keys_of(store, rng))
     pool = store.stats()["cache"]["pools"][0]
     assert pool["evictions_dirty"] > pool["evictions_clean"]
+    came = pool["misses_log"] + pool["misses_base"], pool["misses_host"]
+    assert came[host_cache_bytes is None] == 0 < came[host_cache_bytes is not None]
     waits = {name: sorted(each["waits"] for each in costs) for name, costs in found.items()}
     assert [of_verb[len(of_verb) // 2] for of_verb in waits.values()] == [3, 1, 3]
     # A search for victims is one more, once in some calls.

@@ -14,6 +14,7 @@ from tests.kernels.samples import (
     gpu_device,
     host_rows,
     records,
+    rows_in,
     slots_with,
     up,
     wide,
@@ -102,6 +103,43 @@ def test_gather_rows_fills_a_buffer_part_by_part_and_passes_absent_ones_over():
         for low, high in ((0, 20), (20, 20), (20, 50)):
             device.rows.gather_rows(memory.rows, d_slots[low:high], out, low)
         assert bits(device.rows.read_rows(out, up(device, np.arange(50)))) == bits(expected)
+
+
+@pytest.mark.parametrize("stride", [4, 8, 68, 4100])
+def test_copy_slots_copies_whole_records_to_slots_of_another_pool(stride):
+    rng = np.random.default_rng(SEED)
+    rows, others = awkward(rng, 60, stride, finite=False), records(rng, 90, stride)
+    slots, places = rng.integers(0, 60, 45), rng.permutation(90)[:45]
+    expected = others.copy()
+    expected[places] = rows[slots]
+    for device in devices():
+        memory = slots_with(device, rows)
+        targets = slots_with(device, others, slab_slots=8)
+        device.rows.copy_slots(memory.rows, slots, targets.rows, places)
+        device.rows.copy_slots(memory.rows, slots[:0], targets.rows, places[:0])
+        assert bits(rows_in(device, targets, 90)) == bits(expected)
+
+
+def test_rows_go_to_the_slots_below_a_gpu_and_come_back():
+    """Those are the host's to number, and nobody's but the GPU's to read."""
+    rng, device = np.random.default_rng(SEED), gpu_device()
+    rows, below = records(rng, 64, 8), device.below()
+    memory, back = slots_with(device, rows), slots_with(device, np.zeros((64, 8), np.float32))
+    kept = below.memory.allocate_slots(wide(8))
+    below.memory.reserve_slots(kept, 0, 96, 32)
+    below.memory.add_slots(kept, 0, 64)
+    below.memory.add_slots(kept, 64, 96)
+    places, everywhere = rng.permutation(96)[:64], np.arange(64)
+    device.rows.copy_slots(memory.rows, everywhere, kept.rows, places)
+    device.rows.copy_slots(kept.rows, places, back.rows, everywhere)
+    assert bits(rows_in(device, back, 64)) == bits(rows)
+    below.memory.drop_slots(kept, 32, 96)
+    assert len(kept.slabs.slabs) == 1
+    first = places < 32
+    device.rows.copy_slots(kept.rows, places[first], back.rows, everywhere[: first.sum()])
+    assert bits(rows_in(device, back, first.sum())) == bits(rows[first])
+    below.memory.drop_slots(kept, 0, 32)
+    device.close()
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 200, 3200, 1 << 20])

@@ -17,7 +17,7 @@ from tests.kernels.nvrtc import ARCHITECTURES, compiled, found, nvrtc
 WIDE = "if (is_wide) {\n        body(4);"
 ALIGNED = "return (reinterpret_cast<uint64>(address) & 15) == 0;"
 KERNELS = {
-    "gather": ["gather", "gather_rows"],
+    "gather": ["gather", "gather_rows", "copy_slots"],
     "gather_pooled": ["gather_pooled"],
     "scatter": ["scatter_rows"],
     "sum_by_key": ["sum_first", "sum_more"],

@@ -20,10 +20,19 @@ class DeviceStore:
     """A store with one table, row-wise Adagrad over uniform rows."""
 
     def __init__(
-        self, path: pathlib.Path, device: GpuDevice, *, cache_bytes: int, rows: int, dim: int
+        self,
+        path: pathlib.Path,
+        device: GpuDevice,
+        *,
+        cache_bytes: int,
+        rows: int,
+        dim: int,
+        host_cache_bytes: int | None = None,
     ) -> None:
         self.device = device
-        self.store = embstore.open(path, device=device, cache_bytes=cache_bytes)
+        self.store = embstore.open(
+            path, device=device, cache_bytes=cache_bytes, host_cache_bytes=host_cache_bytes
+        )
         self.table = create_table(self.store, NAME, rows, dim)
         self.engine: Any = self.store.executor.tables
         self._state = self.engine.find(NAME)

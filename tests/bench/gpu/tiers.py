@@ -4,8 +4,9 @@ The rows are the unique keys of a run of `step_batches` batches, numbered in a r
 steps draw that run's accesses again (`law.py`); the cache has slots for `cached_share` of them. The
 files of the rows have just been written, so that they are in the page cache.
 
-The host tier is the way of missing rows alone: `Pool.hold` of rows none of which is resident, with
-slots free for all. Beside it pinned memory is copied, in the same process.
+The way of missing rows alone is measured by making rows resident none of which is, with slots free
+for all: from storage, and in a second store from the host tier, which had them from the GPU. Beside
+it pinned memory is copied, in the same process.
 """
 
 import contextlib
@@ -31,7 +32,9 @@ COPIES = 4
 class Tiers:
     """A store whose rows are all on the host, some of them in the cache too."""
 
-    def __init__(self, machine: Machine, scale: Scale, path: pathlib.Path) -> None:
+    def __init__(
+        self, machine: Machine, scale: Scale, path: pathlib.Path, *, has_tier: bool = False
+    ) -> None:
         self._scale = scale
         self._device = device = machine.device()
         device.warm_up()
@@ -39,10 +42,12 @@ class Tiers:
         run = Zipf(scale).batches(scale.step_batches, scale.keys)
         self._footprint = Footprint(run, scale.seed)
         wanted = int(scale.cached_share * self._footprint.rows)
+        cache_bytes = budget_for(wanted, dim, device)
         self.store = DeviceStore(
             path,
             device,
-            cache_bytes=budget_for(wanted, dim, device),
+            cache_bytes=cache_bytes,
+            host_cache_bytes=2 * cache_bytes if has_tier else None,
             rows=self._footprint.rows,
             dim=dim,
         )
@@ -65,7 +70,7 @@ class Tiers:
         self.store.store.flush()
         self.store.engine.storage.merges.finish()
 
-    def host_tier(self) -> dict[str, Any]:
+    def from_storage(self) -> dict[str, Any]:
         """Return the way of rows from the page cache to slots."""
         pool, device = self.store.pool, self._device
         count = min(self._scale.held_rows, pool.slots.count)
@@ -96,6 +101,35 @@ class Tiers:
             "bytes_per_s": moved / seconds,
             "pinned_bytes_per_s": pinned,
             "share": moved / seconds / pinned["up"],
+        }
+
+    def from_tier(self) -> dict[str, Any]:
+        """Return the way of rows from the GPU's slots to the host tier, and back."""
+        pool, device = self.store.pool, self._device
+        count = min(self._scale.held_rows, pool.slots.count)
+        spent: dict[str, list[float]] = {"down": [], "up": []}
+        came = pool.counters.misses_host
+        for _ in range(1 + self._scale.held_repeats):
+            with self.store.engine.reading():
+                pool.writer.flush()
+                keys = self._footprint.some(count)
+                d_keys = device.memory.upload(keys)
+                pool.residency.make_resident(d_keys)
+                wait(device)
+                times = [time.perf_counter()]
+                evicted = pool.evictor.evict(pool.slots.count)
+                wait(device)
+                times.append(time.perf_counter())
+                pool.residency.make_resident(d_keys)
+                wait(device)
+                times.append(time.perf_counter())
+                for way, rows, seconds in zip(spent, (evicted, count), np.diff(times), strict=True):
+                    spent[way].append(rows * pool.layout.row_bytes / seconds)
+        return {
+            "rows": count,
+            "came": (pool.counters.misses_host - came) / len(spent["up"]),
+            "bytes_per_s": {way: median(rates[1:]) for way, rates in spent.items()},
+            "pinned_bytes_per_s": pinned_bytes_per_s(device, self._scale),
         }
 
     def steps(self) -> dict[str, Any]:
@@ -173,6 +207,9 @@ def pinned_bytes_per_s(device: GpuDevice, scale: Scale) -> dict[str, float]:
 
 
 def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
-    """Return the figures of the host tier, and of steps on top of it."""
-    with contextlib.closing(Tiers(machine, scale, path)) as tiers:
-        return {"host": tiers.host_tier(), "cached": tiers.steps()}
+    """Return the figures of missing rows, and of steps that have some, with a host tier and
+    without."""
+    with contextlib.closing(Tiers(machine, scale, path / "without")) as tiers:
+        figures = {"storage": tiers.from_storage(), "cached": tiers.steps()}
+    with contextlib.closing(Tiers(machine, scale, path / "with", has_tier=True)) as tiers:
+        return figures | {"host_tier": tiers.from_tier(), "cached_with_tier": tiers.steps()}

@@ -8,7 +8,7 @@ from tests.conformance.cases import config, generator, normal, ones, pool_stats
 
 
 def misses(pool):
-    return {origin: pool[f"misses_{origin}"] for origin in ("log", "base", "initializer")}
+    return {origin: pool[f"misses_{origin}"] for origin in ("log", "base", "initializer", "host")}
 
 
 def assert_adds_up(pool):
@@ -52,7 +52,7 @@ def test_misses_are_told_by_where_the_row_was(open_twin):
     twin.checkpoint("logged")
     twin.reopen()
     twin.store.table("a").lookup(np.arange(250))
-    assert misses(pool_stats(twin.store)) == {"base": 180, "log": 50, "initializer": 20}
+    assert misses(pool_stats(twin.store)) == {"base": 180, "log": 50, "initializer": 20, "host": 0}
     assert_adds_up(pool_stats(twin.store))
 
 

@@ -72,6 +72,7 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
     """Return all parts, whose figures go into a folder, in their order."""
     run = _Commands(folder, is_emulated=is_emulated)
     processes = ["-n", str(CONFORMANCE_PROCESSES), "--dist", "worksteal"]
+    processes = [] if _missing(["xdist"]) else processes
     ncu = ["ncu", "--clock-control", "none", "--kernel-name-base", "function", "--kernel-name"]
     ncu += [f"regex:{PROFILED}", "--launch-skip", "20", "--launch-count", "24"]
     return [
@@ -114,11 +115,22 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             "the conformance suite on the device",
             run.pytest(
                 [
-                    *([] if _missing(["xdist"]) else processes),
+                    *processes,
                     "tests/conformance",
                     "tests/gpu/test_conformance_on_gpu.py",
+                    "-k",
+                    "not tiered",
                 ],
                 ["tests/conformance/reads", "tests/conformance/writes", "-k", "emulated"],
+            ),
+            300,
+        ),
+        Part(
+            "conformance-tier",
+            "the same with a host tier",
+            run.pytest(
+                [*processes, "tests/conformance", "-k", "tiered"],
+                ["tests/conformance/reads", "tests/conformance/writes", "-k", "tiered"],
             ),
             300,
         ),

@@ -1,0 +1,120 @@
+"""The host tier: rows that left a GPU's slots for want of room, in pinned memory below them.
+
+A row that leaves is what storage has (a dirty one is logged first) or what its initializer makes.
+So the tier is a copy, which may be dropped at any time; no bit depends on it, only what a miss
+costs. A row is in the pool or in the tier, never in both: it leaves the tier when it comes back, or
+a row that is written then would leave an old copy behind.
+
+The GPU's kernels move rows both ways, in the order of all its other work; the host knows keys and
+slots, and waits for nothing. A row that comes back is read over the bus where it is: no call to
+storage, no checksum, no staging.
+
+The tier has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
+index, and scores, by which the rows that left the GPU longest ago leave. It is as a rule far larger
+than what one call moves; where it is not, it keeps the last of a call's rows.
+
+Rejected: a copy that stays when its row comes back. It saves writing clean rows over the bus a
+second time; but each row that is written or logged has to be looked for then, and the host keeps
+rows that the GPU has.
+"""
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.cache.arena import Arena
+from embstore.cache.counters import Counters
+from embstore.cache.eviction import Evictor
+from embstore.cache.finder import SlotFinder
+from embstore.cache.levels import Ranks
+from embstore.cache.pins import PoolPins
+from embstore.cache.policies import POLICIES
+from embstore.cache.scores import Scores
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Array, Device, Slots
+from embstore.layout import Layout
+from embstore.storage.storage import Storage
+
+
+class HostTier:
+    """The rows of one layout that left the GPU. Engine thread only.
+
+    Raises
+    ------
+    CapacityError : the arena, or the host's memory, cannot give it one slab.
+    """
+
+    def __init__(
+        self, device: Device, storage: Storage, arena: Arena, layout: Layout, tables: set[int]
+    ) -> None:
+        below = device.below()
+        assert below is not None, f"{device.name} has nothing below"
+        self.device, self.arena, self.layout, self.tables = below, arena, layout, tables
+        self.slots = PoolSlots(below, layout, arena.budget_bytes, storage.irreversible)
+        self.pins = PoolPins(below, self.slots)
+        self.finder = SlotFinder(below, self.slots)
+        self.counters = Counters()
+        self._scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
+        self._evictor = Evictor(
+            below, storage, arena, layout, self.slots, self.pins, self.finder, self._scores,
+            self.counters,
+        )  # fmt: skip
+        self._above = device.rows
+        self._looked = False  # rows were found that `bring` has not brought yet
+        self._touched = 0  # slots that the running call has found or filled
+        arena.join(self._evictor)
+        try:
+            self.slots.add_slab()
+        except BaseException:
+            arena.leave(self._evictor)
+            raise
+
+    def look(self, keys: Keys) -> Slots:
+        """Return the slots of unique row keys, -1 where absent; their rows stay until `bring`."""
+        self._begin()
+        slots = np.empty(len(keys), np.int64)
+        missing = self.device.keys.find(self.slots.index.synchronize(), keys, slots)
+        self._touched, self._looked = len(keys) - missing, True
+        self._scores.touch(slots, self._touched)
+        return slots
+
+    def bring(self, keys: Keys, found: Slots, rows: Array, slots: Slots) -> None:
+        """Move rows, none of them absent, from where `look` has found them to slots of the pool."""
+        self._above.copy_slots(self.slots.memory.rows, found, rows, slots)
+        self._evictor.free(found, keys)
+        self._looked = False
+
+    def keep(self, keys: Keys, rows: Array, slots: Slots) -> None:
+        """Take the rows that are about to leave slots of the pool."""
+        if not self._looked:
+            self._begin()
+        while self.slots.free_count < len(keys) and self._evictor.grow():
+            pass
+        count = min(len(keys), self.slots.count - self._touched)
+        if count <= 0:
+            return
+        keys, slots = keys[-count:], slots[-count:]
+        places = self._evictor.take(count)
+        try:
+            self._above.copy_slots(rows, slots, self.slots.memory.rows, places)
+        except BaseException:
+            self.slots.put_back(count)
+            raise
+        self.slots.index.synchronize()
+        self.device.slots.place_keys(self.slots.memory, places, keys, 0)
+        self.slots.index.insert(keys, places, self.slots.memory, self.slots.count)
+        self._scores.touch(places, count)
+        self._touched += count
+
+    def _begin(self) -> None:
+        self._scores.tick()
+        self._touched, self._looked = 0, False
+
+    def purge(self, table_id: int) -> None:
+        """Remove the rows of a table."""
+        self._evictor.free_table(table_id)
+
+    def close(self) -> None:
+        """Leave the arena, and free all memory."""
+        self.arena.leave(self._evictor)
+        self.finder.close()
+        self.slots.close()

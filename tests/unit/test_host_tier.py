@@ -1,0 +1,240 @@
+"""The host tier: rows that left a GPU come back from pinned memory, and are what storage has."""
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import Adam, RowWiseAdagrad, Uniform
+from embstore.arrays import EMPTY_KEY
+from embstore.device.gpu import GpuDevice
+from embstore.errors import CapacityError, CorruptTableError, DeviceError, InvalidArgumentError
+from tests.conformance.backends import TINY
+from tests.conformance.tiers import check_tier
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+ROWS, DIM = 4_000, 8
+T1 = {
+    "dim": DIM,
+    "rows": ROWS,
+    "optimizer": RowWiseAdagrad(0.1),
+    "initializer": Uniform(-1, 1),
+}
+CACHE_BYTES, TIER_BYTES = 90_000, 1 << 20
+
+
+class FewPinned(EmulatedRuntime):
+    """Has pinned memory for nothing more, once it is told."""
+
+    refuses = False
+
+    def allocate_host(self, byte_count):
+        if self.refuses:
+            raise CapacityError("no pinned memory")
+        return super().allocate_host(byte_count)
+
+
+def opened(path, *, host_cache_bytes=TIER_BYTES, runtime=None, tables=1, **options):
+    device = GpuDevice(runtime or EmulatedRuntime(), 1)
+    store = embstore.open(
+        path, device=device, cache_bytes=CACHE_BYTES, host_cache_bytes=host_cache_bytes, **options
+    )
+    for number in range(tables):
+        store.create_table(f"t{number}", **T1)
+    return store
+
+
+def train(store, *batches, table="t0"):
+    for keys in batches:
+        store.table(table).update(keys, np.ones((len(keys), store.table(table).dim), np.float32))
+
+
+def batches_of(count, size=100, seed=7):
+    rng = np.random.default_rng(seed)
+    return [rng.choice(ROWS, size, replace=False) for _ in range(count)]
+
+
+def pool_of(store):
+    return store.executor.tables.by_id[0].pool
+
+
+def counts(store):
+    stats = store.stats()
+    return stats["cache"]["pools"][0]["misses_host"], stats["storage"]["bytes_read"]
+
+
+def test_a_row_that_comes_back_is_no_call_to_storage(tmp_path):
+    store = opened(tmp_path / "store")
+    keys = np.arange(ROWS // 2)
+    for low in range(0, len(keys), 100):
+        train(store, keys[low : low + 100])
+    pool = store.stats()["cache"]["pools"][0]
+    assert pool["slots"] < ROWS // 4
+    assert pool["resident_rows"] + pool["host_rows"] == len(keys)
+    for low in range(0, len(keys), 100):
+        store.table("t0").lookup(keys[low : low + 100])
+    came, bytes_read = counts(store)
+    assert bytes_read == 0
+    assert came >= len(keys) - pool["slots"]
+    check_tier(pool_of(store))
+    store.close()
+
+
+def test_without_a_tier_the_same_calls_read_storage(tmp_path):
+    store = opened(tmp_path / "store", host_cache_bytes=None)
+    for _ in range(2):
+        train(store, *batches_of(20))
+    came, bytes_read = counts(store)
+    assert came == 0
+    assert bytes_read > 0
+    assert store.stats()["cache"]["host_budget_bytes"] == 0
+    store.close()
+
+
+def misses_of(store):
+    return sum(pool["misses_host"] for pool in store.stats()["cache"]["pools"])
+
+
+def digests_of(path, **options):
+    """Return digests after a life in which rows leave, come back, and change in between."""
+    store = opened(path, limits=TINY, tables=2, **options)
+    store.create_table("wide", dim=33, rows=ROWS, optimizer=Adam(0.01), initializer=Uniform(-1, 1))
+    batches, found, came = batches_of(30), [], 0
+    for number, keys in enumerate(batches):
+        train(store, keys, keys[:50])
+        train(store, keys, table="t1")
+        train(store, keys[:20], table="wide")
+        if number == 10:
+            store.checkpoint("ten")
+        if number == 15:
+            store.drop_table("t1")
+            store.create_table("t1", **T1)
+        if number == 20:
+            store.flush()
+        if number == 25:
+            found.append({name: store.table(name).digest() for name in store.tables()})
+            came += misses_of(store)  # pools are made anew
+            store.restore("ten")
+        store.check_integrity()
+        for pool in store.executor.tables.pools.values():
+            check_tier(pool)
+    found.append({name: store.table(name).digest() for name in store.tables()})
+    came += misses_of(store)
+    store.close()
+    return found, came
+
+
+def test_a_tier_of_any_size_changes_no_bit(tmp_path):
+    expected, _ = digests_of(tmp_path / "without", host_cache_bytes=None)
+    shares = []
+    for size in (1 << 17, 1 << 19, 1 << 22):
+        found, came = digests_of(tmp_path / str(size), host_cache_bytes=size)
+        assert found == expected
+        shares.append(came)
+    assert 0 < shares[0] < shares[2]
+
+
+def test_a_tier_smaller_than_what_one_call_moves(tmp_path):
+    store = opened(tmp_path / "store", host_cache_bytes=40_000)
+    tier = pool_of(store).tier
+    for keys in batches_of(5, 700):
+        train(store, keys)
+        assert tier.slots.count < 350
+        check_tier(pool_of(store))
+    store.check_integrity()
+    store.close()
+
+
+def test_rows_of_steps_come_back_from_the_tier(tmp_path):
+    store = opened(tmp_path / "store")
+    batches = batches_of(20)
+    train(store, *batches)
+    came = counts(store)[0]
+    with store.session(tables=["t0"], lookahead=4) as run:
+        for step in run.steps(batches, keys=lambda batch: {"t0": batch}):
+            rows = step.lookup()
+            step.update(rows)
+    assert counts(store)[0] > came
+    store.check_integrity()
+    check_tier(pool_of(store))
+    store.close()
+
+
+def test_a_row_that_cannot_be_read_leaves_the_others_where_they_are(tmp_path):
+    """Those of the tier had come, and are read from storage then."""
+    store = opened(tmp_path / "store")
+    first, second = np.arange(100), np.arange(1000, 1100)
+    train(store, first)
+    store.checkpoint("a")
+    store.close()
+    for log in (tmp_path / "store" / "log").iterdir():
+        content = bytearray(log.read_bytes())
+        content[4096 + 60] ^= 1
+        log.write_bytes(content)
+    store = opened(tmp_path / "store")
+    train(store, second, *batches_of(8, 200, seed=3))
+    table, tier = store.table("t0"), pool_of(store).tier
+    kept = tier.slots.keys[tier.slots.keys != EMPTY_KEY]
+    mixed = np.union1d(first, np.intersect1d(second, kept)[:50])
+    before = table.read_rows(np.setdiff1d(mixed, first))
+    with pytest.raises(CorruptTableError):
+        table.lookup(mixed)
+    store.check_integrity()
+    for found, wanted in zip(table.read_rows(np.setdiff1d(mixed, first)), before, strict=True):
+        assert np.array_equal(found, wanted)
+    check_tier(pool_of(store))
+    store.close()
+
+
+def test_where_pinned_memory_ends_the_tier_stays_as_large_as_it_is(tmp_path):
+    runtime = FewPinned()
+    store = opened(tmp_path / "store", runtime=runtime)
+    train(store, *batches_of(20))  # buffers have their size
+    slots = pool_of(store).tier.slots.count
+    runtime.refuses = True
+    train(store, *batches_of(20, seed=8))
+    assert pool_of(store).tier.slots.count == slots
+    runtime.refuses = False
+    store.check_integrity()
+    check_tier(pool_of(store))
+    store.close()
+
+
+def test_a_store_that_cannot_have_its_first_slab_is_not_opened(tmp_path):
+    with pytest.raises(CapacityError, match="host_cache_bytes is 1000, of which 0 are in use"):
+        opened(tmp_path / "store", host_cache_bytes=1000)
+
+
+def test_a_checkpoint_whose_tables_have_no_room_in_the_tier_is_refused(tmp_path):
+    store = opened(tmp_path / "store")
+    store.create_table("wide", **(T1 | {"dim": 900}))
+    store.checkpoint("both")
+    store.drop_table("wide")
+    store.close()
+    store = opened(tmp_path / "store", host_cache_bytes=30_000)
+    before = store.table("t0").digest()
+    with pytest.raises(CapacityError, match="host_cache_bytes is 30000, the tables up to this one"):
+        store.restore("both")
+    assert store.table("t0").digest() == before
+    store.close()
+
+
+def test_the_cpu_has_nothing_below(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="no host_cache_bytes on device 'cpu'"):
+        embstore.open(tmp_path / "store", device="cpu", host_cache_bytes=1 << 20)
+    with pytest.raises(InvalidArgumentError, match="host_cache_bytes"):
+        opened(tmp_path / "store", host_cache_bytes=0)
+
+
+def test_a_device_that_fails_while_rows_move_loses_nothing_committed(tmp_path):
+    runtime = EmulatedRuntime()
+    store = opened(tmp_path / "store", runtime=runtime)
+    train(store, *batches_of(10))
+    store.checkpoint("a")
+    digest = store.table("t0").digest()
+    runtime.fail_at(30)
+    with pytest.raises(DeviceError):
+        train(store, *batches_of(10, seed=8))
+    store.close()
+    store = opened(tmp_path / "store")
+    assert store.table("t0").digest() == digest
+    store.close()
