@@ -38,6 +38,7 @@ class SlotFinder:
         self._found: Array = self._room
         self._missing = 0
         self._found_at = 0  # moves when they were found
+        self._probed_at = 0  # rebuilds of the index when they were last looked for
 
     def look(self, batch: Batch) -> None:
         """Queue the search for the slots of a batch; see `synchronize`."""
@@ -45,8 +46,9 @@ class SlotFinder:
             batch.found.missing = self._missing
             return
         slots = self._room_for(len(batch.unique_keys))
-        self._device.keys.probe(self._slots.index.synchronize(), batch, slots)
-        self._found_for, self._found = batch, slots
+        index = self._slots.index
+        self._device.keys.probe(index.arrays, batch, slots)
+        self._found_for, self._found, self._probed_at = batch, slots, index.rebuilds
 
     def looked_at(self, batch: Batch) -> Array | None:
         """Return where the slots of a batch are being looked for, or are, all of them; None where
@@ -65,8 +67,12 @@ class SlotFinder:
         if self._found_for is batch:
             keys, missing = batch.unique_keys, batch.found.missing
             self.note(keys, self._found[: len(keys)], missing)
+            self._slots.index.synchronize()
             if batch.found.outside < 0:
-                batch.found.missing = self._finish_arriving_at(keys)
+                if missing and self._slots.index.rebuilds > self._probed_at:
+                    self._find_again(keys)
+                # What was begun was not done if anything was missing when the batch was probed.
+                batch.found.missing = max(self._finish_arriving_at(keys), int(missing > 0))
 
     def find(self, keys: Array) -> tuple[Array, int]:
         """Return the slots of unique row keys, -1 where absent, and how many are.

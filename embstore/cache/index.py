@@ -3,7 +3,9 @@
 The structure is the device's (two-choice buckets and a small stash, device/base.py); here is only
 what keeps it usable: it grows with the slots, and is rebuilt, larger, in the rare case that the
 stash is full. Whether it is, is asked when the index is used next: the device has as a rule been
-waited for by then. It is too late to refuse that call for it: an error is irreversible.
+waited for by then. It is too late to refuse that call for it: an error is irreversible. A call that
+only looks keys up asks after it has waited for them (`SlotFinder.synchronize`): keys without a
+place are at worst not found.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,9 @@ class SlotIndex:
         self, device: Device, irreversible: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.capacity = 0
-        self._arrays = device.memory.allocate_index(1)
+        self.rebuilds = 0
+        self.arrays = device.memory.allocate_index(1)
+        """On the device; keys inserted last may have found no place."""
         self._device = device
         self._irreversible = irreversible
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
@@ -40,7 +44,7 @@ class SlotIndex:
             with self._irreversible():
                 if not is_whole():
                     self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)
-        return self._arrays
+        return self.arrays
 
     @property
     def memory_bytes(self) -> int:
@@ -64,7 +68,7 @@ class SlotIndex:
     def insert(self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int) -> None:
         """Add absent keys, which the slots have already."""
         assert self._inserted is None, "slots have got keys before the index was synchronized"
-        is_whole = self._device.keys.insert(self._arrays, keys, slots)
+        is_whole = self._device.keys.insert(self.arrays, keys, slots)
         self._inserted = is_whole, memory, slot_count
 
     def erase(self, keys: Keys) -> None:
@@ -75,6 +79,7 @@ class SlotIndex:
         while True:
             arrays = self._device.memory.allocate_index(capacity)
             if self._device.keys.insert_slots(arrays, memory, slot_count):
-                self._arrays, self.capacity, self._inserted = arrays, capacity, None
+                self.arrays, self.capacity, self._inserted = arrays, capacity, None
+                self.rebuilds += 1
                 return
             capacity += capacity // 4 + 64

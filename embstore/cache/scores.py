@@ -31,8 +31,6 @@ from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
 
 _LOOKED_AT = 64
 _DIGIT_BITS = 16
-_LEFT_SHARE = 4
-"""Of a queue: less than one part in so many is dropped where more are needed."""
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
 """Of queued slots one in so many more is read than are needed, and so many."""
 
@@ -137,8 +135,8 @@ class Scores:
         while count > 0:
             answer = self.ask_victims(count) if begun is None else begun
             begun = None
-            assert len(self._queue), "a call was given more rows than there are slots"
             slots, here = answer()
+            assert len(self._queue), "a call was given more rows than there are slots"
             # Still resident: the next refill must not find them again.
             self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
             found.append((slots, here))
@@ -151,7 +149,7 @@ class Scores:
         """Return the count of the next victim; 0: there is none, or it is foreseen."""
         while True:
             if self._next == len(self._queue):
-                self._refill(1)
+                self._search(0)()
                 if not len(self._queue):
                     return 0
             begin = self._next
@@ -165,18 +163,18 @@ class Scores:
     def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         """Ask for up to `count` slots from the queue that are still what was queued.
 
-        The answer takes them, with those before them. Some more are read, for some have changed.
+        The answer takes them, with those before them.
 
         with_rows : as in `DeviceSlots.read_slots`
         """
-        left = len(self._queue) - self._next
-        if not left or (left < count and left * _LEFT_SHARE < len(self._queue)):
-            self._refill(count)  # of what was left, too: few are not worth a look of their own
+        if len(self._queue) - self._next < _seen(count):  # to look at these first is a wait more
+            return self._search(count, with_rows=with_rows)
         return self._ask(count, with_rows=with_rows)
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
+        """Ask for what is in the next of the queue. Some more are read, for some have changed."""
         queue, begin = self._queue, self._next
-        seen = slice(begin, begin + count + count // _SPARE_SHARE + _SPARE_LEAST)
+        seen = slice(begin, begin + _seen(count))
         slots, scores = queue[seen], self._queued_scores[seen]
         contents = self.device.slots.read_slots(self.slots.memory, slots, with_rows=with_rows)
 
@@ -189,13 +187,29 @@ class Scores:
 
         return answer
 
-    def _refill(self, count: int) -> None:
-        memory, slot_count = self.slots.memory, self.slots.count
-        wanted = max(count, slot_count // self.policy.queue_share)
-        slots, scores = self.device.slots.select_victims(memory, slot_count, self.clock, wanted)
-        order = ascending(scores)
-        self._queue, self._next = slots[order], 0
-        self._queued_scores = scores[order]
+    def _search(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
+        """Ask for the slots of lowest score, of which the answer takes `count`, and queues more."""
+        forgotten, slot_count = self._queue, self.slots.count
+        wanted = max(count, slot_count // self.policy.queue_share, 1)
+        selected = self.device.slots.select_victims(
+            self.slots.memory, slot_count, self.clock, wanted, count, with_rows=with_rows
+        )
+
+        def answer() -> Victims:
+            assert self._queue is forgotten, "another one has queued victims"
+            found = selected()
+            order = ascending(found.scores)
+            self._queue, self._queued_scores = found.slots[order], found.scores[order]
+            self._next = min(count, len(order))
+            slots = self._queue[:count]
+            return slots, found.contents(slots)
+
+        return answer
+
+
+def _seen(count: int) -> int:
+    """Return how many of the queue are read for `count` victims."""
+    return count + count // _SPARE_SHARE + _SPARE_LEAST
 
 
 def ascending(scores: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -164,6 +164,16 @@ class SlotContents:
         return cls(*map(np.concatenate, columns))
 
 
+@dataclass(frozen=True)
+class Selected:
+    """Victims, (n,) in ascending order of slot."""
+
+    slots: Slots
+    scores: NDArray[np.int64]
+    contents: Callable[[Slots], SlotContents]
+    """Returns what is in some of those that were to be read."""
+
+
 class DeviceMemory(Protocol):
     """Memory of a device: what arrays are allocated in, and copies between it and the host."""
 
@@ -502,13 +512,22 @@ class DeviceSlots(Protocol):
         """Make bits 0..51 of the score of every FORESEEN slot 0; the others stay."""
 
     def select_victims(
-        self, memory: SlotMemory, slot_count: int, clock: int, count: int
-    ) -> tuple[Slots, NDArray[np.int64]]:
+        self,
+        memory: SlotMemory,
+        slot_count: int,
+        clock: int,
+        count: int,
+        first: int = 0,
+        *,
+        with_rows: bool = False,
+    ) -> Answer[Selected]:
         """Return the up to `count` resident slots of lowest score that this clock has not touched
-        (score & (2**40 - 1) != clock), in ascending order of slot, and their scores. Waits.
+        (score & (2**40 - 1) != clock).
 
         Of equal scores the lowest slots are taken. A slot that is pinned or PENDING is none of
         them: 0 <= score < PIN_ONE.
+
+        first, with_rows : the `first` of lowest score are read as by `read_slots`
         """
 
 

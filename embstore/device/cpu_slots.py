@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import Answer, Batch, SlotContents, Slots
+from embstore.device.base import Answer, Batch, Selected, SlotContents, Slots
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
 from embstore.device.threshold import find_threshold
@@ -80,8 +80,15 @@ class CpuSlots:
         score_kernels.forget_foreseen(memory.scores[:slot_count])
 
     def select_victims(
-        self, memory: CpuSlotMemory, slot_count: int, clock: int, count: int
-    ) -> tuple[Slots, NDArray[np.int64]]:
+        self,
+        memory: CpuSlotMemory,
+        slot_count: int,
+        clock: int,
+        count: int,
+        first: int = 0,
+        *,
+        with_rows: bool = False,
+    ) -> Answer[Selected]:
         scores, slot_keys = memory.scores[:slot_count], memory.keys[:slot_count]
         candidates = _Candidates(self._work, scores, slot_keys, clock)
         wanted, threshold, ties = find_threshold(candidates, count)
@@ -90,7 +97,8 @@ class CpuSlots:
             victim_kernels.collect_victims(
                 scores, slot_keys, clock, threshold, wanted, ties, victims
             )
-        return victims, scores[victims]
+        found = Selected(victims, scores[victims], lambda slots: self.read_slots(memory, slots)())
+        return lambda: found
 
 
 @dataclass

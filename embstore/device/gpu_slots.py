@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import Answer, Batch, SlotContents, Slots
+from embstore.device.base import Answer, Batch, Selected, SlotContents, Slots
 from embstore.device.gpu_work import LANES, NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
@@ -85,7 +85,13 @@ class GpuSlots:
         )
 
     def _read(
-        self, memory: Slabs, n: int, slots: Slots | None, first: int, *, with_rows: bool = False
+        self,
+        memory: Slabs,
+        n: int,
+        slots: DeviceArray | Slots | None,
+        first: int,
+        *,
+        with_rows: bool = False,
     ) -> Answer[SlotContents]:
         """Return what is in n slots: those named, or those from `first` on."""
         layout, of_rows = memory.rows.layout, n if with_rows else 0
@@ -97,7 +103,7 @@ class GpuSlots:
         parts = [together[low:high] for low, high in pairwise(bounds)]
         d_contents = [p.view(out.dtype) for p, out in zip(parts[1:], outs[1:], strict=True)]
         if n:
-            d_slots = NULL if slots is None else self._work.upload(slots)
+            d_slots = NULL if slots is None else self._work.resident(slots)
             named = d_slots, np.int64(first), np.int64(n)
             self._launch("read_slots", n, memory, *named, *d_contents)
             if with_rows:
@@ -148,31 +154,84 @@ class GpuSlots:
             self._launch("forget_foreseen", slot_count, memory, np.int64(slot_count))
 
     def select_victims(
-        self, memory: Slabs, slot_count: int, clock: int, count: int
-    ) -> tuple[Slots, NDArray[np.int64]]:
-        if slot_count == 0 or count == 0:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+        self,
+        memory: Slabs,
+        slot_count: int,
+        clock: int,
+        count: int,
+        first: int = 0,
+        *,
+        with_rows: bool = False,
+    ) -> Answer[Selected]:
         count = min(count, slot_count)
-        work, ranges = self._work, -(-slot_count // _RANGE_SLOTS)
-        (search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
-        bins = work.scratch.take(BINS, np.int64)
-        counts = work.scratch.take(2 * ranges, np.int32)
-        found = work.scratch.take(2 * count, np.int64)
-        candidates = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), search)
-        in_ranges = (*candidates, np.int64(_RANGE_SLOTS))
-        work.runtime.fill(bins, 0)
+        if count == 0:
+            none = np.empty(0, np.int64)
+            return lambda: Selected(none, none, lambda slots: self.read_slots(memory, slots)())
+        work, first = self._work, min(first, count)
+        searches = [_Search(work, memory, slot_count, clock, count)]
+        if 0 < first < count:
+            searches.append(_Search(work, memory, slot_count, clock, first))
 
-        state: list[int] = []
-        while not state or state[STATE] != DONE:
-            for _ in range(_ROUNDS):
-                work.launch("score_range", slot_count, *candidates)
-                work.launch("count_scores", slot_count, *candidates, bins)
-                work.runtime.launch("narrow_search", 1, search, bins)
-            work.runtime.launch("count_victims", ranges, *in_ranges, counts)
-            work.accumulate(counts)
-            work.runtime.launch(
-                "collect_victims", ranges, *in_ranges, counts, found[:count], found[count:]
+        def look() -> Answer[SlotContents]:
+            for search in searches:
+                search.look()
+            read = searches[-1].victims[:first]
+            is_small = first * memory.rows.layout.row_bytes < LARGE_BYTES
+            return self._read(memory, first, read, 0, with_rows=with_rows and is_small)
+
+        looked = look()
+
+        def answer() -> Selected:
+            here = looked
+            while False in [search.is_done() for search in searches]:  # each is asked
+                here = look()
+            (slots, scores), (read, _) = searches[0].found, searches[-1].found
+            contents = here()
+            return Selected(
+                slots, scores, lambda chosen: contents.of(np.searchsorted(read, chosen))
             )
-            state_of, victims = work.ask(search), work.ask(found)
-            state, on_host = state_of().tolist(), victims()
-        return on_host[: state[VICTIMS]], on_host[count : count + state[VICTIMS]]
+
+        return answer
+
+
+class _Search:
+    """The slots of lowest score, looked for on the device (`select_victims.cu`).
+
+    Until it is done the victims are slots that there are, but none of the lowest.
+    """
+
+    def __init__(
+        self, work: GpuWork, memory: Slabs, slot_count: int, clock: int, count: int
+    ) -> None:
+        ranges = -(-slot_count // _RANGE_SLOTS)
+        self._work, self._slot_count, self._ranges = work, slot_count, ranges
+        (self._search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
+        self._bins = work.scratch.take(BINS, np.int64)
+        self._counts = work.scratch.take(2 * ranges, np.int32)
+        self._both = work.scratch.take(2 * count, np.int64)
+        self.victims, self._scores = self._both[:count], self._both[count:]
+        named = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), self._search)
+        self._candidates: tuple[Argument, ...] = named
+        work.runtime.fill(self._bins, 0)
+        work.runtime.fill(self.victims, 0)
+
+    def look(self) -> None:
+        """Queue some rounds, and the copy of what is found by then."""
+        work, in_ranges = self._work, (*self._candidates, np.int64(_RANGE_SLOTS))
+        for _ in range(_ROUNDS):
+            work.launch("score_range", self._slot_count, *self._candidates)
+            work.launch("count_scores", self._slot_count, *self._candidates, self._bins)
+            work.runtime.launch("narrow_search", 1, self._search, self._bins)
+        work.runtime.launch("count_victims", self._ranges, *in_ranges, self._counts)
+        work.accumulate(self._counts)
+        work.runtime.launch(
+            "collect_victims", self._ranges, *in_ranges, self._counts, self.victims, self._scores
+        )
+        self._asked = work.ask(self._search), work.ask(self._both)
+
+    def is_done(self) -> bool:
+        """Wait, and return whether the victims are found; once for each look."""
+        state, both = (answer() for answer in self._asked)
+        count, found = len(both) // 2, int(state[VICTIMS])
+        self.found = both[:found], both[count : count + found]
+        return int(state[STATE]) == DONE

@@ -160,7 +160,8 @@ class EveryVerb:
     def evict(self):
         """Choose victims, clear their slots, and drop slots."""
         device, memory = self.device, self.memory
-        victims, scores = device.slots.select_victims(memory, SLOTS, 9, 30)
+        found = device.slots.select_victims(memory, SLOTS, 9, 30)()
+        victims, scores = found.slots, found.scores
         self.results += [victims.tolist(), scores.tolist()]
         for _, host, places in device.rows.row_pieces(memory.rows, victims):
             self.results.append(bits(host[places]))

@@ -102,9 +102,13 @@ def test_victims_in_any_order_of_threads(seed, fibers, kind):
         slots_with(each, rows, keys=keys, scores=scores, slab_slots=1024) for each in (device, CPU)
     )
     for count in (1, 700, 4_400, slot_count):
-        found = device.slots.select_victims(there, slot_count, 5, count)
-        expected = CPU.slots.select_victims(here, slot_count, 5, count)
-        assert [a.tolist() for a in found] == [a.tolist() for a in expected]
+        found = device.slots.select_victims(there, slot_count, 5, count, count // 7)()
+        expected = CPU.slots.select_victims(here, slot_count, 5, count, count // 7)()
+        assert found.slots.tolist() == expected.slots.tolist()
+        assert found.scores.tolist() == expected.scores.tolist()
+        order = np.argsort(expected.scores, kind="stable")[: count // 7]
+        first = expected.slots[order]
+        assert found.contents(first).keys.tolist() == keys[first].tolist()
 
 
 @shuffled
@@ -220,7 +224,7 @@ def test_a_lost_device_answers_nothing_and_can_be_closed():
         lambda: device.slots.touch(memory, d_slots, 1, COUNT_UP),
         lambda: device.slots.set_counts(memory, slots, slots),
         lambda: device.slots.age_scores(memory, 4),
-        lambda: device.slots.select_victims(memory, 4, 1, 2),
+        lambda: device.slots.select_victims(memory, 4, 1, 2)(),
         lambda: device.warm_up(),
     ]
     for number, call in enumerate(calls):

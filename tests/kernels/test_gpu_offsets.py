@@ -109,10 +109,11 @@ def test_far_slots_are_placed_and_chosen(far):
     device, memory = far
     device.slots.place_keys(memory, np.array(FAR), np.arange(len(FAR)) << 40, 0)
     device.slots.touch(memory, np.array(FAR), 7, COUNT_NONE)
-    victims, scores = device.slots.select_victims(memory, MANY, 8, 3)
+    found = device.slots.select_victims(memory, MANY, 8, 3)()
+    victims, scores = found.slots, found.scores
     assert victims.tolist() == sorted(FAR)[:3] and scores.tolist() == [7] * 3
     assert device.slots.pin(memory, victims)() == 3
-    assert device.slots.select_victims(memory, MANY, 8, 5)[0].tolist() == sorted(FAR)[3:]
+    assert device.slots.select_victims(memory, MANY, 8, 5)().slots.tolist() == sorted(FAR)[3:]
     found = device.slots.read_slots(memory, np.array(FAR))()
     assert found.keys.tolist() == [i << 40 for i in range(len(FAR))]
     device.slots.clear_slots(memory, np.array(FAR))

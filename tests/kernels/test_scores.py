@@ -209,7 +209,8 @@ def test_victims_are_neither_pinned_nor_on_their_way(scores, count):
     expected = sorted(slot for _, slot in sorted(free)[:count])
     for device in devices():
         memory = scored(device, scores)
-        victims, found = device.slots.select_victims(memory, len(scores), 7, count)
+        selected = device.slots.select_victims(memory, len(scores), 7, count)()
+        victims, found = selected.slots, selected.scores
         assert victims.tolist() == expected
         assert found.tolist() == [int(scores[slot]) for slot in expected]
 
@@ -231,13 +232,13 @@ def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
     assert device.slots.pin(memory, slots[:2])() == 0
     assert device.slots.unpin(memory, slots)() == 1
     assert device.slots.count_pending(memory, up(device, slots)) == 3
-    assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == []  # on their way
+    assert device.slots.select_victims(memory, 32, 5, 9)().slots.tolist() == []  # on their way
     device.slots.arrive(memory, slots)
     assert device.slots.count_pending(memory, up(device, slots)) == 0
-    assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [31]
+    assert device.slots.select_victims(memory, 32, 5, 9)().slots.tolist() == [31]
     assert device.slots.unpin(memory, slots[:2])() == 2
     assert device.slots.read_slots(memory, slots)().scores.tolist() == [4, 4, 4]
-    assert device.slots.select_victims(memory, 32, 5, 9)[0].tolist() == [3, 20, 31]
+    assert device.slots.select_victims(memory, 32, 5, 9)().slots.tolist() == [3, 20, 31]
 
 
 @each_device
@@ -248,7 +249,7 @@ def test_the_next_use_decides_among_what_is_foreseen(device):
     device.slots.foresee(memory, slots, ranks)
     order = [6, 7, 1, 5, 4, 2, 3, 0]
     for count in range(9):
-        victims, _ = device.slots.select_victims(memory, 8, 99, count)
+        victims = device.slots.select_victims(memory, 8, 99, count)().slots
         assert victims.tolist() == sorted(order[:count])
     device.slots.forget_foreseen(memory, 8)
     assert device.slots.read_range(memory, 0, 8).scores.tolist() == [0] * 6 + [6, 7]
@@ -264,8 +265,8 @@ def test_no_row_of_the_running_call_is_its_victim(device, counting):
     assert (
         device.slots.read_slots(memory, np.array([0, 2]))().scores.tolist() == [count << 40 | 9] * 2
     )
-    assert device.slots.select_victims(memory, 6, 9, 6)[0].tolist() == [1, 3, 4, 5]
-    assert device.slots.select_victims(memory, 6, 10, 3)[0].tolist() == [0, 1, 2]
+    assert device.slots.select_victims(memory, 6, 9, 6)().slots.tolist() == [1, 3, 4, 5]
+    assert device.slots.select_victims(memory, 6, 10, 3)().slots.tolist() == [0, 1, 2]
 
 
 @each_device

@@ -35,10 +35,10 @@ def scored(device, scores, slot_keys=None):
 
 def select(device, scores, slot_keys, clock, count):
     memory = scored(device, scores, slot_keys)
-    victims, scores_of_victims = device.slots.select_victims(memory, len(scores), clock, count)
-    assert victims.dtype == scores_of_victims.dtype == np.int64
-    assert np.array_equal(scores_of_victims, scores[victims])
-    return victims.tolist()
+    found = device.slots.select_victims(memory, len(scores), clock, count)()
+    assert found.slots.dtype == found.scores.dtype == np.int64
+    assert np.array_equal(found.scores, scores[found.slots])
+    return found.slots.tolist()
 
 
 def check(scores, slot_keys, clock, count):
@@ -120,17 +120,36 @@ def test_only_slots_that_are_asked_for_are_victims():
     scores = np.arange(40)[::-1].copy()
     for device in devices():
         memory = scored(device, scores)
-        assert device.slots.select_victims(memory, 30, 99, 3)[0].tolist() == [27, 28, 29]
+        assert device.slots.select_victims(memory, 30, 99, 3)().slots.tolist() == [27, 28, 29]
 
 
 def test_no_victims():
     for device in devices():
         memory = scored(device, np.full(5, 9))
         for slot_count, clock, count in ((0, 1, 4), (5, 9, 4), (5, 1, 0)):
-            found = device.slots.select_victims(memory, slot_count, clock, count)
-            assert [array.tolist() for array in found] == [[], []]
+            found = device.slots.select_victims(memory, slot_count, clock, count)()
+            assert len(found.slots) == len(found.scores) == 0
+            assert len(found.contents(found.slots).keys) == 0
         free = scored(device, np.zeros(5, np.int64), np.full(5, EMPTY_KEY))
-        assert len(device.slots.select_victims(free, 5, 1, 3)[0]) == 0
+        assert len(device.slots.select_victims(free, 5, 1, 3)().slots) == 0
+
+
+@pytest.mark.parametrize("first", [1, 7, 12, 20, 50])
+@pytest.mark.parametrize("count", [1, 12, 30])
+def test_the_first_victims_are_read_with_them(count, first):
+    rng = np.random.default_rng(SEED)
+    scores, rows = rng.integers(0, 9, 40), rng.standard_normal((40, 8)).astype(np.float32)
+    dirty, keys = rng.random(40) < 0.5, np.where(np.arange(40) < 25, np.arange(40), EMPTY_KEY)
+    lowest = np.lexsort((np.arange(25), scores[:25]))[: min(first, count)]
+    for device in devices():
+        memory = slots_with(device, rows, keys=keys, scores=scores, dirty=dirty)
+        answer = device.slots.select_victims(memory, 40, 99, count, first, with_rows=True)
+        here = answer().contents(lowest)
+        assert here.keys.tolist() == lowest.tolist()
+        assert here.scores.tolist() == scores[lowest].tolist()
+        assert here.dirty.tolist() == dirty[lowest].tolist()
+        if isinstance(device, GpuDevice):
+            assert here.rows.tobytes() == rows[lowest].tobytes()
 
 
 def test_what_this_clock_has_touched_is_no_victim():

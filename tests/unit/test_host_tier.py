@@ -23,12 +23,12 @@ CACHE_BYTES, TIER_BYTES = 90_000, 1 << 20
 
 
 class FewPinned(EmulatedRuntime):
-    """Has pinned memory for nothing more, once it is told."""
+    """Has pinned memory for no slab more, once it is told."""
 
     refuses = False
 
     def allocate_host(self, byte_count):
-        if self.refuses:
+        if self.refuses and byte_count == self.slab_bytes:
             raise CapacityError("no pinned memory")
         return super().allocate_host(byte_count)
 
@@ -190,6 +190,9 @@ def test_where_pinned_memory_ends_the_tier_stays_as_large_as_it_is(tmp_path):
     store = opened(tmp_path / "store", runtime=runtime)
     train(store, *batches_of(20))  # buffers have their size
     slots = pool_of(store).tier.slots.count
+    runtime.slab_bytes = (
+        pool_of(store).tier.slots.sizes.slab_slots * pool_of(store).layout.row_bytes
+    )
     runtime.refuses = True
     train(store, *batches_of(20, seed=8))
     assert pool_of(store).tier.slots.count == slots

@@ -251,7 +251,7 @@ def _slot_cases(pool: FullPool) -> list[Case]:
         Case("erase + insert", erase_and_insert, 472 * m, m, whole=False),
         Case(
             "select_victims",
-            lambda _: slots.select_victims(memory, count, 1 << 39, m),
+            lambda _: slots.select_victims(memory, count, 1 << 39, m)(),
             8 * count * 4,  # passes: of so few clocks one counting finds the threshold
             count,
             whole=False,
