@@ -37,10 +37,18 @@ from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 
 _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: neither harms the device."""
+_CAPTURED = range(900, 909)
+"""cudaErrorStreamCapture...: somebody's graph is being captured; it may be lost, the device is not.
+"""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _LEGACY_STREAM = 1
 """cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
+
+_OUTSIDE = (
+    "call the store outside of the capture of a CUDA graph, or capture in another thread, in mode "
+    "'thread_local'"
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,8 +95,10 @@ def _on_device(
             finally:
                 cuda.setDevice(found)
         except (RuntimeError, compiler.CompileException) as exc:
-            self.is_lost = True
             what = " ".join([call.__name__, *(arg for arg in args if isinstance(arg, str))])
+            if getattr(exc, "status", None) in _CAPTURED:
+                raise InvalidArgumentError(f"{self.name}: {what}: {exc}; {_OUTSIDE}") from exc
+            self.is_lost = True
             raise DeviceError(
                 f"{self.name}: {what}: {exc}; it, or work queued before it, has failed: nothing on "
                 "the device may be trusted, restart the server"
@@ -159,6 +169,7 @@ class CudaRuntime:
         if count * width:
             try:
                 self._check_place(address)
+                self._check_capture(stream)
                 if stream is not None:
                     self._follow_callers(stream)
             except cuda.CUDARuntimeError as exc:
@@ -174,6 +185,14 @@ class CudaRuntime:
         mark = cupy.cuda.Event(disable_timing=True)
         cuda.eventRecord(mark.ptr, stream)  # ExternalStream is deprecated from 14 on
         self._compute.wait_event(mark)
+
+    def _check_capture(self, stream: int | None) -> None:
+        """Refuse work of a stream that is being captured, or that has drawn COMPUTE into it."""
+        if any(cuda.streamIsCapturing(s) for s in (stream, self.compute_stream) if s is not None):
+            raise InvalidArgumentError(
+                f"expected an array whose stream does its work, found one that is being captured; "
+                f"{_OUTSIDE}"
+            )
 
     def _check_place(self, address: int) -> None:
         place = cuda.pointerGetAttributes(address)

@@ -1,13 +1,17 @@
-"""Keys, gradients and outputs that torch uses in a stream of its own, while the store reads them.
+"""Keys, gradients and outputs that torch uses in a stream of its own, while the store reads them;
+and in one that it captures.
 
 Each is written behind a delay of that stream: a store that does not wait for it reads what was
 there before.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from embstore.config import RowWiseAdagrad, Uniform
+from embstore.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
@@ -59,4 +63,29 @@ def test_a_side_stream_is_waited_for(store):
             found = out.cpu().numpy()
             device.update(late(keys), late(grads))
         assert np.array_equal(found, wanted)
+    assert host.digest() == device.digest()
+
+
+def test_a_call_within_a_capture_is_refused_and_does_no_harm(store):
+    """The graph may be lost to whoever captures it; the store is not."""
+    host, device = store.table("host"), store.table("device")
+    keys = torch.arange(KEYS, device="cuda") % ROWS
+    out, grads = (torch.empty((KEYS, DIM), device="cuda") for _ in range(2))
+    grads.fill_(0.5)
+    device.lookup(keys, out=out)
+    wanted = out.cpu()
+    calls = {
+        "lookup": lambda: device.lookup(keys, out=out),
+        "update": lambda: device.update(keys, grads),
+    }
+    for call in calls.values():
+        with contextlib.suppress(RuntimeError):  # torch's, at the end of the capture
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                with pytest.raises(InvalidArgumentError, match="capture"):
+                    call()
+        torch.cuda.synchronize()
+        device.lookup(keys, out=out)
+        assert torch.equal(out.cpu(), wanted)
+    device.update(keys, grads)
+    host.update(keys.cpu().numpy(), grads.cpu().numpy())
     assert host.digest() == device.digest()

@@ -215,6 +215,34 @@ def test_an_error_of_cuda_is_a_device_error_and_the_device_is_lost(current):
     assert current.device == 0
 
 
+def test_an_error_of_somebodys_capture_is_the_callers_mistake_and_nothing_is_lost(current):
+    def wait(self, mark):
+        raise cuda_error(900)
+
+    runtime = plain_runtime()
+    with pytest.raises(
+        InvalidArgumentError, match=r"cuda:1: wait: .*capturing; call the store out"
+    ):
+        module._on_device(wait)(runtime, object())
+    assert not runtime.is_lost
+    assert current.device == 0
+
+
+@pytest.mark.parametrize("captured", [7, 9])
+def test_arrays_of_a_stream_that_is_captured_are_refused(current, monkeypatch, captured):
+    monkeypatch.setattr(module.cuda, "streamIsCapturing", lambda stream: stream == captured)
+    runtime = plain_runtime()
+    runtime.compute_stream = 9
+    monkeypatch.setattr(runtime, "_check_place", lambda address: None)
+    monkeypatch.setattr(runtime, "_follow_callers", lambda stream: None)
+    array = SimpleNamespace(__cuda_array_interface__=interface(stream=7))
+    with pytest.raises(InvalidArgumentError, match="being captured; call the store outside"):
+        runtime.adopt(array, np.float32)
+    monkeypatch.setattr(module.cuda, "streamIsCapturing", lambda stream: False)
+    assert len(runtime.adopt(array, np.float32)) == 3
+    assert not runtime.is_lost
+
+
 @pytest.mark.parametrize("byte_count", [0, 1 << 60])
 def test_no_memory_is_a_capacity_error_that_tells_the_bytes(current, monkeypatch, byte_count):
     def refuse(size):
