@@ -55,7 +55,9 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
 
 
 def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
-    """Return `values` as an array; `what` names it in errors."""
+    """Return `values` as an array of the host; `what` names it in errors."""
+    if is_on_device(values):
+        raise refusal(table, f"{what} in the host's memory", "an array in a device's; copy it")
     try:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as exc:

@@ -15,8 +15,7 @@ that stay as they were made. A cache could then not become smaller than the slab
 budget, and one that grew a thousandfold would do so in steps too small to be worth one.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from embstore.cache.slots import PoolSlots
@@ -39,21 +38,16 @@ class Arena:
         self.budget_bytes = budget_bytes
         self.option = option  # what the user calls it
         self.pools: list[Member] = []
-        self._fixed = False
+        self.is_fixed = False
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of all pools."""
         return sum(pool.slots.memory_bytes for pool in self.pools)
 
-    @contextmanager
-    def fixed(self) -> Iterator[None]:
+    def fixed(self) -> AbstractContextManager[None]:
         """Move no slab between pools: a command is writing, and has reserved for what it found."""
-        self._fixed = True
-        try:
-            yield
-        finally:
-            self._fixed = False
+        return _Fixed(self)
 
     def join(self, pool: Member) -> None:
         """Add a pool; its first slab is granted, if need be at the cost of another pool's.
@@ -88,7 +82,7 @@ class Arena:
         needed = slots.grown_bytes - slots.memory_bytes
         others = [p for p in self.pools if p is not pool]
         spare = sum(p.slots.memory_bytes - p.slots.sizes.least_bytes for p in others)
-        if self._fixed or self.memory_bytes - spare + needed > self.budget_bytes:
+        if self.is_fixed or self.memory_bytes - spare + needed > self.budget_bytes:
             return False
         while self.memory_bytes + needed > self.budget_bytes:
             floor = self.budget_bytes // (2 * len(self.pools))
@@ -149,6 +143,19 @@ class Arena:
             donor = max(donors, key=_memory_bytes)
             slab_bytes = donor.slots.memory_bytes // donor.slots.slab_count
             donor.release_slabs(max(1, excess // (len(donors) * slab_bytes)))
+
+
+class _Fixed(AbstractContextManager[None]):
+    """What `Arena.fixed` enters. No generator: calls of few keys would notice it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def __enter__(self) -> None:
+        self._arena.is_fixed = True
+
+    def __exit__(self, *_: object) -> None:
+        self._arena.is_fixed = False
 
 
 def _donors(pools: list[Member]) -> list[Member]:

@@ -46,16 +46,16 @@ class GpuKeys:
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
         bounds = _bounds_of(segments)
         n = bounds[-1]
-        take = self._work.scratch.take
-        unique_keys, inverse = take(n, np.int64), take(n, np.int32)
+        scratch = self._work.scratch
+        unique_keys, inverse = scratch.parts(n, np.int64, np.int32)
         batch = GpuBatch(unique_keys, inverse, np.array(bounds, np.int64))
         if n == 0:
             return batch
         d_bounds, d_prefixes, d_row_counts, d_keys, batch.findings = self._named(segments, bounds)
         batch.is_known = False
         place_count = n + n // 2 + 1
-        table = take(place_count, np.int64, width=2)
-        places, ranks = take(n, np.uint32), take(n, np.int32)
+        table = scratch.take(place_count, np.int64, width=2)
+        places, ranks = scratch.parts(n, np.uint32, np.int32)
         count = np.int64(n)
         self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and above every position
         self._work.launch(

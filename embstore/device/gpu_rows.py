@@ -192,9 +192,11 @@ class GpuRows:
         n, scratch = batch.position_count, self._work.scratch
         tiles, count = -(-n // _TILE), np.int64(n)
         unsorted: tuple[Argument, Argument] = (batch.inverse, NULL)
-        ids_most = len(batch.unique_keys)
-        for shift in range(0, max((ids_most - 1).bit_length(), 1), _DIGIT_BITS):
-            ids, positions = scratch.take(n, np.int32), scratch.take(n, np.int32)
+        shifts = range(0, max((len(batch.unique_keys) - 1).bit_length(), 1), _DIGIT_BITS)
+        arrays = iter(scratch.parts(n, *[np.int32] * (2 * min(len(shifts), 2))))
+        sorted_by = list(zip(arrays, arrays, strict=True))  # two, by turns
+        for turn, shift in enumerate(shifts):
+            ids, positions = sorted_by[turn % 2]
             digit = (count, np.int32(shift))
             ends: Argument = NULL
             if tiles > 1:

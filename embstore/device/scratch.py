@@ -71,6 +71,22 @@ class Scratch:
         address = kept.pop() if kept else self._allocate(size)
         return DeviceArray(address, count, item, _Lease(kept, address), width=width)
 
+    def parts(self, count: int, *dtypes: DTypeLike) -> list[DeviceArray]:
+        """Return arrays of `count` elements each in one block, which is free when all of them are.
+
+        Raises
+        ------
+        CapacityError : as `take`.
+        """
+        items = [np.dtype(dtype) for dtype in dtypes]
+        sizes = [-(-count * item.itemsize // _LEAST_BYTES) * _LEAST_BYTES for item in items]
+        block = self.take(sum(sizes), np.uint8)
+        found, address, lease = [], block.address, block.owner
+        for item, size in zip(items, sizes, strict=True):
+            found.append(DeviceArray(address, count, item, lease))
+            address += size
+        return found
+
     def plain(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
         """Return an allocation of its own.
 

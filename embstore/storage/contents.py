@@ -16,8 +16,7 @@ refused, nothing more is committed, and opening the directory again finds the la
 import errno
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,22 +187,34 @@ class Contents:
         """Refuse everything from now on."""
         self.failure = self.failure or cause
 
-    @contextmanager
-    def irreversible(self) -> Iterator[None]:
+    def irreversible(self) -> AbstractContextManager[None]:
         """Enter the part of a command in which an error cannot be refused: it fails the store."""
-        try:
-            yield
-        except CapacityError as exc:
-            # Too late to be refused: not a lack of room that making some would mend.
-            self.fail(StorageError(errno.ENOSPC, f"no room in the middle of a command: {exc}"))
-            assert self.failure is not None
-            raise self.failure from exc
-        except EmbstoreError as exc:
-            self.fail(exc)
-            raise
-        except BaseException as exc:
-            self.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
-            raise
+        return _Irreversible(self)
+
+
+class _Irreversible(AbstractContextManager[None]):
+    """What `Contents.irreversible` enters. No generator: calls of few keys would notice it."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        match exc:
+            case None:
+                return
+            case CapacityError():
+                # Too late to be refused: not a lack of room that making some would mend.
+                text = f"no room in the middle of a command: {exc}"
+                self._contents.fail(StorageError(errno.ENOSPC, text))
+                assert self._contents.failure is not None
+                raise self._contents.failure from exc
+            case EmbstoreError():
+                self._contents.fail(exc)
+            case _:
+                self._contents.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
 
 
 def _lock_directory(files: Files, *, read_only: bool) -> File:

@@ -211,6 +211,14 @@ def test_keys_on_the_device_need_an_out(store):
             call()
 
 
+def test_keys_of_an_announcement_are_the_hosts(store):
+    keys = Exported(store.executor.device, np.arange(10))
+    with store.session(tables=["device"], lookahead=2) as run:
+        steps = run.steps([keys], keys=lambda batch: {"device": batch})
+        with pytest.raises(InvalidArgumentError, match="keys in the host's memory, found an array"):
+            next(iter(steps))
+
+
 def test_state_of_no_element_is_put(store):
     store.resize_cache(1 << 20)
     table = store.create_table("c", dim=4, rows=9, optimizer=Sgd(0.1), initializer=Uniform(-1, 1))
