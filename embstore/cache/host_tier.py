@@ -11,7 +11,9 @@ storage, no checksum, no staging.
 
 The tier has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
 index, and scores, by which the rows that left the GPU longest ago leave. It is as a rule far larger
-than what one call moves; where it is not, it keeps the last of a call's rows.
+than what one call moves; where it is not, it keeps the last of a call's rows. Where memory is
+refused, of the host or for what a copy sends, rows are not kept, or come from storage: no call
+fails for want of the tier.
 
 Rejected: a copy that stays when its row comes back. It saves writing clean rows over the bus a
 second time; but each row that is written or logged has to be looked for then, and the host keeps
@@ -31,6 +33,7 @@ from embstore.cache.policies import POLICIES
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Device, Slots
+from embstore.errors import CapacityError
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
@@ -40,7 +43,7 @@ class HostTier:
 
     Raises
     ------
-    CapacityError : the arena, or the host's memory, cannot give it one slab.
+    CapacityError : the arena cannot give it one slab, which it takes when the first rows leave.
     """
 
     def __init__(
@@ -59,55 +62,64 @@ class HostTier:
             self.counters,
         )  # fmt: skip
         self._above = device.rows
-        self._looked = False  # rows were found that `bring` has not brought yet
-        self._touched = 0  # slots that the running call has found or filled
+        self._held = 0  # slots that the running call has found or filled
+        self._is_held = False
         arena.join(self._evictor)
-        try:
-            self.slots.add_slab()
-        except BaseException:
-            arena.leave(self._evictor)
-            raise
 
     def look(self, keys: Keys) -> Slots:
-        """Return the slots of unique row keys, -1 where absent; their rows stay until `bring`."""
-        self._begin()
+        """Return the slots of unique row keys, -1 where absent; their rows stay until `let_go`."""
+        self._scores.tick()
         slots = np.empty(len(keys), np.int64)
         missing = self.device.keys.find(self.slots.index.synchronize(), keys, slots)
-        self._touched, self._looked = len(keys) - missing, True
-        self._scores.touch(slots, self._touched)
+        self._held, self._is_held = len(keys) - missing, True
+        self._scores.touch(slots, self._held)
         return slots
 
-    def bring(self, keys: Keys, found: Slots, rows: Array, slots: Slots) -> None:
-        """Move rows, none of them absent, from where `look` has found them to slots of the pool."""
-        self._above.copy_slots(self.slots.memory.rows, found, rows, slots)
+    def let_go(self) -> None:
+        """Rows that `look` has found may leave."""
+        self._is_held = False
+
+    def bring(self, keys: Keys, found: Slots, rows: Array, slots: Slots) -> bool:
+        """Move rows, none of them absent, from where `look` has found them to slots of the pool.
+
+        False: they have not come, and are in the tier no more.
+        """
+        try:
+            self._above.copy_slots(self.slots.memory.rows, found, rows, slots)
+            have_come = True
+        except CapacityError:
+            have_come = False
         self._evictor.free(found, keys)
-        self._looked = False
+        return have_come
 
     def keep(self, keys: Keys, rows: Array, slots: Slots) -> None:
         """Take the rows that are about to leave slots of the pool."""
-        if not self._looked:
-            self._begin()
-        while self.slots.free_count < len(keys) and self._evictor.grow():
+        if not self._is_held:
+            self._scores.tick()
+            self._held = 0
+        while self.slots.free_count < len(keys) and self._grow():
             pass
-        count = min(len(keys), self.slots.count - self._touched)
+        count = min(len(keys), self.slots.count - self._held)
         if count <= 0:
             return
         keys, slots = keys[-count:], slots[-count:]
         places = self._evictor.take(count)
         try:
             self._above.copy_slots(rows, slots, self.slots.memory.rows, places)
-        except BaseException:
+        except CapacityError:
             self.slots.put_back(count)
-            raise
+            return
         self.slots.index.synchronize()
         self.device.slots.place_keys(self.slots.memory, places, keys, 0)
         self.slots.index.insert(keys, places, self.slots.memory, self.slots.count)
         self._scores.touch(places, count)
-        self._touched += count
+        self._held += count
 
-    def _begin(self) -> None:
-        self._scores.tick()
-        self._touched, self._looked = 0, False
+    def _grow(self) -> bool:
+        try:
+            return self._evictor.grow()
+        except CapacityError:  # of the first slab
+            return False
 
     def purge(self, table_id: int) -> None:
         """Remove the rows of a table."""

@@ -259,18 +259,17 @@ class Prefetch:
         pool.scores.tick()
         answer, victims = pool.residency.ask(keys, slots, missing)
         places, absent = answer()
-        found = pool.residency.look_below(absent)
-        taken = pool.evictor.take(missing, victims)
-        pool.residency.insert_pending(absent, taken)
-        pool.pins.pin(taken)
-        pool.device.keys.set_slots(slots, places, taken)
-        if found is not None:
-            rest = pool.residency.bring(absent, found, taken)
-            pool.device.slots.arrive(pool.slots.memory, np.delete(taken, rest))
+        taken, rest = pool.residency.take(absent, victims)
+        with pool.storage.irreversible():  # a slot that stayed pending would be read all the same
+            pool.residency.insert_pending(absent, taken)
+            pool.pins.pin(taken)
+            pool.device.keys.set_slots(slots, places, taken)
+            if pool.tier is not None:
+                pool.device.slots.arrive(pool.slots.memory, np.delete(taken, rest))
             absent, taken = absent[rest], taken[rest]
-        if len(taken):
-            pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
-            self._planned.append((absent, taken))
+            if len(taken):
+                pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
+                self._planned.append((absent, taken))
 
     def begin(self) -> Collection | None:
         """Return the collection of all rows planned since the last; None: there are none."""

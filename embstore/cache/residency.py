@@ -120,15 +120,14 @@ class Residency:
         buffer after the other: while the device copies one in, the next is read.
         """
         step = self.slots.sizes.staging_rows
-        found = self.look_below(keys)
-        stored = keys if found is None else keys[found < 0]
-        if len(stored) > step:
-            self.storage.rows.prefetch(stored, self.layout.record_bytes)
-        self.device.memory.secure(len(keys))
-        slots = self.evictor.take(len(keys), victims)
+        if self.tier is None and len(keys) > step:  # the disk works while victims leave
+            self.storage.rows.prefetch(keys, self.layout.record_bytes)
+        slots, rest = self.take(keys, victims)
         self.stages.lap("evict")
+        stored, targets = keys[rest], slots[rest]
         try:
-            targets = slots if found is None else slots[self.bring(keys, found, slots)]
+            if self.tier is not None and len(stored) > step:
+                self.storage.rows.prefetch(stored, self.layout.record_bytes)
             for low in range(0, len(stored), step):
                 self._fill(stored[low : low + step], targets[low : low + step])
         except BaseException:
@@ -144,17 +143,35 @@ class Residency:
         self.stages.lap("insert")
         return slots
 
-    def look_below(self, keys: Keys) -> Slots | None:
-        """Find absent rows in the host tier, for `bring`; None: there is none."""
-        return None if self.tier is None else self.tier.look(keys)
+    def take(
+        self, keys: Keys, victims: Answer[Victims] | None
+    ) -> tuple[Slots, NDArray[np.int64] | slice]:
+        """Return slots for absent keys, whose victims leave, and which of the keys have their rows
+        still to come: those that the host tier has are in their slots then.
 
-    def bring(self, keys: Keys, found: Slots, slots: Slots) -> NDArray[np.int64]:
-        """Move rows that were found in the host tier to free slots; return which were not."""
-        assert self.tier is not None
+        Raises
+        ------
+        CapacityError : no room in the log for the rows that would have to leave.
+        """
+        self.device.memory.secure(len(keys))
+        if self.tier is None:
+            return self.evictor.take(len(keys), victims), slice(None)
+        found = self.tier.look(keys)
+        try:
+            slots = self.evictor.take(len(keys), victims)
+        finally:
+            self.tier.let_go()
         there = np.flatnonzero(found >= 0)
-        self.tier.bring(keys[there], found[there], self.slots.memory.rows, slots[there])
+        rows = self.slots.memory.rows
+        try:
+            have_come = self.tier.bring(keys[there], found[there], rows, slots[there])
+        except BaseException:
+            self.slots.put_back(len(slots))
+            raise
+        if not have_come:
+            return slots, slice(None)
         self.counters.misses_host += len(there)
-        return np.flatnonzero(found < 0)
+        return slots, np.flatnonzero(found < 0)
 
     def _fill(self, keys: Keys, slots: Slots) -> None:
         """Write the stored or initial rows of keys to free slots."""

@@ -14,7 +14,6 @@ from embstore.layout import Layout
 _SLABS = 64
 _SLAB_BYTES_MIN = 8 << 10
 _SLAB_SLOTS_MIN = 4
-_STAGING_BYTES = 4 << 20
 _STAGING_SHARE = 32
 """Of the budget, one part in so many at most is a pool's staging."""
 _FREE_BYTES = 4
@@ -46,7 +45,8 @@ class Sizes:
         least_slot_bytes = device.memory.slot_bytes(1, row_bytes) + _FREE_BYTES
         slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
         slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES
-        staging_rows = max(1, min(_STAGING_BYTES, budget_bytes // _STAGING_SHARE) // row_bytes)
+        staging_max = device.memory.staging_bytes_max
+        staging_rows = max(1, min(staging_max, budget_bytes // _STAGING_SHARE) // row_bytes)
         staging_bytes = staging_rows * row_bytes
         least = slab_slots * slot_bytes + device.memory.index_bytes(slab_slots) + staging_bytes
         many = slab_slots * (_MANY_SLOTS * slot_bytes + device.memory.index_bytes(_MANY_SLOTS))

@@ -133,9 +133,9 @@ class PoolSlots:
             self.index.grow(self._index_slots(high), self.memory, low)
             self._device.memory.add_slots(self.memory, low, high)
         except CapacityError:
+            self._may_grow = False
             if not low:
                 raise
-            self._may_grow = False
             return False
         self.count = high
         self.free(np.arange(high - 1, low - 1, -1))

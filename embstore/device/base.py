@@ -181,6 +181,8 @@ class DeviceMemory(Protocol):
     """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
     slots_max: int
     """Slots of a pool, at most."""
+    staging_bytes_max: int
+    """Of the buffer through which a pool's missing rows come in; 0: they come otherwise."""
 
     def cache_bytes_max(self) -> int:
         """Return the bytes that a first cache can have: on a GPU what is free beside calls, on the

@@ -43,6 +43,7 @@ class CpuMemory:
 
     slab_bytes_max = 16 << 20
     slots_max = sys.maxsize  # address space ends before
+    staging_bytes_max = 4 << 20
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work

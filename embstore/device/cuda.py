@@ -153,6 +153,7 @@ class CudaRuntime:
             raise CapacityError(
                 f"{self.name}: expected {byte_count} bytes of {place}, which CUDA refused; the "
                 f"device has {free} bytes free of {total}: give a smaller cache_bytes"
+                + (" or host_cache_bytes" if kind is _Pinned else "")
             ) from exc
 
     @_on_device

@@ -32,6 +32,9 @@ class PinnedSlabs(Slabs):
         memory = self.runtime.allocate_host(self.rows.layout.row_bytes << shift)
         return DeviceArray(memory.ctypes.data, len(memory), np.uint8, memory)
 
+    def _split(self, shift: int) -> None:
+        raise AssertionError("the budget of a host tier does not change")
+
 
 @dataclass
 class HostSlots:
@@ -50,6 +53,8 @@ class HostSlots:
 
 class HostMemory(CpuMemory):
     """The `DeviceMemory` of the host below a GPU."""
+
+    staging_bytes_max = 0
 
     def __init__(self, work: CpuWork, of_gpu: GpuWork) -> None:
         super().__init__(work)

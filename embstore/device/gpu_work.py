@@ -109,7 +109,7 @@ class GpuWork:
         """Copy host arrays to the device, and return them there."""
         sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
         if sum(sizes) >= LARGE_BYTES:
-            return [self.upload(array) for array in arrays]
+            return [self.join([array], array.dtype, _width(array)) for array in arrays]
         memory, d_memory = self.staging.place(sum(sizes))
         sent, low, owner = [], 0, d_memory.owner
         for array, size in zip(arrays, sizes, strict=True):
@@ -135,8 +135,6 @@ class GpuWork:
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
         """Copy a host array to the device, and return it there."""
-        if array.nbytes >= LARGE_BYTES:
-            return self.join([array], array.dtype, _width(array))
         return self.send(array)[0]
 
     def join(

@@ -196,8 +196,7 @@ class Tables:
     def check_room_for(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint whose tables the cache, or the host tier, has no room for."""
         self._check_arena_for(checkpoint, self.arena, self.device)
-        below = self.device.below()
-        if self.host_arena is not None and below is not None:
+        if self.host_arena is not None and (below := self.device.below()) is not None:
             self._check_arena_for(checkpoint, self.host_arena, below)
 
     def _check_arena_for(self, checkpoint: Checkpoint, arena: Arena, device: Device) -> None:

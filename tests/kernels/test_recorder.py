@@ -86,6 +86,16 @@ def test_large_arrays_go_ahead_of_what_is_recorded_after_them(work):
     assert work.download(joined).tolist() == np.concatenate(parts).tolist()
 
 
+@pytest.mark.parametrize("more", range(-33, 34, 8))
+def test_arrays_about_as_large_as_what_is_packed_arrive(work, more):
+    array = np.arange(LARGE_BYTES + more, dtype=np.int64).astype(np.uint8)
+    others = np.arange((LARGE_BYTES + more) // 8)
+    for sent in ([work.upload(array)], work.send(array), work.send(others, array, others)):
+        assert all(len(one) in (len(array), len(others)) for one in sent)
+    assert np.array_equal(work.download(work.upload(others)), others)
+    assert np.array_equal(work.download(work.upload(array)), array)
+
+
 def test_an_array_of_the_device_is_joined_where_it_is(work):
     there = work.upload(np.array([4, 5]))
     assert work.join([there], np.int64) is there

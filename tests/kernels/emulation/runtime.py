@@ -10,9 +10,9 @@ then (unless an upload still has to read it).
 A plain allocation is garbage at first, with a guard on either side. A write into a guard of what
 work was given is found by the wait for that work. Other guards, as those of slabs, which kernels
 find by addresses in arrays, are looked at by one wait in some, when the memory is given back, and
-at the end of a test. To give memory back, as `cudaFree`, lets the work given
-before go on using it: the memory itself goes when that is done. Work refers to memory by address,
-and keeps no array: scratch memory is used again when its last array goes, as it is on a device.
+at the end of a test; those of pinned memory when it is given back. To give memory back, as
+`cudaFree` and `cudaFreeHost`, lets the work given before go on using it: the memory itself goes
+when that is done. Work refers to memory by address, and keeps no array: scratch memory is used again when its last array goes, as it is on a device.
 """
 
 import mmap
@@ -82,6 +82,18 @@ class Memory:
 
 class _Owner:
     """Of an allocation's arrays: when the last of them goes, the memory is given back."""
+
+
+class _PinnedOwner:
+    """Of the views of pinned memory: NumPy keeps it as long as there is one."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__array_interface__ = {
+            "shape": (len(memory.content),),
+            "typestr": "|u1",
+            "data": (memory.address, False),
+            "version": 3,
+        }
 
 
 @dataclass
@@ -164,12 +176,12 @@ class EmulatedRuntime:
 
     def allocate_host(self, byte_count: int) -> np.ndarray:
         self._check()
-        raw = np.full(byte_count + ALIGNMENT, GARBAGE, np.uint8)
-        begin = raw.ctypes.data
-        self._pinned[begin] = begin + len(raw)
-        weakref.finalize(raw, self._pinned.pop, begin).atexit = False
-        skip = -begin % ALIGNMENT
-        return raw[skip : skip + byte_count]
+        self._allocations += 1
+        memory = Memory(byte_count, f"allocation {self._allocations}, {byte_count} bytes pinned")
+        self._pinned[memory.address] = memory.end
+        owner = _PinnedOwner(memory)
+        weakref.finalize(owner, self._release_pinned, memory).atexit = False
+        return np.asarray(owner)
 
     def adopt(self, array: Any, dtype: Any) -> DeviceArray:
         interface = array.__cuda_array_interface__
@@ -178,10 +190,17 @@ class EmulatedRuntime:
         count, width = (*interface["shape"], 1)[:2]
         return DeviceArray(interface["data"][0], count, dtype, array, width=width)
 
+    def _release_pinned(self, memory: Memory) -> None:
+        del self._pinned[memory.address]
+        self._give_back(memory)
+
     def _release_ended(self, memory: Memory) -> None:
         del self._live[memory.address]
         self._starts = None
         self.live_bytes -= len(memory.content)
+        self._give_back(memory)
+
+    def _give_back(self, memory: Memory) -> None:
         self._note_damage(memory)
         self._given_back.append(([s.given for s in self._streams.values()], memory))
 
