@@ -12,7 +12,8 @@ work was given is found by the wait for that work. Other guards, as those of sla
 find by addresses in arrays, are looked at by one wait in some, when the memory is given back, and
 at the end of a test; those of pinned memory when it is given back. To give memory back, as
 `cudaFree` and `cudaFreeHost`, lets the work given before go on using it: the memory itself goes
-when that is done. Work refers to memory by address, and keeps no array: scratch memory is used again when its last array goes, as it is on a device.
+when that is done. Work refers to memory by address, and keeps no array: scratch memory is used
+again when its last array goes, as it is on a device.
 """
 
 import mmap
