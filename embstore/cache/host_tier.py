@@ -62,22 +62,22 @@ class HostTier:
             self.counters,
         )  # fmt: skip
         self._above = device.rows
-        self._held = 0  # slots that the running call has found or filled
-        self._is_held = False
+        self._locked = 0  # slots that the running call has found or filled
+        self._is_locked = False
         arena.join(self._evictor)
 
     def look(self, keys: Keys) -> Slots:
-        """Return the slots of unique row keys, -1 where absent; their rows stay until `let_go`."""
+        """Return the slots of unique row keys, -1 where absent; their rows stay until `unlock`."""
         self._scores.tick()
         slots = np.empty(len(keys), np.int64)
         missing = self.device.keys.find(self.slots.index.synchronize(), keys, slots)
-        self._held, self._is_held = len(keys) - missing, True
-        self._scores.touch(slots, self._held)
+        self._locked, self._is_locked = len(keys) - missing, True
+        self._scores.touch(slots, self._locked)
         return slots
 
-    def let_go(self) -> None:
+    def unlock(self) -> None:
         """Rows that `look` has found may leave."""
-        self._is_held = False
+        self._is_locked = False
 
     def bring(self, keys: Keys, found: Slots, rows: Array, slots: Slots) -> bool:
         """Move rows, none of them absent, from where `look` has found them to slots of the pool.
@@ -94,12 +94,12 @@ class HostTier:
 
     def keep(self, keys: Keys, rows: Array, slots: Slots) -> None:
         """Take the rows that are about to leave slots of the pool."""
-        if not self._is_held:
+        if not self._is_locked:
             self._scores.tick()
-            self._held = 0
+            self._locked = 0
         while self.slots.free_count < len(keys) and self._grow():
             pass
-        count = min(len(keys), self.slots.count - self._held)
+        count = min(len(keys), self.slots.count - self._locked)
         if count <= 0:
             return
         keys, slots = keys[-count:], slots[-count:]
@@ -113,7 +113,7 @@ class HostTier:
         self.device.slots.place_keys(self.slots.memory, places, keys, 0)
         self.slots.index.insert(keys, places, self.slots.memory, self.slots.count)
         self._scores.touch(places, count)
-        self._held += count
+        self._locked += count
 
     def _grow(self) -> bool:
         try:

@@ -160,7 +160,7 @@ class Residency:
         try:
             slots = self.evictor.take(len(keys), victims)
         finally:
-            self.tier.let_go()
+            self.tier.unlock()
         there = np.flatnonzero(found >= 0)
         rows = self.slots.memory.rows
         try:
