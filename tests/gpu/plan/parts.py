@@ -126,8 +126,8 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             300,
         ),
         Part(
-            "conformance-tier",
-            "the same with a host tier",
+            "tier",
+            "the conformance suite with a host tier",
             run.pytest(
                 [*processes, "tests/conformance", "-k", "tiered"],
                 ["tests/conformance/reads", "tests/conformance/writes", "-k", "tiered"],
