@@ -8,6 +8,7 @@ NumPy operation rounds each element once.
 """
 
 from collections.abc import Callable, Iterable
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from embstore.optimizers import OPTIMIZERS, Optimizer
 
 SCALARS = 8
 """Columns of `update_scalars`: an optimizer's `scalars`, then zeros."""
+_SCALAR_BYTES = 4 * SCALARS
 
 _BLOCK_ELEMENTS = 1 << 16
 """Weights that the formulas take at a time. Each of their operations makes a new array; larger ones
@@ -29,7 +31,6 @@ come from the system and go back to it, page by page, every time."""
 Scalars = NDArray[np.float32]
 
 
-@np.errstate(all="ignore")
 def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> Scalars:
     """Return the (8,) float32 scalars of one update, computed in float64 and rounded once.
 
@@ -38,9 +39,13 @@ def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int)
     t : the table's update count including this update, >= 1
     learning_rate : of this update; the optimizer's own is only the table's first
     """
-    scalars = np.zeros(SCALARS, np.float32)
-    scalars[: len(optimizer.scalars)] = optimizer.scalar_values(t, learning_rate, dim)
-    return scalars
+    values = optimizer.scalar_values(t, learning_rate, dim)
+    try:  # a call of few keys would notice what NumPy takes for it
+        packed = bytearray(pack(f"{len(values)}f{_SCALAR_BYTES - 4 * len(values)}x", *values))
+    except OverflowError:  # infinite in fp32
+        with np.errstate(over="ignore"):
+            return np.array([*values, *[0.0] * (SCALARS - len(values))], np.float32)
+    return np.frombuffer(packed, np.float32)
 
 
 @np.errstate(all="ignore")

@@ -19,6 +19,11 @@ from embstore.device.base import Array, Batch, Device, Gradients, Slots
 from embstore.layout import VALUE, Layout
 from embstore.storage.storage import Storage
 
+_LOOKED_AT = 1 << 16
+"""Slots that are read at once for those that are dirty."""
+_PIECE_BYTES = 2 << 20
+"""Of rows that are logged at once, while calls wait."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -106,15 +111,35 @@ class PoolWriter:
         self.storage.appender.expect(len(slots))
         step = self.evictor.logged_rows_max
         for low in range(0, len(slots), step):
-            part = slots[low : low + step]
-            self.storage.appender.reserve(len(part), self.layout.record_bytes, bounded=False)
-            self.evictor.log(keys[low : low + step], part)
-            self.device.slots.mark(self.slots.memory, part, dirty=False)
+            self._log_and_clean(slots[low : low + step], keys[low : low + step])
         if table_id is None:
             self.evictor.dirty_max = 0
-        else:
-            self.evictor.dirty_max -= len(slots)
         return len(slots)
+
+    def flush_range(self, low: int) -> tuple[int, int]:
+        """Log dirty rows in slots from `low` on, what takes a few milliseconds; return the first
+        slot that was not looked at, and how many rows were logged.
+
+        Raises
+        ------
+        CapacityError : the disk is full. Nothing has changed.
+        """
+        high = min(low + _LOOKED_AT, self.slots.count)
+        here = self.device.slots.read_range(self.slots.memory, low, high)
+        most = max(1, _PIECE_BYTES // self.layout.row_bytes)
+        places = np.flatnonzero(here.dirty)
+        if len(places) > most:
+            places = places[:most]
+            high = low + int(places[-1]) + 1
+        self._log_and_clean(low + places, here.keys[places])
+        return high, len(places)
+
+    def _log_and_clean(self, slots: Slots, keys: Keys) -> None:
+        if len(slots):
+            self.storage.appender.reserve(len(slots), self.layout.record_bytes, bounded=False)
+            self.evictor.log(keys, slots)
+            self.device.slots.mark(self.slots.memory, slots, dirty=False)
+            self.evictor.dirty_max -= len(slots)
 
     def close(self) -> None:
         """Refer to no memory of the device."""

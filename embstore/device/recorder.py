@@ -9,6 +9,11 @@ Work is given to the runtime when somebody marks COMPUTE (to wait for it, or to 
 follow it), when a copy needs the host's memory to be free again at once, and by `submit`: behind an
 optimizer's step, where a pack is full, where memory is short. What a call leaves goes with the next
 one's. A launch that fails is noticed there, as on a GPU, whose work fails later than it is queued.
+
+Rejected: a CUDA graph for each verb, layout and class of sizes. Launches take sizes and addresses
+that differ from call to call, so each node would be given its parameters anew, which costs the
+driver about what a launch does, and CuPy has no call for it. What a graph would save is the gaps
+between kernels, not Python, whose share is measured by `tests/bench/gpu/host.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +37,8 @@ class Recorder:
         self.compute_stream = runtime.compute_stream
         self._runtime = runtime
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
-        self._work: list[Callable[[], None]] = []
+        self._work: list[Callable[[], None] | tuple[Any, ...]] = []
+        """What is called; or a launch, as its arguments, which are most and cost least so."""
 
     @property
     def is_lost(self) -> bool:
@@ -63,8 +69,12 @@ class Recorder:
         """Give the runtime what is recorded."""
         if self._work:
             recorded, self._work = self._work, []
+            launch = self._runtime.launch
             for work in recorded:
-                work()
+                if isinstance(work, tuple):
+                    launch(*work)
+                else:
+                    work()
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
         """Run a kernel over so many items, or lanes of rows: a block for every 256 of them, but no
@@ -72,15 +82,13 @@ class Recorder:
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:
             self._refuse()
-        self._work.append(
-            partial(self._runtime.launch, kernel, min(blocks, self._blocks_max), *arguments)
-        )
+        self._work.append((kernel, min(blocks, self._blocks_max), *arguments))
 
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
         """See Runtime."""
         if self._runtime.is_lost:
             self._refuse()
-        self._work.append(partial(self._runtime.launch, kernel, blocks, *arguments))
+        self._work.append((kernel, blocks, *arguments))
 
     def fill(self, array: DeviceArray, byte: int) -> None:
         """See Runtime."""

@@ -15,6 +15,7 @@ harmless: it allocates a **spare**, which is freed when nothing else is left.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -78,14 +79,10 @@ class Scratch:
         ------
         CapacityError : as `take`.
         """
-        items = [np.dtype(dtype) for dtype in dtypes]
-        sizes = [-(-count * item.itemsize // _LEAST_BYTES) * _LEAST_BYTES for item in items]
-        block = self.take(sum(sizes), np.uint8)
-        found, address, lease = [], block.address, block.owner
-        for item, size in zip(items, sizes, strict=True):
-            found.append(DeviceArray(address, count, item, lease))
-            address += size
-        return found
+        byte_count, places = _places(count, dtypes)
+        block = self.take(byte_count, np.uint8)
+        address, lease = block.address, block.owner
+        return [DeviceArray(address + low, count, item, lease) for low, item in places]
 
     def plain(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
         """Return an allocation of its own.
@@ -128,6 +125,19 @@ class Scratch:
         for kept in self._kept.values():
             while kept:
                 del self._blocks[kept.pop()]
+
+
+@lru_cache(maxsize=1 << 12)
+def _places(
+    count: int, dtypes: tuple[DTypeLike, ...]
+) -> tuple[int, list[tuple[int, np.dtype[Any]]]]:
+    """Return the bytes of arrays one after the other, and where each begins."""
+    places, low = [], 0
+    for dtype in dtypes:
+        item = np.dtype(dtype)
+        places.append((low, item))
+        low += -(-count * item.itemsize // _LEAST_BYTES) * _LEAST_BYTES
+    return low, places
 
 
 @lru_cache(maxsize=1 << 12)

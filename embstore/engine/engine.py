@@ -20,6 +20,7 @@ from embstore.commands import Command, Progress
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.engine import admin, rows
+from embstore.engine.commits import OwnCommits
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
@@ -74,6 +75,7 @@ class Engine:
         policy: str,
         limits: Limits,
         count_rate: float = 0.0,
+        commit_every_s: float = 0.0,
     ) -> None:
         self.tables = Tables(
             storage,
@@ -97,6 +99,7 @@ class Engine:
         self.ranking = Ranking(self.tables, self.frequencies)
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
+        self.commits = OwnCommits(self.tables, commit_every_s)
 
     def __repr__(self) -> str:
         return f"in {self.storage.files.root}"
@@ -159,11 +162,12 @@ class Engine:
         CapacityError, StorageError, DeviceError : not everything could be committed; the store is
             closed all the same, and opens at its last commit.
         """
-        for part in (self.sessions, self.warming, self.hot_pins):
+        parts = (self.sessions, self.warming, self.hot_pins, self.commits)
+        for part in parts:
             part.stop()
         self.tables.frame.close(self._commit_and_free)
         if self.tables.frame.is_closed:  # else a call of this thread is still running, and ends it
-            for part in (self.sessions, self.warming, self.hot_pins):
+            for part in parts:
                 part.join_threads()
 
     def _commit_and_free(self) -> None:

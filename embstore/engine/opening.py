@@ -1,6 +1,7 @@
 """`embstore.open`: options checked, storage and device opened, the engine made of both."""
 
 import os
+import threading
 from contextlib import ExitStack
 
 from embstore.cache.policies import policy_of
@@ -15,6 +16,7 @@ from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
 
+COMMIT_EVERY_S = 600.0
 DEFAULT_CACHE_BYTES = 1 << 30
 """Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
 
@@ -29,6 +31,7 @@ def open(
     warm_up: float = 0.0,
     count_rate: float = 0.0,
     checkpoints_keep: int = 3,
+    commit_every_s: float = COMMIT_EVERY_S,
     read_only: bool = False,
     threads: int | None = None,
     limits: Limits | None = None,
@@ -50,6 +53,8 @@ def open(
         the background
     count_rate : share of lookups, 0 to 1, whose accesses are counted, for `Store.export_profile`
     checkpoints_keep : labels that can be restored; older ones are folded into the base
+    commit_every_s : the store commits by itself when the last commit is so old, without a label; a
+        crash loses no more than was done in about that time; 0: only checkpoints and `close` do
     read_only : share the directory with other readers; nothing can be written
     threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
         core, at most 4, or 8
@@ -74,6 +79,7 @@ def open(
     integer(checkpoints_keep, "checkpoints_keep", 1)
     number(warm_up, "warm_up", 0, 1)
     number(count_rate, "count_rate", 0, 1)
+    number(commit_every_s, "commit_every_s", 0, threading.TIMEOUT_MAX)
     if threads is not None:
         integer(threads, "threads", 1)
     limits = Limits() if limits is None else limits
@@ -111,8 +117,10 @@ def open(
             policy=policy,
             limits=limits,
             count_rate=count_rate,
+            commit_every_s=commit_every_s,
         )
         undo.pop_all()
     engine.hot_pins.start()
     engine.warming.start(warm_up)
+    engine.commits.start()
     return Store(engine)

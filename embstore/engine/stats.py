@@ -14,6 +14,7 @@ import numpy as np
 from embstore.arrays import KEY_BITS
 from embstore.cache.counters import Counters
 from embstore.device.facts import DeviceFacts
+from embstore.engine.commits import CommitStats
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
 from embstore.stages import StageStats
@@ -135,6 +136,7 @@ class StoreStats:
     )
     cache: CacheStats = part("The whole cache.", lambda e: e.tables, metric="cache")
     storage: StorageStats = part("Log, base and merges.", metric="")
+    commits: CommitStats = part("Commits that the store makes by itself.", metric="")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"
     )

@@ -14,6 +14,7 @@ contents.py says what happens when the disk fails.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from embstore.arrays import KEY_BITS
@@ -79,6 +80,8 @@ class Storage:
         threads: int = 1,
     ) -> None:
         self.read_only = read_only
+        self.committed_at = monotonic()
+        """When the last commit was made; at first, when the store was opened."""
         self.segment_bytes = limits.segment_bytes
         self.files = files
         self._keep = checkpoints_keep
@@ -171,6 +174,7 @@ class Storage:
         self._contents.replace_catalogue(new)
         self.files.reached("commit:renamed")
         self.log.mark_committed(new.head.commit)
+        self.committed_at = monotonic()
         if self._contents.dropped():
             self.merges.stop()  # it may be writing to a base that is about to go
             self._contents.remove_dropped()

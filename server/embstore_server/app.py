@@ -16,6 +16,7 @@ import asyncio
 import logging
 import signal
 import sys
+from functools import partial
 from time import monotonic
 from typing import cast
 
@@ -64,6 +65,7 @@ async def _serve(settings: Settings) -> int:
                     store_id=state.store_id,
                     epoch=state.epoch,
                     command=state.command,
+                    commit_every_s=settings.commit_every_s,
                 )
                 if settings.warm_up:
                     service.warming.begin_at_start(settings.warm_up)
@@ -119,6 +121,7 @@ def _open(settings: Settings) -> Engine:
         policy=settings.policy,
         count_rate=settings.count_rate,
         checkpoints_keep=settings.checkpoints_keep,
+        commit_every_s=settings.commit_every_s,
         read_only=settings.read_only,
         threads=settings.threads,
     )
@@ -133,4 +136,17 @@ def _open(settings: Settings) -> Engine:
         model=store.device_facts["model"],
         seconds=round(monotonic() - begin, 2),
     )
-    return cast(Engine, store.executor)
+    engine = cast(Engine, store.executor)
+    engine.commits.told = partial(_log_commit, engine)
+    return engine
+
+
+def _log_commit(engine: Engine) -> None:
+    """Log a commit that the store made by itself, or why it could not."""
+    commits = engine.commits
+    if commits.error is not None:
+        note = f"a crash loses all since the last one, {commits.age_s:.0f} s ago"
+        event(logging.ERROR, "commit failed", error=commits.error, note=note)
+        return
+    command = engine.storage.catalogue.head.command
+    event(logging.INFO, "committed", command=command, seconds=round(commits.seconds, 3))

@@ -111,6 +111,13 @@ class Settings:
     checkpoints_keep: int = setting(
         kinds.COUNT, "Checkpoints that can be restored; older ones are given up.", 3
     )
+    # Of ten minutes of work little is lost; and writing all that changes takes seconds of them.
+    commit_every_s: float = setting(
+        kinds.SECONDS,
+        "The store commits by itself when the last commit is so old: a crash loses what was done "
+        "in about that time; 0: only checkpoints and a clean stop commit.",
+        600.0,
+    )
     read_only: bool = setting(
         kinds.SWITCH, "Share the directory with other readers and write nothing.", False
     )

@@ -140,7 +140,7 @@ _TAKE_ROOM = ("create", "write", "allocate", "make_directory", "rename")
 class Step:
     """One call of the script, and what the store is before and after it."""
 
-    kind: str  # command, label, stir
+    kind: str  # command, label, commit, stir
     before: Promise
     after: Promise
     commits: bool = False
@@ -151,6 +151,8 @@ class Step:
             run_command(store, seed)
         elif self.kind == "label":
             store.checkpoint(f"command-{store.command}")
+        elif self.kind == "commit":
+            store.executor.commits.commit()
         else:
             stir(store, seed)
 
@@ -168,6 +170,8 @@ def script(seed: int, commands: int) -> list[Step]:
         if n % COMMANDS_PER_LABEL == 0 and not commits:
             dense.checkpoint(f"command-{n}")
             steps.append(Step("label", now, now := content_of(dense), True))
+        elif n % COMMANDS_PER_LABEL == COMMANDS_PER_LABEL // 2 and not commits:
+            steps.append(Step("commit", now, now, True))
         steps.append(Step("stir", now, now))
     return steps
 

@@ -124,15 +124,25 @@ def train(store: Any, seed: int, commands: int, announce: Announce = lambda word
     for n in range(store.command + 1, store.command + 1 + commands):
         restores = is_restore(store, seed)
         labels = n % COMMANDS_PER_LABEL == 0 and not restores
+        commits = n % COMMANDS_PER_LABEL == COMMANDS_PER_LABEL // 2 and not restores
         if restores:
             announce("begins", n)
         run_command(store, seed)
         assert store.command == n
-        if labels:
+        if labels or commits:
             announce("begins", n)
+        if labels:
             store.checkpoint(f"command-{n}")
-        if restores or labels:
+        if commits:
+            commit(store)
+        if restores or labels or commits:
             announce("done", n)
+
+
+def commit(store: Any) -> None:
+    """Have the engine's store commit as it does by itself every so often."""
+    if isinstance(store, embstore.Store):
+        assert store.executor.commits.commit()
 
 
 def is_restore(store: Any, seed: int) -> bool:

@@ -1,0 +1,178 @@
+"""Commits that a store makes by itself, so that a crash loses no more than a while.
+
+A commit logs every dirty row, syncs the log and renames the catalogue (storage.py). All of it at
+once would make calls wait for seconds. So the way there is taken in pieces, between which calls
+get on:
+
+    flush    the dirty rows of one range of slots after the other, a few milliseconds each
+    sync     the log as it is by then, in this thread and without the engine
+    commit   with the engine: the rows that have changed since, and what they added to the log
+
+Rows that every step changes are dirty again by the end of a pass; another pass is made while it
+finds at most half of what the one before did. What a crash would lose is told by the stats.
+
+A commit has no label: it is where the store opens, not what `restore` goes back to. A store without
+a change since its last commit makes none.
+
+Rejected: the rows as they were when the commit began, kept aside where a command changes one. It
+would end the passes, and cost every command a look at each of its rows.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from time import monotonic
+
+from embstore.cache.pool import Pool
+from embstore.errors import EmbstoreError
+from embstore.stats import counter, gauge, text
+from embstore.tables.tables import Tables
+
+_PASSES_MAX = 4
+
+
+@dataclass
+class CommitStats:
+    """Commits that the store makes by itself."""
+
+    commit_every_s: float = gauge(
+        "Time from one commit to the next that the store makes by itself; 0: it makes none.",
+        lambda c: c.every_s,
+    )
+    commit_age_s: float = gauge(
+        "Time since the last commit of any kind: a crash would lose what was done since; 0: "
+        "nothing was.",
+        lambda c: c.age_s,
+    )
+    own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)
+    own_commit_s: float = gauge("Time that the last of them took.", lambda c: c.seconds)
+    own_commit_error: str | None = text("Why the last of them failed.", lambda c: c.error)
+
+
+class OwnCommits:
+    """Commits every so often, on a thread of its own. Any thread.
+
+    Parameters
+    ----------
+    every_s : after the last commit of any kind; 0: never
+    """
+
+    def __init__(self, tables: Tables, every_s: float) -> None:
+        self.every_s = every_s
+        self.count = 0
+        self.seconds = 0.0
+        self.error: str | None = None
+        self.told: Callable[[], None] = lambda: None
+        """Called after each, in that thread; a server logs it."""
+        self._tables = tables
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._tried_at = monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Time since the last commit; 0 if it has everything."""
+        tables = self._tables
+        return 0.0 if tables.is_committed else monotonic() - tables.storage.committed_at
+
+    def start(self) -> None:
+        """Begin, where there is anything to do."""
+        if self.every_s and not self._tables.storage.read_only:
+            # The thread keeps no store that nobody else has any more.
+            arguments = weakref.ref(self), self._stopping
+            self._thread = threading.Thread(target=_run, args=arguments, name="commits")
+            self._thread.daemon = True
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no further commit; the running one ends with its next piece."""
+        self._stopping.set()
+
+    def join_threads(self) -> None:
+        """Wait for the end of the thread. Not with the engine."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def due_in_s(self) -> float:
+        """Return when the next is due: after the last commit, or the last that was tried."""
+        last = max(self._tables.storage.committed_at, self._tried_at)
+        return max(last + self.every_s - monotonic(), 0.0)
+
+    def commit(self) -> bool:
+        """Commit in pieces what the last commit has not; return whether there was anything.
+
+        Raises
+        ------
+        CapacityError : no room; what was flushed stays flushed.
+        StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
+        """
+        begun = self._tried_at = monotonic()
+        if self._tables.is_committed:
+            return False
+        flushed = self._flush()
+        for _ in range(1, _PASSES_MAX):
+            again = self._flush()
+            if 2 * again > flushed:
+                break
+            flushed = again
+        self._sync()
+        with self._tables.background():
+            if self._stopping.is_set() or self._tables.is_committed:
+                return False
+            self._tables.commit()
+        self.count += 1
+        self.seconds = monotonic() - begun
+        return True
+
+    def _flush(self) -> int:
+        """Flush each pool, range by range; return how many rows were dirty."""
+        with self._tables.background():
+            pools = list(self._tables.pools.values())
+        return sum(map(self._flush_pool, pools))
+
+    def _flush_pool(self, pool: Pool) -> int:
+        low = flushed = 0
+        while not self._stopping.is_set():
+            with self._tables.background():
+                if self._tables.pools.get(pool.layout) is not pool or low >= pool.slots.count:
+                    break
+                low, rows = pool.writer.flush_range(low)
+            flushed += rows
+        return flushed
+
+    def _sync(self) -> None:
+        """Sync what was logged so far; a failure fails the store, as it does in a commit."""
+        storage = self._tables.storage
+        with self._tables.background():
+            files = storage.log.unsynced()
+        for file in files:
+            with closing(file), storage.irreversible():
+                if not self._stopping.is_set():
+                    file.sync()
+
+
+def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event) -> None:
+    while (commits := ref()) is not None:
+        due_in_s = commits.due_in_s()
+        if not due_in_s and not _tried(commits):
+            return
+        del commits
+        if stopping.wait(due_in_s):
+            return
+
+
+def _tried(commits: OwnCommits) -> bool:
+    """Commit; return whether it is worth to try again when it is due."""
+    try:
+        commits.error = None
+        is_done = commits.commit()
+    except EmbstoreError as exc:
+        commits.error = str(exc)
+        is_done = True
+        if commits._tables.frame.is_closed or commits._tables.storage.failure is not None:
+            return False
+    if is_done:
+        commits.told()
+    return True

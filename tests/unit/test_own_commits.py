@@ -1,0 +1,279 @@
+"""Commits that a store makes by itself: in pieces, when they are due, and told where they fail."""
+
+import gc
+import shutil
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import RowWiseAdagrad, Uniform
+from embstore.cache import writing
+from embstore.device.gpu import GpuDevice
+from embstore.errors import CapacityError, StorageError, StoreClosedError
+from embstore.storage.files import Files
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+ROWS, DIM = 4_000, 8
+NEVER_S = 1e6
+
+
+class Held(Files):
+    """Refuses what it is told to, and stops at a sync until it may go on."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.error = None
+        self.stop_at_sync = False
+        self.is_syncing, self.may_sync = threading.Event(), threading.Event()
+
+    def _allocate(self, file, offset, length):
+        if isinstance(self.error, CapacityError):
+            raise self.error
+        super()._allocate(file, offset, length)
+
+    def _sync(self, file):
+        if isinstance(self.error, OSError):
+            raise self.error
+        if self.stop_at_sync and file.path.startswith("log/"):
+            self.is_syncing.set()
+            assert self.may_sync.wait(300)
+        super()._sync(file)
+
+
+def opened(path, **options):
+    store = embstore.open(path, **({"cache_bytes": 1 << 20, "commit_every_s": NEVER_S} | options))
+    store.create_table(
+        "a", dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+    )
+    return store
+
+
+def train(store, low, high):
+    store.table("a").update(np.arange(low, high), np.ones((high - low, DIM), np.float32))
+
+
+def killed(path):
+    """Return a copy of a directory as a killed process leaves it."""
+    copy = path.with_name(f"{path.name}-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    return shutil.copytree(path, copy)
+
+
+def digest_after_a_kill(path, **options):
+    with opened(killed(path), **options) as store:
+        return store.table("a").digest()
+
+
+def commits_of(store):
+    return store.executor.commits
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_what_was_committed_survives_a_kill(tmp_path, device):
+    of_device = {"device": GpuDevice(EmulatedRuntime(), 1)} if device == "emulated" else {}
+    store = opened(tmp_path / "store", **of_device)
+    train(store, 0, 1000)
+    assert commits_of(store).commit()
+    expected = store.table("a").digest()
+    assert not commits_of(store).commit(), "nothing has changed since"
+    train(store, 500, 1500)
+    assert digest_after_a_kill(tmp_path / "store") == expected
+    assert commits_of(store).commit()
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    assert store.checkpoints() == []
+    assert store.stats()["commits"]["own_commits"] == 2
+    store.check_integrity()
+    store.close()
+
+
+def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeypatch):
+    """Rows that those calls change are in the commit too, or in none of it."""
+    store = opened(tmp_path / "store")
+    row_bytes = store.table("a").stats()["row_bytes"]
+    monkeypatch.setattr(writing, "_PIECE_BYTES", 100 * row_bytes)
+    train(store, 0, ROWS)
+    pool, pieces = store.executor.tables.by_id[0].pool, []
+    flush_range = pool.writer.flush_range
+
+    def noted(low):
+        found = flush_range(low)
+        pieces.append(found[1])
+        return found
+
+    monkeypatch.setattr(pool.writer, "flush_range", noted)
+    background, turns = store.executor.tables.frame.background, []
+
+    def between():
+        if len(turns) % 7 == 3:  # as another thread's call
+            train(store, len(turns), len(turns) + 50)
+        turns.append(len(pieces))
+        return background()
+
+    monkeypatch.setattr(store.executor.tables, "background", between)
+    assert commits_of(store).commit()
+    assert max(pieces) == 100
+    assert sum(pieces) >= ROWS
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    store.check_integrity()
+    store.close()
+
+
+def test_passes_end_where_each_finds_as_much_as_the_one_before(tmp_path, monkeypatch):
+    store = opened(tmp_path / "store")
+    train(store, 0, 100)
+    commits, passes = commits_of(store), []
+    flush = commits._flush
+
+    def noted():
+        found = flush()
+        passes.append(found)
+        train(store, 0, 90)
+        return found
+
+    monkeypatch.setattr(commits, "_flush", noted)
+    assert commits.commit()
+    assert passes == [100, 90]
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    store.close()
+
+
+def test_the_log_is_synced_without_the_engine(tmp_path):
+    files = Held(tmp_path / "store")
+    store = opened(tmp_path / "store", files=files)
+    train(store, 0, 1000)
+    files.stop_at_sync = True
+    thread = threading.Thread(target=commits_of(store).commit)
+    thread.start()
+    assert files.is_syncing.wait(300)
+    train(store, 0, 10)  # waits for no sync
+    files.stop_at_sync = False
+    files.may_sync.set()
+    thread.join()
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    store.close()
+
+
+def test_a_commit_is_made_when_it_is_due(tmp_path):
+    store = opened(tmp_path / "store", commit_every_s=1e-3)
+    told = threading.Event()
+    commits_of(store).told = told.set
+    train(store, 0, 1000)
+    assert told.wait(300)
+    assert commits_of(store).error is None
+    while not store.executor.tables.is_committed:
+        told.clear()
+        assert told.wait(300) or store.executor.tables.is_committed
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    assert store.stats()["commits"]["commit_age_s"] == 0
+    store.close()
+
+
+def test_any_commit_puts_the_next_off(tmp_path, monkeypatch):
+    store = opened(tmp_path / "store", commit_every_s=100)
+    storage, commits = store.executor.storage, commits_of(store)
+    storage.committed_at = commits._tried_at = storage.committed_at - 90
+    assert commits.due_in_s() <= 10
+    train(store, 0, 10)
+    assert commits.age_s >= 90
+    store.checkpoint("one")
+    assert commits.due_in_s() > 10
+    assert commits.age_s == 0
+    store.close()
+
+
+def test_a_full_disk_is_told_and_tried_again(tmp_path):
+    files = Held(tmp_path / "store")
+    store = opened(tmp_path / "store", files=files, commit_every_s=1e-3)
+    told = threading.Event()
+    commits_of(store).told = told.set
+    files.error = CapacityError("no room")
+    train(store, 0, 1000)
+    while not commits_of(store).error:
+        told.wait(300)
+        told.clear()
+    assert store.stats()["commits"]["own_commit_error"] == "no room"
+    files.error = None
+    while commits_of(store).error or not store.executor.tables.is_committed:
+        told.wait(1)
+        told.clear()
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    store.close()
+
+
+def test_a_sync_that_fails_fails_the_store(tmp_path):
+    files = Held(tmp_path / "store")
+    store = opened(tmp_path / "store", files=files)
+    store.checkpoint("a")
+    committed = store.table("a").digest()
+    train(store, 0, 1000)
+    files.error = OSError(5, "Input/output error")
+    with pytest.raises(StorageError):
+        commits_of(store).commit()
+    files.error = None
+    with pytest.raises(StoreClosedError):
+        store.table("a").lookup(np.arange(3))
+    store.close()
+    with opened(tmp_path / "store") as store:
+        assert store.table("a").digest() == committed
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_table_that_goes_meanwhile(tmp_path, monkeypatch, dropped):
+    store = opened(tmp_path / "store")
+    other = {"rows": ROWS, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1, 1)}
+    store.create_table("b", dim=40, **other)
+    train(store, 0, 1000)
+    store.table("b").update(np.arange(500), np.ones((500, 40), np.float32))
+    pool = store.executor.tables.find("b").pool
+    flush_range = pool.writer.flush_range
+
+    def going(low):
+        found = flush_range(low)
+        monkeypatch.undo()
+        if dropped:
+            threading.Thread(target=store.drop_table, args=["b"]).start()
+        return found
+
+    monkeypatch.setattr(pool.writer, "flush_range", going)
+    assert commits_of(store).commit()
+    store.close()
+    with opened(tmp_path / "store") as store:
+        assert store.tables() == (["a"] if dropped else ["a", "b"])
+
+
+def test_close_ends_a_commit(tmp_path):
+    files = Held(tmp_path / "store")
+    store = opened(tmp_path / "store", files=files, commit_every_s=1e-3)
+    files.stop_at_sync = True
+    train(store, 0, 1000)
+    expected = store.table("a").digest()
+    assert files.is_syncing.wait(300)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    files.stop_at_sync = False
+    files.may_sync.set()
+    closing.join()
+    assert not [t for t in threading.enumerate() if t.name == "commits"]
+    with opened(tmp_path / "store") as store:
+        assert store.table("a").digest() == expected
+
+
+def test_the_thread_keeps_no_store(tmp_path):
+    store = opened(tmp_path / "store")
+    ended = weakref.ref(commits_of(store))
+    del store
+    gc.collect()
+    assert ended() is None
+
+
+def test_no_thread_where_there_is_nothing_to_commit(tmp_path):
+    opened(tmp_path / "store", commit_every_s=0).close()
+    before = threading.active_count()
+    with embstore.open(tmp_path / "store", read_only=True):
+        assert threading.active_count() == before
+    with embstore.open(tmp_path / "store", commit_every_s=0) as store:
+        assert threading.active_count() == before
+        assert store.stats()["commits"]["commit_every_s"] == 0
