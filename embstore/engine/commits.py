@@ -64,7 +64,7 @@ class OwnCommits:
         self.count = 0
         self.seconds = 0.0
         self.error: str | None = None
-        self.told: Callable[[], None] = lambda: None
+        self.after_each: Callable[[], None] = lambda: None
         """Called after each, in that thread; a server logs it."""
         self._tables = tables
         self._stopping = threading.Event()
@@ -174,5 +174,5 @@ def _tried(commits: OwnCommits) -> bool:
         if commits._tables.frame.is_closed or commits._tables.storage.failure is not None:
             return False
     if is_done:
-        commits.told()
+        commits.after_each()
     return True

@@ -137,7 +137,7 @@ def _open(settings: Settings) -> Engine:
         seconds=round(monotonic() - begin, 2),
     )
     engine = cast(Engine, store.executor)
-    engine.commits.told = partial(_log_commit, engine)
+    engine.commits.after_each = partial(_log_commit, engine)
     return engine
 
 

@@ -159,7 +159,7 @@ def test_the_log_is_synced_without_the_engine(tmp_path):
 def test_a_commit_is_made_when_it_is_due(tmp_path):
     store = opened(tmp_path / "store", commit_every_s=1e-3)
     told = threading.Event()
-    commits_of(store).told = told.set
+    commits_of(store).after_each = told.set
     train(store, 0, 1000)
     assert told.wait(300)
     assert commits_of(store).error is None
@@ -188,7 +188,7 @@ def test_a_full_disk_is_told_and_tried_again(tmp_path):
     files = Held(tmp_path / "store")
     store = opened(tmp_path / "store", files=files, commit_every_s=1e-3)
     told = threading.Event()
-    commits_of(store).told = told.set
+    commits_of(store).after_each = told.set
     files.error = CapacityError("no room")
     train(store, 0, 1000)
     while not commits_of(store).error:
