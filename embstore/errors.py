@@ -84,7 +84,7 @@ class DeadlineError(EmbstoreError):
 
 
 class OutcomeUnknownError(EmbstoreError):
-    """The server restarted, or was restored, while a mutating call was out: read t first."""
+    """The server restarted, or was restored, during a call or since the last one: read t first."""
 
 
 class CapacityError(EmbstoreError):

@@ -213,9 +213,12 @@ class RemoteExecutor:
             (value,) = self.transport.receive(verb, request, _values, timeout_s=seconds)
             return value
         reply_bytes = self._reply_bytes(smaller)
-        answer = self.transport.send(verb, request, reply_bytes=reply_bytes, timeout_s=seconds)
         if isinstance(command, c.Restore):
-            self.transport.changed_epoch(answer.context.epoch)
+            with self.transport.restoring() as begins:
+                answer = self.transport.send(verb, request, timeout_s=seconds)
+                begins(answer.context.epoch)
+                return answer.value
+        answer = self.transport.send(verb, request, reply_bytes=reply_bytes, timeout_s=seconds)
         return answer.value if spread is None else spread(answer.value)
 
     def _smaller(

@@ -10,6 +10,10 @@ keeps the epoch it first saw, not the newest, and sends it with every mutating c
 refuses one of another epoch, and the error tells the caller once. From then on the client goes by
 the new epoch. A restore of its own is no surprise.
 
+A call that reads rows or t is told as well, once, by the epoch of its reply. Whoever has read that
+the old rows are void may not be who sends gradients computed from them: so the next mutating call
+is refused all the same, unless the client has restored in between.
+
 **Store.** An address may come to serve another directory. Table ids begin alike in all of them, so
 the store's id is sent with what mutates, and compared in what comes back.
 
@@ -17,10 +21,12 @@ Any thread.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from uuid import uuid4
 
-from embstore.errors import DeadlineError, InvalidArgumentError
+from embstore.errors import DeadlineError, InvalidArgumentError, OutcomeUnknownError
 from embstore.results import Context, ServerInfo
 from embstore_proto.envelope import Origin
 
@@ -38,6 +44,8 @@ class Origins:
         self._store_id = ""
         self._instance = ""
         self._epoch = 0  # 0: not known, the next reply tells
+        self._read_epoch = 0  # the same, of what was read
+        self._restores = 0  # of this client, under way
 
     def connected(self, info: ServerInfo) -> None:
         """Take what a server says of itself for what it is to stay."""
@@ -51,6 +59,7 @@ class Origins:
         with self._lock:
             self._store_id = self._store_id or context.store_id
             self._epoch = self._epoch or context.epoch
+            self._read_epoch = self._read_epoch or context.epoch
             self._instance = context.instance
             if context.store_id != self._store_id:
                 raise InvalidArgumentError(
@@ -58,10 +67,42 @@ class Origins:
                     f"{self._store_id}; connect again"
                 )
 
+    def read(self, context: Context) -> None:
+        """Take note of the state that rows or t are of; raise OutcomeUnknownError, once, where what
+        was read before is of an epoch that has ended."""
+        self.knows(context)
+        with self._lock:
+            before, is_newer = self._read_epoch, context.epoch > self._read_epoch
+            if not is_newer or self._restores:
+                return
+            self._read_epoch = context.epoch
+        raise OutcomeUnknownError(
+            f"the store is in epoch {context.epoch}, what was read before is of epoch {before}: it "
+            "was restored, or lost commands in a crash. Rows and t may have gone back: read t, or "
+            "restore a checkpoint, and go on from there"
+        )
+
+    def placed(self, context: Context) -> None:
+        """Take note of the state that a session was opened in, whose place says what was kept."""
+        self.knows(context)
+        with self._lock:
+            self._read_epoch = context.epoch
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Send a restore of this client, whose calls are not surprised by its epoch meanwhile."""
+        with self._lock:
+            self._restores += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._restores -= 1
+
     def changed_epoch(self, epoch: int = 0) -> None:
         """Go by another epoch from now on; 0: by that of the next reply."""
         with self._lock:
-            self._epoch = epoch
+            self._epoch = self._read_epoch = epoch
 
     def begin(self, deadline: float) -> Origin:
         """Return the origin of a new call, once the server will remember it."""

@@ -23,12 +23,14 @@ Any thread. Nothing here knows what a table is.
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import grpc
 
+from embstore import commands as c
 from embstore.commands import Retry, after_timeout
 from embstore.errors import (
     DeadlineError,
@@ -53,6 +55,8 @@ T = TypeVar("T")
 
 _SERVICE = f"/{SERVICE.full_name}/"
 _REPLY_BYTES_MAX = (1 << 31) - 1
+_READ = (c.Lookup, c.LookupPooled, c.ReadRows, c.GetTable, c.ListTables, c.GetDigest)
+"""Commands that return rows, t, or a digest: what another epoch makes void."""
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
 _SECONDS_MAX = 1e8
@@ -127,6 +131,10 @@ class Transport:
             limits = answer.value.server
             limit = limits.unary_bytes_max if limits else UNARY_BYTES  # for a reply's header, too
             self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)
+        elif issubclass(verb.command, _READ):
+            self._origins.read(answer.context)
+        elif verb.command is c.OpenSession:
+            self._origins.placed(answer.context)
         else:
             self._origins.knows(answer.context)
         return answer
@@ -183,9 +191,11 @@ class Transport:
             self._origins.knows(answer.context)
             yield answer
 
-    def changed_epoch(self, epoch: int) -> None:
-        """Go by another epoch from now on: this client has restored the store."""
-        self._origins.changed_epoch(epoch)
+    @contextmanager
+    def restoring(self) -> Iterator[Callable[[int], None]]:
+        """Restore the store in between; call what is given with the epoch that this has begun."""
+        with self._origins.restoring():
+            yield self._origins.changed_epoch
 
     # Attempts
 

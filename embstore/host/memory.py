@@ -34,7 +34,7 @@ def reserve(byte_count: int) -> NDArray[np.uint8]:
     except (OSError, OverflowError) as exc:
         raise CapacityError(
             f"expected {byte_count} bytes of address space, which the system refused ({exc}); "
-            "give a smaller cache"
+            "give a smaller cache_bytes or host_cache_bytes"
         ) from exc
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -7,8 +7,10 @@ answer, or is told that nobody knows the outcome.
 
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +99,63 @@ def test_trainer_is_told_once_that_updates_were_rolled_back(forks: Forks, quick_
             store.update(gradients(2))
         ledger.acknowledged[3] = store.update(gradients(3)).command
         ledger.check(store)
+    server.stop()
+
+
+READS = {
+    "lookup": lambda store: store.table("rows").lookup(np.arange(3)),
+    "pooled": lambda store: store.table("rows").lookup_pooled(np.arange(3), np.array([0, 3])),
+    "rows": lambda store: store.table("rows").read_rows(np.arange(3)),
+    "t": lambda store: store.table("rows").t,
+    "digest": lambda store: store.table("rows").digest(),
+    "tables": lambda store: store.tables(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_reader_is_told_once_that_rows_were_rolled_back(
+    forks: Forks, quick_path: Path, read: Callable[[Store], Any]
+) -> None:
+    """And so is a writer, which may be another part of the program."""
+    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        store.checkpoint("tables")
+        store.update(gradients(1))
+        read(store)
+        server.kill()
+        server.start()
+        assert store.epoch == 2  # what asks how the server is, is answered
+        with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what was read"):
+            read(store)
+        read(store)
+        with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
+            store.update(gradients(2))
+        read(store)
+        ledger.first_command = store.command + 1
+        ledger.refused |= {1, 2}
+        ledger.acknowledged[3] = store.update(gradients(3)).command
+        ledger.check(store)
+    server.stop()
+
+
+def test_whoever_restores_is_not_told_of_its_own_epoch(forks: Forks, quick_path: Path) -> None:
+    server = ForkedServer(forks, quick_path / "store")
+    server.start()
+    with (
+        connect(server.address, timeout_s=PATIENCE_S) as store,
+        connect(server.address, timeout_s=PATIENCE_S) as other,
+    ):
+        make_tables(store)
+        store.checkpoint("tables")
+        store.update(gradients(1))
+        other.table("rows").lookup(np.arange(3))
+        store.restore("tables")
+        store.table("rows").lookup(np.arange(3))
+        store.update(gradients(2))
+        with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what was read"):
+            other.table("rows").lookup(np.arange(3))
     server.stop()
 
 
