@@ -61,6 +61,7 @@ class OwnCommits:
 
     def __init__(self, tables: Tables, every_s: float) -> None:
         self.every_s = every_s
+        self.is_running = False
         self.count = 0
         self.seconds = 0.0
         self.error: str | None = None
@@ -95,6 +96,11 @@ class OwnCommits:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether no commit can be made any more."""
+        return self._tables.frame.is_closed or self._tables.storage.failure is not None
+
     def due_in_s(self) -> float:
         """Return when the next is due: after the last commit, or the last that was tried."""
         last = max(self._tables.storage.committed_at, self._tried_at)
@@ -111,6 +117,17 @@ class OwnCommits:
         begun = self._tried_at = monotonic()
         if self._tables.is_committed:
             return False
+        self.is_running = True
+        try:
+            is_done = self._commit()
+        finally:
+            self.is_running = False
+        if is_done:
+            self.count += 1
+            self.seconds = monotonic() - begun
+        return is_done
+
+    def _commit(self) -> bool:
         flushed = self._flush()
         for _ in range(1, _PASSES_MAX):
             again = self._flush()
@@ -122,8 +139,6 @@ class OwnCommits:
             if self._stopping.is_set() or self._tables.is_committed:
                 return False
             self._tables.commit()
-        self.count += 1
-        self.seconds = monotonic() - begun
         return True
 
     def _flush(self) -> int:
@@ -171,8 +186,12 @@ def _tried(commits: OwnCommits) -> bool:
     except EmbstoreError as exc:
         commits.error = str(exc)
         is_done = True
-        if commits._tables.frame.is_closed or commits._tables.storage.failure is not None:
+        if commits.have_ended:
             return False
+    except BaseException as exc:
+        commits.error = f"{exc!r}; the store makes no further commit by itself"
+        commits.after_each()
+        raise
     if is_done:
         commits.after_each()
     return True

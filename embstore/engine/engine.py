@@ -151,8 +151,9 @@ class Engine:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys waits for nothing: no merge, no device that queues work."""
-        return not self.is_merging and not self.device.is_queued
+        """Whether a call of a few keys waits for nothing: no merge, no commit of the store's own, no
+        device that queues work."""
+        return not (self.is_merging or self.commits.is_running or self.device.is_queued)
 
     def close(self) -> None:
         """Commit what is not yet, and give everything back. Closing twice is harmless.

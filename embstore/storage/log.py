@@ -76,7 +76,15 @@ class Log:
         """Return the files of what no commit has made durable, to be synced without the engine;
         the caller closes them."""
         writing = [self._writer.segment] if self._writer else []
-        return [s.file.duplicate() for s in (*self.uncommitted, *writing) if s.file is not None]
+        found: list[File] = []
+        try:
+            segments = (*self.uncommitted, *writing)
+            found.extend(s.file.duplicate() for s in segments if s.file is not None)
+        except BaseException:
+            for file in found:
+                file.close()
+            raise
+        return found
 
     def load(self, entry: SegmentEntry) -> None:
         """Open a committed segment, newer than those loaded before, and index its keys."""

@@ -1,9 +1,11 @@
 """Commits that a store makes by itself: in pieces, when they are due, and told where they fail."""
 
 import gc
+import os
 import shutil
 import threading
 import weakref
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from embstore import RowWiseAdagrad, Uniform
 from embstore.cache import writing
 from embstore.device.gpu import GpuDevice
 from embstore.errors import CapacityError, StorageError, StoreClosedError
-from embstore.storage.files import Files
+from embstore.storage.files import File, Files
+from tests.conformance.backends import TINY
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 ROWS, DIM = 4_000, 8
@@ -149,9 +152,44 @@ def test_the_log_is_synced_without_the_engine(tmp_path):
     thread.start()
     assert files.is_syncing.wait(300)
     train(store, 0, 10)  # waits for no sync
+    assert not store.executor.is_prompt, "an event loop does not wait for what comes"
     files.stop_at_sync = False
     files.may_sync.set()
     thread.join()
+    assert store.executor.is_prompt
+    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
+    store.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_that_nobody_foresaw_is_in_the_stats(tmp_path, monkeypatch):
+    store = opened(tmp_path / "store", commit_every_s=1e-3)
+    failed, commits = threading.Event(), commits_of(store)
+    monkeypatch.setattr(commits, "_flush", lambda: 1 // 0)
+    commits.after_each = lambda: commits.error and failed.set()
+    train(store, 0, 10)
+    assert failed.wait(300)
+    assert "ZeroDivisionError" in store.stats()["commits"]["own_commit_error"]
+    store.close()
+
+
+def test_descriptors_that_run_out_leave_none_behind(tmp_path, monkeypatch):
+    store = opened(tmp_path / "store", limits=TINY)
+    train(store, 0, ROWS)
+    store.flush()
+    before, duplicate, calls = len(os.listdir("/proc/self/fd")), File.duplicate, count()
+
+    def some(self):
+        if next(calls) == 2:
+            raise StorageError(24, "Too many open files")
+        return duplicate(self)
+
+    monkeypatch.setattr(File, "duplicate", some)
+    with pytest.raises(StorageError, match="Too many open files"):
+        commits_of(store).commit()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    monkeypatch.undo()
+    assert commits_of(store).commit()
     assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
     store.close()
 
