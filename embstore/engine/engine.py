@@ -151,8 +151,7 @@ class Engine:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys waits for nothing: no merge, no commit of the store's own, no
-        device that queues work."""
+        """Whether a call of a few keys waits for nothing: no merge, no own commit, no GPU."""
         return not (self.is_merging or self.commits.is_running or self.device.is_queued)
 
     def close(self) -> None:
