@@ -86,7 +86,7 @@ class Origins:
         """Take note of the state that a session was opened in, whose place says what was kept."""
         self.knows(context)
         with self._lock:
-            self._read_epoch = context.epoch
+            self._read_epoch = max(self._read_epoch, context.epoch)
 
     @contextmanager
     def restoring(self) -> Iterator[None]:

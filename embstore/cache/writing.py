@@ -126,7 +126,7 @@ class PoolWriter:
         """
         high = min(low + _LOOKED_AT, self.slots.count)
         here = self.device.slots.read_range(self.slots.memory, low, high)
-        most = max(1, _PIECE_BYTES // self.layout.row_bytes)
+        most = min(max(1, _PIECE_BYTES // self.layout.row_bytes), self.evictor.logged_rows_max)
         places = np.flatnonzero(here.dirty)
         if len(places) > most:
             places = places[:most]

@@ -21,7 +21,7 @@ would end the passes, and cost every command a look at each of its rows.
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from time import monotonic
 
@@ -97,9 +97,14 @@ class OwnCommits:
             self._thread.join()
 
     @property
-    def have_ended(self) -> bool:
-        """Whether no commit can be made any more."""
-        return self._tables.frame.is_closed or self._tables.storage.failure is not None
+    def is_stopping(self) -> bool:
+        """Whether the store is being closed."""
+        return self._stopping.is_set() or self._tables.frame.is_closed
+
+    @property
+    def storage_failure(self) -> EmbstoreError | None:
+        """What made the store fail, so that no commit can be made any more; or None."""
+        return self._tables.storage.failure
 
     def due_in_s(self) -> float:
         """Return when the next is due: after the last commit, or the last that was tried."""
@@ -131,7 +136,7 @@ class OwnCommits:
         flushed = self._flush()
         for _ in range(1, _PASSES_MAX):
             again = self._flush()
-            if 2 * again > flushed:
+            if 2 * again > flushed or not again:
                 break
             flushed = again
         self._sync()
@@ -158,14 +163,22 @@ class OwnCommits:
         return flushed
 
     def _sync(self) -> None:
-        """Sync what was logged so far; a failure fails the store, as it does in a commit."""
+        """Sync what was logged so far; a failure fails the store, as it does in a commit.
+
+        By descriptors that were opened for it: the system tells an error once for each opening, and
+        whoever commits meanwhile must be told too.
+        """
         storage = self._tables.storage
-        with self._tables.background():
-            files = storage.log.unsynced()
-        for file in files:
-            with closing(file), storage.irreversible():
+        with ExitStack() as opened:
+            with self._tables.background():
+                files = [
+                    opened.enter_context(closing(storage.files.open(path)))
+                    for path in storage.log.unsynced()
+                ]
+            for file in files:
                 if not self._stopping.is_set():
-                    file.sync()
+                    with storage.irreversible():
+                        file.sync()
 
 
 def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event) -> None:
@@ -184,14 +197,14 @@ def _tried(commits: OwnCommits) -> bool:
         commits.error = None
         is_done = commits.commit()
     except EmbstoreError as exc:
+        if commits.is_stopping:
+            return False
         commits.error = str(exc)
         is_done = True
-        if commits.have_ended:
-            return False
     except BaseException as exc:
         commits.error = f"{exc!r}; the store makes no further commit by itself"
         commits.after_each()
         raise
     if is_done:
         commits.after_each()
-    return True
+    return commits.storage_failure is None

@@ -140,6 +140,7 @@ class Contents:
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
+        self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
         try:
             self.files.replace(catalogues.PATH, catalogues.encode(new))
         except StorageError as exc:

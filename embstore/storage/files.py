@@ -96,11 +96,6 @@ class File:
         with _named(self.path):
             return map_file(self.descriptor, length)
 
-    def duplicate(self) -> "File":
-        """Return the same open file under a descriptor of its own."""
-        with _named(self.path):
-            return File(self._owner, self.path, os.dup(self.descriptor))
-
     def close(self) -> None:
         """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
         if self.descriptor >= 0:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys
 from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
-from embstore.storage.files import File, Files
+from embstore.storage.files import Files
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
 from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
@@ -72,19 +72,10 @@ class Log:
         """Sealed segments that no commit has made durable yet."""
         return [s for s in self.segments if not s.commit]
 
-    def unsynced(self) -> list[File]:
-        """Return the files of what no commit has made durable, to be synced without the engine;
-        the caller closes them."""
+    def unsynced(self) -> list[str]:
+        """Return the paths of what no commit has made durable."""
         writing = [self._writer.segment] if self._writer else []
-        found: list[File] = []
-        try:
-            segments = (*self.uncommitted, *writing)
-            found.extend(s.file.duplicate() for s in segments if s.file is not None)
-        except BaseException:
-            for file in found:
-                file.close()
-            raise
-        return found
+        return [segment.path for segment in (*self.uncommitted, *writing)]
 
     def load(self, entry: SegmentEntry) -> None:
         """Open a committed segment, newer than those loaded before, and index its keys."""

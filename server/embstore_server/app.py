@@ -54,6 +54,8 @@ async def _serve(settings: Settings) -> int:
         await server.start()
         try:
             await service.open()
+            loop = asyncio.get_running_loop()
+            service.engine.commits.after_each = partial(_after_commit, service, loop)
             if not stop.done():
                 await server.ready()
                 state = service.context()
@@ -136,17 +138,16 @@ def _open(settings: Settings) -> Engine:
         model=store.device_facts["model"],
         seconds=round(monotonic() - begin, 2),
     )
-    engine = cast(Engine, store.executor)
-    engine.commits.after_each = partial(_log_commit, engine)
-    return engine
+    return cast(Engine, store.executor)
 
 
-def _log_commit(engine: Engine) -> None:
-    """Log a commit that the store made by itself, or why it could not."""
-    commits = engine.commits
+def _after_commit(service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    """Log a commit that the store made by itself, or why it could not. In the thread of commits."""
+    commits = service.engine.commits
     if commits.error is not None:
         note = f"a crash loses all since the last one, {commits.age_s:.0f} s ago"
         event(logging.ERROR, "commit failed", error=commits.error, note=note)
+        loop.call_soon_threadsafe(service.notice_failure)
         return
-    command = engine.storage.catalogue.head.command
+    command = service.engine.storage.catalogue.head.command
     event(logging.INFO, "committed", command=command, seconds=round(commits.seconds, 3))

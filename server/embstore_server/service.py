@@ -103,7 +103,7 @@ class Service:
         self.instance = uuid4().hex
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
-        self.worker = Worker(open_engine, settings.queue_calls_max, self._notice_failure)
+        self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
         self.replay = ReplayWindow(self.worker, self.instance)
         self.warming = Warming(self)
         self.failed = asyncio.Event()
@@ -373,7 +373,8 @@ class Service:
             return StoreClosedError(self.not_ready)
         return StoreClosedError(f"the server is {self.not_ready}; send the call again later")
 
-    def _notice_failure(self) -> None:
+    def notice_failure(self) -> None:
+        """Tell health and the log, once, that the store has failed. Event loop only."""
         if self.failure is not None and not self.failed.is_set():
             self.failed.set()
             self.wake()

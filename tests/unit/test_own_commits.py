@@ -15,7 +15,7 @@ from embstore import RowWiseAdagrad, Uniform
 from embstore.cache import writing
 from embstore.device.gpu import GpuDevice
 from embstore.errors import CapacityError, StorageError, StoreClosedError
-from embstore.storage.files import File, Files
+from embstore.storage.files import Files
 from tests.conformance.backends import TINY
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
@@ -177,14 +177,14 @@ def test_descriptors_that_run_out_leave_none_behind(tmp_path, monkeypatch):
     store = opened(tmp_path / "store", limits=TINY)
     train(store, 0, ROWS)
     store.flush()
-    before, duplicate, calls = len(os.listdir("/proc/self/fd")), File.duplicate, count()
+    before, open_one, calls = len(os.listdir("/proc/self/fd")), Files.open, count()
 
-    def some(self):
-        if next(calls) == 2:
+    def some(self, path, **options):
+        if path.startswith("log/") and next(calls) == 2:
             raise StorageError(24, "Too many open files")
-        return duplicate(self)
+        return open_one(self, path, **options)
 
-    monkeypatch.setattr(File, "duplicate", some)
+    monkeypatch.setattr(Files, "open", some)
     with pytest.raises(StorageError, match="Too many open files"):
         commits_of(store).commit()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -256,6 +256,42 @@ def test_a_sync_that_fails_fails_the_store(tmp_path):
     store.close()
     with opened(tmp_path / "store") as store:
         assert store.table("a").digest() == committed
+
+
+def test_no_commit_is_made_after_a_sync_of_another_thread_has_failed(tmp_path):
+    """The system may tell the error to that thread alone."""
+    is_syncing, may_fail, errors = threading.Event(), threading.Event(), []
+
+    class Telling(Files):
+        def _sync(self, file):
+            if threading.current_thread().name == "own" and file.path.startswith("log/"):
+                is_syncing.set()
+                assert may_fail.wait(300)
+                raise OSError(5, "Input/output error")
+            super()._sync(file)
+
+        def reached(self, point):
+            if point == "commit:synced" and is_syncing.is_set():
+                may_fail.set()
+                thread.join()
+
+    def commit():
+        try:
+            commits_of(store).commit()
+        except StorageError as exc:
+            errors.append(exc)
+
+    store = opened(tmp_path / "store", files=Telling(tmp_path / "store"))
+    train(store, 0, 1000)
+    thread = threading.Thread(target=commit, name="own")
+    thread.start()
+    assert is_syncing.wait(300)
+    with pytest.raises(StoreClosedError):
+        store.checkpoint("a")
+    assert errors
+    store.close()
+    with opened(tmp_path / "store") as store:
+        assert store.checkpoints() == []
 
 
 @pytest.mark.parametrize("dropped", [False, True])
