@@ -330,7 +330,7 @@ def test_close_ends_a_commit(tmp_path):
     files.stop_at_sync = False
     files.may_sync.set()
     closing.join()
-    assert not [t for t in threading.enumerate() if t.name == "commits"]
+    assert not commits_of(store)._thread.is_alive()
     with opened(tmp_path / "store") as store:
         assert store.table("a").digest() == expected
 
