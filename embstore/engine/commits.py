@@ -14,6 +14,9 @@ finds at most half of what the one before did. What a crash would lose is told b
 A commit has no label: it is where the store opens, not what `restore` goes back to. A store without
 a change since its last commit makes none.
 
+Measured on two cores, a million dirty rows of 64: the longest of 3,300 to 4,000 updates of 64 keys
+that ran beside a commit took 29 to 87 ms, where a checkpoint made one wait for 600 to 750 ms.
+
 Rejected: the rows as they were when the commit began, kept aside where a command changes one. It
 would end the passes, and cost every command a look at each of its rows.
 """
