@@ -83,7 +83,7 @@ def describe(table: TableState) -> TableDescription:
 
 def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDescription:
     """Make a table, or find it."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         table, is_new = engine.tables.create(command.config)
         if is_new:
             engine.frequencies.load(table)
@@ -105,7 +105,7 @@ def list_tables(engine: "Engine", command: c.ListTables, _: None) -> tuple[Table
 def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
     """Forget a table. Kept checkpoints still have it."""
     tables = engine.tables
-    with tables.writing():
+    with tables.writing(command):
         table = tables.find(command.table, command.table_id)
         engine.sessions.release_ended()
         tables.check_unheld("drop it", [table])
@@ -118,7 +118,7 @@ def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
 
 def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
     """Let a table have more rows."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
         if command.rows < table.rows:
             raise refusal(table.name, f"at least the present {table.rows} rows", command.rows)
@@ -128,7 +128,7 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
 
 def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
     """Set the rate of updates that do not give one."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
         optimizer, what = table.config.optimizer, f"table {table.name!r}: learning_rate"
         table.learning_rate = optimizer.check_learning_rate(command.learning_rate, what)
@@ -188,7 +188,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
     """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid."""
     tables = engine.tables
     try:
-        with tables.writing():
+        with tables.writing(command):
             engine.sessions.release_ended()
             tables.check_unheld("restore", tables.by_id.values())
             tables.check_room_for(engine.storage.kept(command.label))

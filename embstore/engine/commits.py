@@ -34,6 +34,8 @@ from embstore.stats import counter, gauge, text
 from embstore.tables.tables import Tables
 
 _PASSES_MAX = 4
+_PAUSE_S = 10.0
+"""After a commit that failed, where the log is long."""
 
 
 @dataclass
@@ -60,10 +62,12 @@ class OwnCommits:
     Parameters
     ----------
     every_s : after the last commit of any kind; 0: never
+    recovery_s : where there is a command log: when executing it again would take so long
     """
 
-    def __init__(self, tables: Tables, every_s: float) -> None:
+    def __init__(self, tables: Tables, every_s: float, recovery_s: float = 0.0) -> None:
         self.every_s = every_s
+        self.recovery_s = recovery_s
         self.is_running = False
         self.count = 0
         self.seconds = 0.0
@@ -72,6 +76,7 @@ class OwnCommits:
         """Called after each, in that thread; a server logs it."""
         self._tables = tables
         self._stopping = threading.Event()
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._tried_at = monotonic()
 
@@ -83,9 +88,10 @@ class OwnCommits:
 
     def start(self) -> None:
         """Begin, where there is anything to do."""
-        if self.every_s and not self._tables.storage.read_only:
+        has_cause = self.every_s or self._tables.frame.log is not None
+        if has_cause and not self._tables.storage.read_only:
             # The thread keeps no store that nobody else has any more.
-            arguments = weakref.ref(self), self._stopping
+            arguments = weakref.ref(self), self._stopping, self._wake
             self._thread = threading.Thread(target=_run, args=arguments, name="commits")
             self._thread.daemon = True
             self._thread.start()
@@ -93,6 +99,17 @@ class OwnCommits:
     def stop(self) -> None:
         """Begin no further commit; the running one ends with its next piece."""
         self._stopping.set()
+        self._wake.set()
+
+    def consider(self) -> None:
+        """Commit now if the command log has become long. With the engine."""
+        if self._is_log_long:
+            self._wake.set()
+
+    @property
+    def _is_log_long(self) -> bool:
+        log = self._tables.frame.log
+        return log is not None and log.replay_s > self.recovery_s
 
     def join_threads(self) -> None:
         """Wait for the end of the thread. Not with the engine."""
@@ -109,10 +126,16 @@ class OwnCommits:
         """What made the store fail, so that no commit can be made any more; or None."""
         return self._tables.storage.failure
 
-    def due_in_s(self) -> float:
-        """Return when the next is due: after the last commit, or the last that was tried."""
+    def due_in_s(self) -> float | None:
+        """Return when the next is due: after the last commit, or the last that was tried; None:
+        when the log is long."""
+        now = monotonic()
+        if self._is_log_long and (self.error is None or now - self._tried_at > _PAUSE_S):
+            return 0.0
+        if not self.every_s:
+            return None
         last = max(self._tables.storage.committed_at, self._tried_at)
-        return max(last + self.every_s - monotonic(), 0.0)
+        return max(last + self.every_s - now, 0.0)
 
     def commit(self) -> bool:
         """Commit in pieces what the last commit has not; return whether there was anything.
@@ -184,21 +207,23 @@ class OwnCommits:
                         file.sync()
 
 
-def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event) -> None:
+def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: threading.Event) -> None:
     while (commits := ref()) is not None:
         due_in_s = commits.due_in_s()
-        if not due_in_s and not _tried(commits):
+        if due_in_s == 0 and not _tried(commits):
             return
         del commits
-        if stopping.wait(due_in_s):
+        wake.wait(due_in_s)
+        wake.clear()
+        if stopping.is_set():
             return
 
 
 def _tried(commits: OwnCommits) -> bool:
     """Commit; return whether it is worth to try again when it is due."""
     try:
-        commits.error = None
         is_done = commits.commit()
+        commits.error = None
     except EmbstoreError as exc:
         if commits.is_stopping:
             return False

@@ -16,18 +16,23 @@ from typing import Any, TypeVar, cast
 
 from embstore import commands as c
 from embstore.checks import checked
-from embstore.commands import Command, Progress
+from embstore.commands import Command, Effect, Progress
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.engine import admin, rows
+from embstore.engine.admin import context
 from embstore.engine.commits import OwnCommits
+from embstore.engine.recovery import recover
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
 from embstore.hotness.warming import Warming
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
+from embstore.storage.command_records import remove_segments
 from embstore.storage.storage import Storage
+from embstore.tables.callers import on_host
+from embstore.tables.command_log import Codec, CommandLog, Durability
 from embstore.tables.tables import Tables
 
 R = TypeVar("R")
@@ -76,6 +81,10 @@ class Engine:
         limits: Limits,
         count_rate: float = 0.0,
         commit_every_s: float = 0.0,
+        durability: Durability = "checkpoint",
+        sync_every_s: float = 0.0,
+        recovery_s: float = 0.0,
+        codec: Callable[[], Codec],
     ) -> None:
         self.tables = Tables(
             storage,
@@ -99,7 +108,34 @@ class Engine:
         self.ranking = Ranking(self.tables, self.frequencies)
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
-        self.commits = OwnCommits(self.tables, commit_every_s)
+        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
+        self.recovered_commands, self.recovered_s = 0, 0.0
+        if not storage.read_only:
+            self._recover(codec, durability, sync_every_s)
+
+    def _recover(
+        self, codec: Callable[[], Codec], durability: Durability, sync_every_s: float
+    ) -> None:
+        """Execute what is logged and not committed, then log what comes, if anything is to be."""
+        memory, end, self.recovered_commands, self.recovered_s = recover(self, codec)
+        frame = self.tables.frame
+        if durability == "checkpoint":
+            if self.recovered_commands:
+                self.tables.commit()
+            remove_segments(self.storage.files)
+            return
+        frame.log = CommandLog(
+            self.storage,
+            codec(),
+            durability,
+            memory,
+            end,
+            sync_every_s=sync_every_s,
+            on_host=on_host(self.device),
+        )
+        frame.log.replay_s = self.recovered_s
+        frame.log.appended = self.commits.consider
+        frame.is_covered = frame.log.is_durable
 
     def __repr__(self) -> str:
         return f"in {self.storage.files.root}"
@@ -121,14 +157,36 @@ class Engine:
             result = self.sessions.wait_for_ranks(result, timeout_s)
         elif isinstance(result, StepLookup):
             result = self.sessions.wait_for_rows(result, out, timeout_s)
+        if command.effect is Effect.WRITES and self.log is not None:
+            self.log.wait()
         return cast(R, result)
 
     def begin(
-        self, command: Command[Any], *, out: Any = None, progress: Progress | None = None
+        self,
+        command: Command[Any],
+        *,
+        out: Any = None,
+        progress: Progress | None = None,
+        origin: Any = None,
     ) -> Any | StepOutcome | StepLookup:
-        """Execute a command; of one that waits for ranks or steps, return what to wait for."""
+        """Execute a command; of one that waits for ranks or steps, return what to wait for.
+
+        It is acknowledged when the log's `mark` is durable. `origin` is who sent it, if the server
+        remembers its answer.
+        """
         command = checked(command)
-        return HANDLERS[type(command)](self, command, out if progress is None else progress)
+        into = out if progress is None else progress
+        if origin is None or self.log is None:
+            return HANDLERS[type(command)](self, command, into)
+        with self.tables.frame.having(origin):
+            result = HANDLERS[type(command)](self, command, into)
+            self.log.answered(command, result, context(self, self.log.memory.life))
+            return result
+
+    @property
+    def log(self) -> CommandLog | None:
+        """Where commands are logged; None: nowhere."""
+        return self.tables.frame.log
 
     def prefetch(self, command: c.LookupStep) -> None:
         """Nothing is gained by it: rows are read where they are."""
@@ -185,4 +243,6 @@ class Engine:
             for pool in self.tables.pools.values():
                 stack.callback(pool.close)
             stack.callback(self.storage.close)
+            if self.log is not None:
+                stack.callback(self.log.close)
             stack.callback(self.frequencies.kept.close)  # before the directory is another's

@@ -5,7 +5,7 @@ import threading
 from contextlib import ExitStack
 
 from embstore.cache.policies import policy_of
-from embstore.checks import expect, integer, number
+from embstore.checks import expect, integer, number, one_of
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
@@ -15,8 +15,11 @@ from embstore.handles.store import Store
 from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
+from embstore.tables.command_log import LEVELS, Codec, Durability
 
 COMMIT_EVERY_S = 600.0
+SYNC_EVERY_S = 1.0
+RECOVERY_S = 30.0
 DEFAULT_CACHE_BYTES = 1 << 30
 """Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
 
@@ -31,6 +34,9 @@ def open(
     warm_up: float = 0.0,
     count_rate: float = 0.0,
     checkpoints_keep: int = 3,
+    durability: Durability = "checkpoint",
+    sync_every_s: float = SYNC_EVERY_S,
+    recovery_s: float = RECOVERY_S,
     commit_every_s: float = COMMIT_EVERY_S,
     read_only: bool = False,
     threads: int | None = None,
@@ -53,8 +59,14 @@ def open(
         the background
     count_rate : share of lookups, 0 to 1, whose accesses are counted, for `Store.export_profile`
     checkpoints_keep : labels that can be restored; older ones are folded into the base
-    commit_every_s : the store commits by itself when the last commit is so old, without a label; a
-        crash loses no more than was done in about that time; 0: only checkpoints and `close` do
+    durability : what survives a crash: "checkpoint", what the last commit has; "interval", all but
+        what was done since the log was last synced, where the machine fails, too; "commands", every
+        command that has returned
+    sync_every_s : of "interval": how often the log is synced
+    recovery_s : with a log: the store commits by itself when executing it again would take longer
+    commit_every_s : the store commits by itself when the last commit is so old, without a label;
+        without a log a crash loses no more than was done in about that time; 0: only checkpoints
+        and `close` do
     read_only : share the directory with other readers; nothing can be written
     threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
         core, at most 4, or 8
@@ -80,6 +92,9 @@ def open(
     number(warm_up, "warm_up", 0, 1)
     number(count_rate, "count_rate", 0, 1)
     number(commit_every_s, "commit_every_s", 0, threading.TIMEOUT_MAX)
+    number(recovery_s, "recovery_s", 0, threading.TIMEOUT_MAX)
+    number(sync_every_s, "sync_every_s", 0, threading.TIMEOUT_MAX)
+    one_of(durability, "durability", LEVELS)
     if threads is not None:
         integer(threads, "threads", 1)
     limits = Limits() if limits is None else limits
@@ -118,9 +133,20 @@ def open(
             limits=limits,
             count_rate=count_rate,
             commit_every_s=commit_every_s,
+            durability=durability,
+            sync_every_s=sync_every_s,
+            recovery_s=recovery_s,
+            codec=_wire_codec,
         )
         undo.pop_all()
     engine.hot_pins.start()
     engine.warming.start(warm_up)
     engine.commits.start()
     return Store(engine)
+
+
+def _wire_codec() -> Codec:
+    """Return what a command log is written in; loaded when there is one."""
+    from embstore_proto.records import WireRecords
+
+    return WireRecords()

@@ -113,7 +113,7 @@ def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
 
 def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
     """One update of several tables."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         _check_bytes(engine, command)
         shares = _gradient_shares(engine, command.tables)
         applied = writes.update(shares, command.options, stages=engine.tables.stages)
@@ -123,7 +123,7 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:
     """One update of one table by the gradients of bags."""
     part, bags = command.gradients, command.bags
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         _check_bytes(engine, command)
         table = engine.tables.find(part.table, part.table_id)
         rows = gradients_of(table, part.gradients, len(bags.offsets) - 1)
@@ -134,7 +134,7 @@ def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> Acknowl
 
 def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> AcknowledgedUpdate:
     """One update from several ranks."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         _check_bytes(engine, command)
         ranks = [_gradient_shares(engine, rank.tables) for rank in command.ranks]
         applied = writes.update_ranks(ranks, command.options, stages=engine.tables.stages)
@@ -143,7 +143,7 @@ def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> Acknowled
 
 def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
     """Set rows; optimizer state starts anew."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         _check_bytes(engine, command)
         share = _lookup_share(engine, command.keys)
         shape = (len(share.keys), share.table.dim)
@@ -153,7 +153,7 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
 
 def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdate:
     """Set weights and state of one table's rows."""
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         _check_bytes(engine, command)
         table = engine.tables.find(command.keys.table, command.keys.table_id)
         keys = keys_of(table, command.keys.keys)
@@ -167,15 +167,27 @@ def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> Acknowle
 
     Steps that are announced may have been sent early; so all must be finished before.
     """
-    with engine.tables.writing():
+    with engine.tables.writing(command):
         session = engine.sessions.check_may_put(command.member)
-        puts = [
-            _put_of(session.table(p.table), p.keys, p.weights, p.state, p.add_t)
-            for p in command.tables
-        ]
-        _check_bytes(engine, command)
-        writes.put_rows(puts, session.name)
-        return _acknowledged(engine, [put.share for put in puts])
+        return _put_tables(engine, command, session.table, session.name)
+
+
+def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> AcknowledgedUpdate:
+    """Do what such a command did, when its session is gone: it is read from the command log."""
+    with engine.tables.writing(command):
+        return _put_tables(engine, command, engine.tables.find, "")
+
+
+def _put_tables(
+    engine: "Engine",
+    command: c.PutStepRows,
+    find: Callable[[str], TableState],
+    session: str,
+) -> AcknowledgedUpdate:
+    puts = [_put_of(find(p.table), p.keys, p.weights, p.state, p.add_t) for p in command.tables]
+    _check_bytes(engine, command)
+    writes.put_rows(puts, session)
+    return _acknowledged(engine, [put.share for put in puts])
 
 
 def _gradient_shares(engine: "Engine", parts: Iterable[c.TableGradients]) -> list[Share]:

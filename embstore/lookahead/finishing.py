@@ -12,6 +12,7 @@ rule 6). A release and a skip are commands too, for they move the session's plac
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step, Ver
 from embstore.results import AcknowledgedUpdate
 from embstore.tables import writes
 from embstore.tables.callers import host_rows_of
+from embstore.tables.command_log import SessionPlace
 from embstore.tables.state import Share
 from embstore.tables.tables import Tables
 
@@ -106,7 +108,9 @@ class Finishing:
     def _apply(self, session: Session, step: Step, options: Options) -> AcknowledgedUpdate:
         tables = self._tables
         read_only = tables.storage.read_only and options.verb != "update"
-        with tables.reading() if read_only else tables.writing():
+        place = SessionPlace(session.name, step.number)
+        logged = _logged(session, step, options) if tables.frame.log is not None else None
+        with tables.reading() if read_only else tables.writing(logged, place):
             session.check_live()
             applied = options.verb == "update" and self._update(session, step, options)
             for rank in session.world:
@@ -118,7 +122,7 @@ class Finishing:
             )
             with self._planner.changed:
                 session.finished(step, options.verb, outcome, monotonic())
-                self._registry.note_place(session)
+                tables.note_place(session.name, session.last_step)
             self._planner.retire(session, step)
         return outcome
 
@@ -139,6 +143,22 @@ class Finishing:
         is_copied = on_device and session.facts.world_size > 1
         with self._tables.reading() if is_copied else nullcontext():
             return _checked_gradients(session, share, command)
+
+
+def _logged(session: Session, step: Step, options: Options) -> c.Command[Any] | None:
+    """Return a command that does what a step does to the tables; None: nothing."""
+    if options.verb != "update":
+        return None
+    ranks = [
+        tuple(
+            c.TableGradients(name, session.tables[name].table_id, share.keys_of(name), rows[name])
+            for name in share.places
+        )
+        for share, rows in ((step.shares[r], step.sent[r].gradients) for r in session.world)
+    ]
+    if len(ranks) == 1:
+        return c.Update(ranks[0], options.update)
+    return c.UpdateRanks(tuple(map(c.Rank, ranks)), options.update)
 
 
 def _options_of(command: Finish) -> Options:

@@ -2,8 +2,8 @@
 
 A name's **place** is the number of its last finished step. It is part of every commit, so that a
 trainer finds out where to go on, whatever has died meanwhile. It is made with the first step. Of
-more than `PLACES_MAX` names those are forgotten that have not been at work since the store was
-opened, and then the one that was longest ago.
+more than `tables.PLACES_MAX` names those are forgotten that have not been at work since the store
+was opened, and then the one that was longest ago.
 
 What ends a session ends it for all its ranks: they are told why when they next ask. The tables are
 free again as soon as the engine has taken the pins back.
@@ -32,8 +32,6 @@ from embstore.tables.tables import Tables
 
 SESSIONS_MAX = 256
 """Open at a time."""
-PLACES_MAX = 4096
-"""Names that may be resumed."""
 _ENDED_MAX = 4096
 """Members of ended sessions that are told why theirs ended."""
 
@@ -140,7 +138,7 @@ class Registry:
                     message = f"session {session.name!r} was closed; open it again to go on"
                     self._end(session, SessionExpiredError(message))
                 if session.is_forgotten and session.name not in self.sessions:
-                    self._tables.places.pop(session.name, None)
+                    self._tables.forget_place(session.name)
             self.planner.release_ended()
 
     def expire(self) -> float | None:
@@ -167,11 +165,3 @@ class Registry:
                 self._ended[rank.member] = session.error
         while len(self._ended) > _ENDED_MAX:
             self._ended.popitem(last=False)
-
-    def note_place(self, session: Session) -> None:
-        """Record how far a session has come."""
-        places = self._tables.places
-        places.pop(session.name, None)
-        places[session.name] = session.last_step
-        while len(places) > PLACES_MAX:
-            del places[next(iter(places))]

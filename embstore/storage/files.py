@@ -249,7 +249,7 @@ class Files:
         os.ftruncate(file.descriptor, length)
 
     def _sync(self, file: File) -> None:
-        os.fsync(file.descriptor)
+        os.fdatasync(file.descriptor)  # with the length, and all else that reading needs
 
     def _create(self, path: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -5,6 +5,7 @@ CATALOGUE        a line with magic, format and blake2b, then JSON (catalogue.py)
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/T/S.rows    header page, then pages of records by key; sparse (base.py)
 base/T/G.written which rows the base has as of one fold; never changed (written.py)
+commands/N.commands  header page, then the commands that no commit has yet (command_records.py)
 
 A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
 the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
@@ -26,6 +27,7 @@ PAGE_BYTES = 4096
 LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 WRITTEN_MAGIC = b"EMBSWRIT"
+COMMANDS_MAGIC = b"EMBSCOMM"
 _HEADER = struct.Struct("<8sII16sQQQQ")
 _BYTE_ORDER = 0x01020304
 

@@ -114,6 +114,10 @@ class Storage:
         """The id that the next table gets."""
         return self._contents.next_table_id
 
+    @next_table_id.setter
+    def next_table_id(self, table_id: int) -> None:
+        self._contents.next_table_id = table_id
+
     def begin_tail(self) -> None:
         """Record that commands follow the last commit, so that losing them begins a new epoch."""
         if not self.catalogue.tail:

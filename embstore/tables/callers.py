@@ -5,14 +5,19 @@ host, as rows that are put, is copied there. All of this is inside a call: the d
 stream that may still be writing an array.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows, refusal
-from embstore.device.base import Array
+from embstore.device.base import Array, Device
 from embstore.errors import InvalidArgumentError
+from embstore.layout import VALUE
 from embstore.tables.state import TableState
+
+_DTYPES: dict[int, Any] = {1: np.int64, 2: VALUE}
+"""Of keys and of rows."""
 
 
 def keys_of(table: TableState, keys: Any) -> Keys | Array:
@@ -38,6 +43,22 @@ def host_rows_of(table: TableState, rows: Any, shape: tuple[int, int], what: str
     if adopted is not None:
         rows = table.pool.device.memory.download(adopted).reshape(shape)
     return as_rows(rows, shape, table.name, what)
+
+
+def on_host(device: Device) -> Callable[[Any], Any]:
+    """Return what copies a caller's keys or rows in the device's memory to the host."""
+
+    def copied(array: Any) -> Any:
+        try:
+            shape = array.__cuda_array_interface__["shape"]
+            adopted = device.memory.adopt(array, _DTYPES.get(len(shape), VALUE), len(shape))
+        except Exception:  # whatever its library says
+            adopted = None
+        if adopted is None:
+            return np.empty(0, np.int64)  # the command itself is refused for it, in its own words
+        return device.memory.download(adopted).reshape(shape).copy()
+
+    return copied
 
 
 def output_of(table: TableState, out: Any, count: int) -> Rows | Array:

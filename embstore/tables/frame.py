@@ -2,7 +2,8 @@
 
 The engine is single-threaded: a call takes the one lock, whatever thread it comes from, and calls
 of other threads wait for it. Before a call the store is checked to be usable, and a finished merge
-is installed; after each acknowledged command that writes, the **command number** grows by one.
+is installed; after each acknowledged command that writes, the **command number** grows by one, and
+the command is logged, where the store has a command log.
 
 No call runs inside another: a signal handler may try, and may only close. An interrupt can strike
 between any two lines, where memory may be half changed; so it fails the store, which opens again at
@@ -15,11 +16,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic, sleep
+from typing import Any
 
+from embstore.commands import Command
 from embstore.device.base import Device
 from embstore.errors import DeviceError, InvalidArgumentError, StorageError, StoreClosedError
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
+from embstore.tables.command_log import CommandLog, SessionPlace
 
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 
@@ -32,6 +36,10 @@ class Frame:
         self.device = device
         self.stages = Stages()
         self.command_number = storage.catalogue.head.command
+        self.log: CommandLog | None = None
+        """Where commands are logged; None: nowhere."""
+        self.is_covered = False
+        """Whether what is acknowledged survives a crash without a commit."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -41,11 +49,18 @@ class Frame:
 
     def reading(self) -> AbstractContextManager[None]:
         """Run a call that changes no row; StoreClosedError after `close` or a failure."""
-        return self._call(write=False)
+        return self._call()
 
-    def writing(self) -> AbstractContextManager[None]:
-        """Run a command that writes, counted if it does not raise; not in a read-only store."""
-        return self._call(write=True)
+    def writing(
+        self, command: Command[Any] | None, place: SessionPlace | None = None
+    ) -> AbstractContextManager[None]:
+        """Run a command that writes, counted and logged if it does not raise; not in a read-only
+        store.
+
+        command : what does the same to an open store; None: no row or table changes
+        place : where a session is afterwards
+        """
+        return self._call((command, place))
 
     @contextmanager
     def background(self) -> Iterator[None]:
@@ -53,11 +68,13 @@ class Frame:
         patience = monotonic() + _PATIENCE_S
         while self._waiting and monotonic() < patience:
             sleep(_PAUSE_S)
-        with self._call(write=False):
+        with self._call():
             yield
 
     @contextmanager
-    def _call(self, *, write: bool) -> Iterator[None]:
+    def _call(
+        self, written: tuple[Command[Any] | None, SessionPlace | None] | None = None
+    ) -> Iterator[None]:
         self._check_process()
         token = object()
         self._waiting.add(token)
@@ -66,12 +83,16 @@ class Frame:
                 self._waiting.discard(token)
                 self._begin()
                 try:
-                    self.storage.check_usable(write=write)
+                    self.storage.check_usable(write=written is not None)
                     self.storage.merges.poll()
-                    if write:
-                        self.storage.begin_tail()
-                    yield
-                    self.command_number += write
+                    if written is None:
+                        yield
+                    else:
+                        entry = self._begin_writing(*written)
+                        yield
+                        self.command_number += 1
+                        if entry is not None:
+                            entry(self.command_number)
                 except BaseException as exc:
                     self._end_raised(exc)
                     raise
@@ -81,6 +102,14 @@ class Frame:
                         self.close(self._close)
         finally:
             self._waiting.discard(token)
+
+    def _begin_writing(
+        self, command: Command[Any] | None, place: SessionPlace | None
+    ) -> Callable[[int], None] | None:
+        """Make sure that a command can be logged; return what logs it, given its number."""
+        if not self.is_covered:
+            self.storage.begin_tail()
+        return None if self.log is None else self.log.begin(command, place)
 
     def _end_raised(self, exc: BaseException) -> None:
         """End a call that raised: what the device was given may refer to the caller's arrays, so it
@@ -104,6 +133,19 @@ class Frame:
             )
         self._is_busy = True
         self.stages.start()
+
+    @contextmanager
+    def having(self, origin: Any) -> Iterator[None]:
+        """Have the engine for a command and the answer that is kept of it: no commit in between."""
+        self._check_process()
+        with self._lock:
+            if self.log is not None:
+                self.log.origin = origin
+            try:
+                yield
+            finally:
+                if self.log is not None:
+                    self.log.origin = None
 
     @contextmanager
     def looking(self) -> Iterator[None]:

@@ -28,6 +28,9 @@ from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
 from embstore.tables.state import TableState
 
+PLACES_MAX = 4096
+"""Places of sessions that are kept, the latest ones."""
+
 
 class Tables:
     """The tables of one store. Inside a call, but for what says any thread."""
@@ -183,6 +186,19 @@ class Tables:
 
     # What has to be true
 
+    def note_place(self, session: str, step: int) -> None:
+        """Record how far a session has come."""
+        self.places.pop(session, None)
+        self.places[session] = step
+        while len(self.places) > PLACES_MAX:
+            del self.places[next(iter(self.places))]
+
+    def forget_place(self, session: str) -> None:
+        """Let a session begin anew."""
+        if session in self.places and self.frame.log is not None:
+            self.frame.log.append_forgotten(session, self.frame.command_number)
+        self.places.pop(session, None)
+
     def check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
         """Refuse `what` while look-ahead sessions are open on tables."""
         for table in tables:
@@ -224,6 +240,9 @@ class Tables:
     def commit(self, label: str | None = None, metadata: dict[str, object] | None = None) -> None:
         """Make everything durable; under a label, keep it."""
         self.flush()
+        log = self.frame.log
+        if log is not None:
+            log.before_commit(self.frame.command_number)
         entries = [table.entry() for table in self.by_id.values()]
         self.storage.commit(
             entries,
@@ -232,6 +251,8 @@ class Tables:
             label=label,
             metadata=metadata,
         )
+        if log is not None:
+            log.after_commit()
 
     @property
     def is_committed(self) -> bool:

@@ -331,7 +331,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     )
 
 
-def split(message: bytes | memoryview) -> Received:
+def split(message: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX) -> Received:
     """Take a bulk message apart, without a copy.
 
     Raises InvalidArgumentError: it is cut off, garbage, or has fields that a bulk message has not.
@@ -345,9 +345,9 @@ def split(message: bytes | memoryview) -> Received:
             )
         parts[number] = value
     empty = memoryview(b"")
-    if len(parts.get(1, empty)) > HEADER_BYTES_MAX:
+    if len(parts.get(1, empty)) > header_bytes_max:
         raise InvalidArgumentError(
-            f"expected a header of at most {HEADER_BYTES_MAX} bytes, found {len(parts[1])}"
+            f"expected a header of at most {header_bytes_max} bytes, found {len(parts[1])}"
         )
     return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
 

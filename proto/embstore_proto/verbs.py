@@ -21,7 +21,15 @@ from embstore.profiles.profile import Profile
 from embstore.results import Context, RowsRead, StepRows
 from embstore_proto.envelope import Origin
 from embstore_proto.fields import codec, field_of
-from embstore_proto.frame import Blank, Framed, Message, Received, parse, split
+from embstore_proto.frame import (
+    HEADER_BYTES_MAX,
+    Blank,
+    Framed,
+    Message,
+    Received,
+    parse,
+    split,
+)
 from embstore_proto.v1 import embstore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
@@ -118,18 +126,20 @@ class Verb:
 
     # Commands
 
-    def outgoing(self, command: Command[Any]) -> "Outgoing":
-        """Return a command, ready to be sent."""
-        head, message = self._head(), Message() if self.is_bulk else None
+    def outgoing(self, command: Command[Any], message: Message | None = None) -> "Outgoing":
+        """Return a command, ready to be sent; its arrays in `message`, or in a new one."""
+        head, message = self._head(), message or (Message() if self.is_bulk else None)
         self._command_codec.encode(command, head, message)
         return Outgoing(head, message)
 
-    def arrived(self, request: bytes | memoryview) -> Arrived:
+    def arrived(
+        self, request: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX
+    ) -> Arrived:
         """Return the command of a serialised request.
 
         Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
         """
-        received = split(request) if self.is_bulk else None
+        received = split(request, header_bytes_max) if self.is_bulk else None
         head = parse(self._head, bytes(request) if received is None else received.header)
         names = head.DESCRIPTOR.fields_by_name
         origin = None

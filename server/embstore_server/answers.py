@@ -29,6 +29,8 @@ class Answered(NamedTuple):
     value: Any
     context: Context
     stage_seconds: dict[str, float]
+    mark: int = 0
+    """What of the command log has to be durable before anybody is told."""
 
     def finished(self, done: AcknowledgedUpdate) -> "Answered":
         """Return the answer of a call that had to wait for other ranks, which it has."""
@@ -44,7 +46,8 @@ def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[E
         value = work(engine)
         seconds = perf_counter() - begin
         spent = {ENGINE_STAGE: seconds} | _spent(before, totals.seconds()) if stages else {}
-        return Answered(value, context(engine, instance), spent)
+        mark = engine.log.mark if engine.log is not None else 0
+        return Answered(value, context(engine, instance), spent, mark)
 
     return answered
 

@@ -22,6 +22,7 @@ from typing import cast
 
 import embstore
 from embstore.engine.engine import Engine
+from embstore.tables.command_log import Durability
 from embstore_server import logs
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
@@ -67,7 +68,10 @@ async def _serve(settings: Settings) -> int:
                     store_id=state.store_id,
                     epoch=state.epoch,
                     command=state.command,
+                    durability=settings.durability,
                     commit_every_s=settings.commit_every_s,
+                    replayed_commands=service.engine.recovered_commands,
+                    replay_s=round(service.engine.recovered_s, 3),
                 )
                 if settings.warm_up:
                     service.warming.begin_at_start(settings.warm_up)
@@ -123,6 +127,9 @@ def _open(settings: Settings) -> Engine:
         policy=settings.policy,
         count_rate=settings.count_rate,
         checkpoints_keep=settings.checkpoints_keep,
+        durability=cast(Durability, settings.durability),
+        sync_every_s=settings.sync_every_s,
+        recovery_s=settings.recovery_s,
         commit_every_s=settings.commit_every_s,
         read_only=settings.read_only,
         threads=settings.threads,

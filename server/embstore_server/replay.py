@@ -17,6 +17,10 @@ another life of the server or another epoch of the store, where it may have been
 rows it made were rolled back. The client says what instance and epoch it first sent the call to; if
 they are others now, nobody can tell, and the answer is OutcomeUnknownError.
 
+**Restarts.** Where the store has a command log, the answers are in it too (`recall`): the window
+goes on where it was when the server was killed, under the same instance, so that nothing is unknown
+after a restart. Of a call whose answer alone was lost it is known that it was applied.
+
 A remembered answer of another epoch is not given again either: a restore has undone what it tells.
 An answer has its epoch in it, which says so at any time; to forget at a restore instead would also
 forget what was queued behind it, and never happen where nobody waits for the restore any more.
@@ -30,6 +34,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from embstore.engine.engine import Engine
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -37,12 +42,11 @@ from embstore.errors import (
     OverloadedError,
     StoreClosedError,
 )
+from embstore.tables.command_log import CALLS_MAX, CLIENTS_MAX, Answers
 from embstore_proto.envelope import Origin
 from embstore_server.answers import Answered
 from embstore_server.worker import Task, Worker
 
-CALLS_MAX = 1024
-CLIENTS_MAX = 4096
 _CLIENT_ID_CHARACTERS_MAX = 64
 _NOT_APPLIED = (DeadlineError, OverloadedError, StoreClosedError)
 
@@ -56,12 +60,25 @@ class _Call:
         self.outcome: asyncio.Future[Answered] = task.outcome
         self.waiters = 0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the call was applied, and its answer lost in a crash."""
+        return self.outcome.done() and _result_of(self.outcome) is _LOST
+
     def is_undone(self, epoch: int) -> bool:
         """Whether what it answers is of another epoch; an error is of none, it changed nothing."""
-        done = self.outcome.done() and not self.outcome.cancelled()
-        if not done or self.outcome.exception() is not None:
-            return False
-        return self.outcome.result().context.epoch != epoch
+        result = _result_of(self.outcome)
+        return isinstance(result, Answered) and result.context.epoch != epoch
+
+
+_LOST = object()
+
+
+def _result_of(outcome: "asyncio.Future[Any]") -> Any:
+    """Return what a call became; None of one that is not done, or raised."""
+    if not outcome.done() or outcome.cancelled() or outcome.exception() is not None:
+        return None
+    return outcome.result()
 
 
 class _Client:
@@ -96,6 +113,15 @@ class ReplayWindow:
         """Calls remembered now, of all clients."""
         return sum(len(client.calls) for client in self._clients.values())
 
+    def recall(self, answers: Answers) -> None:
+        """Remember what the command log has of a former process."""
+        self._clients.clear()
+        for name, sequence, (verb, result, context) in answers:
+            task = Task(verb, _nothing, "", 0.0)
+            task.finish(_LOST if result is None else Answered(result, context, {}), None)
+            client = self._clients.setdefault(name, _Client(doubtful=False))
+            client.calls[sequence] = _Call(verb, task)
+
     async def call(
         self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
     ) -> tuple[Any, Task]:
@@ -111,6 +137,11 @@ class ReplayWindow:
             if call.verb != verb:
                 raise InvalidArgumentError(
                     f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
+                )
+            if call.is_lost:
+                raise OutcomeUnknownError(
+                    "this call was applied, and its answer was lost when the server ended; read t "
+                    "and the command number, then go on"
                 )
             if call.is_undone(epoch):
                 raise OutcomeUnknownError(
@@ -174,6 +205,10 @@ class ReplayWindow:
             raise
         finally:
             call.waiters -= 1
+
+
+def _nothing(_: Engine) -> None:
+    """The work of a call that is done."""
 
 
 def check_epoch(origin: Origin, epoch: int) -> None:

@@ -361,7 +361,7 @@ class _Rows:
 
 
 def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
-    value, context, seconds = answered
+    value, context, seconds, _ = answered
     places = rows.blank if rows else None
     return verb.framed(value, context, stage_seconds=seconds, places=places)
 

@@ -37,13 +37,15 @@ from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
 from embstore.handles.store import Store
 from embstore.lookahead.handles import StepOutcome
 from embstore.results import Context, Membership, ServerInfo, ServerLimits
+from embstore.tables.command_log import CALLS_MAX
 from embstore_proto.envelope import Origin
 from embstore_proto.frame import CHUNK_BYTES_MAX
 from embstore_server.answers import Answered, Work, answering
+from embstore_server.durable import Durable
 from embstore_server.inflight import Inflight
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
-from embstore_server.replay import CALLS_MAX, ReplayWindow, check_epoch
+from embstore_server.replay import ReplayWindow, check_epoch
 from embstore_server.settings import Settings
 from embstore_server.warming import Warming
 from embstore_server.worker import Task, Worker
@@ -116,12 +118,19 @@ class Service:
         self._in_threads: set[object] = set()  # works on threads of their own
         self._ranks: OrderedDict[str, int] = OrderedDict()  # by member that joined of late
         self._engine: Engine | None = None
+        self.durable: Durable | None = None
+        """What answers wait for; None: for nothing."""
 
     # Life
 
     async def open(self) -> None:
         """Open the store on the engine thread; from then on calls are served."""
         self._engine = await self.worker.start()
+        if (log := self._engine.log) is not None:
+            self.instance = log.memory.life
+            self.replay = ReplayWindow(self.worker, self.instance)
+            self.replay.recall(log.memory.answers)
+            self.durable = Durable(log.files, self._closed)
 
     async def stop(self) -> None:
         """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
@@ -209,7 +218,9 @@ class Service:
         """
         self.note_rank(caller, command)
         work = answering(
-            lambda engine: engine.begin(command, out=out), self.instance, stages=stages
+            lambda engine: engine.begin(command, out=out, origin=origin),
+            self.instance,
+            stages=stages,
         )
         match command.effect:
             case Effect.PROMPT:
@@ -218,12 +229,21 @@ class Service:
                 answered = await self.run_in_thread(type(command).__name__, work)
             case _:
                 answered = await self._in_turn(caller, origin, work)
+                await self._until_durable(answered)
         return self._noted(caller, answered)
+
+    async def _until_durable(self, answered: Answered) -> None:
+        """Wait until a crash cannot take back what an answer says, also of what others wrote."""
+        is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
+        if self.durable is not None and is_known:
+            await self.durable.wait(answered.mark)
 
     async def finished(self, answered: Answered) -> Answered:
         """Return an answer for which other ranks had to do their part, when they have."""
         if isinstance(answered.value, StepOutcome):
-            return answered.finished(await self.until(answered.value, answered.value.poll))
+            answered = answered.finished(await self.until(answered.value, answered.value.poll))
+            log = self.engine.log
+            await self._until_durable(answered._replace(mark=log.mark if log is not None else 0))
         return answered
 
     def note_rank(self, caller: Caller, command: Any) -> None:

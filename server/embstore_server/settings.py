@@ -25,6 +25,7 @@ from typing import Any
 
 from embstore.cache.policies import POLICIES
 from embstore.errors import InvalidArgumentError
+from embstore.tables.command_log import LEVELS
 from embstore_server import parsing as kinds
 from embstore_server.parsing import OFF, Kind, is_loopback, one_of, split_address
 
@@ -111,11 +112,28 @@ class Settings:
     checkpoints_keep: int = setting(
         kinds.COUNT, "Checkpoints that can be restored; older ones are given up.", 3
     )
+    durability: str = setting(
+        one_of(*LEVELS),
+        "What survives a crash: commands: all that was acknowledged; interval: the same, but for "
+        "the last moments (sync_every_s) where the machine fails; checkpoint: the last commit.",
+        "checkpoint",
+    )
+    # As long as databases take for it.
+    sync_every_s: float = setting(
+        kinds.SECONDS, "With durability interval: how often the command log is synced.", 1.0
+    )
+    # A restart that takes longer is noticed.
+    recovery_s: float = setting(
+        kinds.SECONDS,
+        "With a command log: the store commits by itself when executing it again after a crash "
+        "would take longer.",
+        30.0,
+    )
     # Of ten minutes of work little is lost; and writing all that changes takes seconds of them.
     commit_every_s: float = setting(
         kinds.SECONDS,
-        "The store commits by itself when the last commit is so old: a crash loses what was done "
-        "in about that time; 0: only checkpoints and a clean stop commit.",
+        "The store commits by itself when the last commit is so old: with durability checkpoint a "
+        "crash loses about so much; 0: only checkpoints and a clean stop commit.",
         600.0,
     )
     read_only: bool = setting(

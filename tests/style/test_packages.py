@@ -12,6 +12,7 @@ from tests.style.test_imports import imports, top
 
 PACKAGES = {
     "embstore": {"embstore", "embstore_training"},  # `Store.run` loads its loop when it is called
+    "embstore/engine": {"embstore", "embstore_proto"},  # `open`: what a command log is written in
     "proto": {"embstore", "embstore_proto"},
     "client/embstore_client": {"embstore", "embstore_proto", "embstore_client"},
     "client/embstore_training": {"embstore", "embstore_training"},

@@ -46,7 +46,7 @@ class DeviceStore:
 
     def update(self, d_keys: DeviceArray, d_gradients: DeviceArray) -> None:
         """Apply gradients of the device."""
-        with self.engine.writing():
+        with self.engine.writing(None):
             writes.update(
                 [Share(self._state, d_keys, Gradients(rows=d_gradients))],
                 UpdateOptions(),

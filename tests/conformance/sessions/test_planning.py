@@ -288,7 +288,7 @@ def test_a_failed_store_leaves_no_planner_that_spins(backend):
     until(lambda: not store.executor.sessions.stats()["planning"]["inserting"])
     threads = planner_threads()
     assert len(threads) >= 2
-    with pytest.raises(KeyboardInterrupt), store.executor.tables.writing():
+    with pytest.raises(KeyboardInterrupt), store.executor.tables.writing(None):
         raise KeyboardInterrupt
     rank.announce(steps[1:])
     until(lambda: not any(thread.is_alive() for thread in threads))

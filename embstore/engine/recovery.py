@@ -1,0 +1,118 @@
+"""Opening after a crash: the commands that no commit has are executed again.
+
+They go through the executor that executed them first, so by the contract they come to the same
+bits: table ids, t and command numbers too. Limits that have been lowered since do not count: what
+was acknowledged is done. Where the row log is full, because commits and folds came between the
+commands when they were first executed, a commit is made now.
+
+What the log says of calls is taken up with it: a call that a client sends again is answered as it
+would have been. Of a command that a commit has, and whose answer was lost with the crash, only that
+much is known.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from embstore import commands as c
+from embstore.arrays import TABLE_IDS_MAX
+from embstore.engine import rows
+from embstore.engine.admin import context
+from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
+from embstore.storage.command_records import Place, RecordReader
+from embstore.tables.command_log import FORGOTTEN, Answer, Codec, Logged, Memory, read_log
+
+if TYPE_CHECKING:
+    from embstore.engine.engine import Engine
+
+_NO_LIMIT = 1 << 62
+
+
+class Recovered(NamedTuple):
+    """What was read and executed."""
+
+    memory: Memory
+    end: Place
+    commands: int
+    seconds: float
+
+
+def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
+    """Execute the commands of the log that the last commit has not.
+
+    Raises CorruptTableError: commands are missing, or do not do what they did.
+    """
+    storage, tables = engine.storage, engine.tables
+    memory, begun, executed = Memory(), perf_counter(), 0
+    reader = RecordReader(storage.files, bytes.fromhex(storage.catalogue.store_id))
+    if reader.is_empty:
+        return Recovered(memory, reader.end, 0, 0.0)
+    limits, tables.limits = tables.limits, _unlimited(tables.limits)
+    tables.frame.is_covered = True
+    try:
+        for logged in read_log(reader, codec(), memory):
+            now = tables.frame.command_number
+            if logged.number > now + logged.is_counted:
+                raise CorruptTableError(
+                    f"{logged.path}: expected command {now + 1}, found {logged.number}: commands "
+                    "that were acknowledged are missing"
+                )
+            if logged.number > now:
+                _execute(engine, logged, memory)
+                executed += 1
+            elif logged.is_counted:
+                _note(engine, logged, None, memory)
+            elif logged.place is not None and logged.number == now:
+                tables.places.pop(logged.place.session, None)
+    finally:
+        tables.limits, tables.frame.is_covered = limits, False
+    return Recovered(memory, reader.end, executed, perf_counter() - begun)
+
+
+def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
+    try:
+        try:
+            result = _result(engine, logged)
+        except CapacityError:
+            engine.tables.commit()
+            engine.storage.merges.finish()
+            result = _result(engine, logged)
+    except EmbstoreError as exc:
+        exc.add_note(f"This is command {logged.number} of {logged.path}, executed again.")
+        raise
+    if logged.place is not None and logged.place.step != FORGOTTEN:
+        engine.tables.note_place(*logged.place)
+    if engine.tables.frame.command_number != logged.number:
+        raise CorruptTableError(
+            f"{logged.path}: command {logged.number} did not do again what it did"
+        )
+    _note(engine, logged, result, memory)
+
+
+def _result(engine: "Engine", logged: Logged) -> Any:
+    storage, command = engine.storage, logged.command
+    if command is None:
+        with engine.tables.writing(None):
+            return None
+    if isinstance(command, c.PutStepRows):
+        return rows.put_step_rows_again(engine, command)
+    if not isinstance(command, c.CreateTable):
+        return engine.begin(command)
+    before = storage.next_table_id  # more than then, where what was made then is still there
+    storage.next_table_id = logged.next_table_id
+    try:
+        return engine.begin(command)
+    finally:
+        storage.next_table_id = max(before, storage.next_table_id)
+
+
+def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:
+    """Keep what a call was answered; `result` None: nobody knows any more, but it was done."""
+    if logged.origin is not None:
+        state = replace(context(engine, memory.life), command=logged.number)
+        memory.answers.add(logged.origin, Answer(type(logged.command).__name__, result, state))
+
+
+def _unlimited(limits: Any) -> Any:
+    return replace(limits, call_bytes_max=_NO_LIMIT, tables_max=TABLE_IDS_MAX)

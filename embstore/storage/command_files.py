@@ -1,0 +1,307 @@
+"""The files of the command log: records in order, on the disk before anybody relies on them.
+
+What a record is, command_records.py says.
+
+**Group commit.** A thread writes what waits, and syncs it; what comes meanwhile is written and
+synced together next. There is no timer: a record that comes alone waits for its own sync, and the
+busier the store, the more records share one. With `sync_every_s` records are written at once, and
+synced that often.
+
+Room is set aside before a command changes anything (`reserve`), in large pieces, so that a full
+disk refuses the command, and a sync has no new size to write.
+"""
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import NamedTuple
+
+from embstore.errors import EmbstoreError, StorageError, StoreClosedError
+from embstore.storage.command_records import (
+    DIRECTORY,
+    Part,
+    Place,
+    go_on_behind,
+    pieces_of,
+    record_bytes,
+    segment_bytes,
+    segment_path,
+)
+from embstore.storage.files import File, Files
+from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, pack_header
+
+SEGMENT_BYTES = 256 << 20
+_ALLOCATE_BYTES = 8 << 20
+_QUEUED_BYTES_MAX = 256 << 20
+"""What may wait to be written: then commands wait for the disk."""
+
+
+@dataclass
+class _Segment:
+    """A segment that is appended to."""
+
+    number: int
+    file: File
+    end: int = PAGE_BYTES
+    allocated: int = PAGE_BYTES
+    is_new: bool = True  # its name is not yet durable
+
+
+class _Waiting(NamedTuple):
+    """A record that waits to be written."""
+
+    segment: _Segment
+    offset: int
+    kind: int
+    command: int
+    parts: Sequence[Part]
+    size: int
+
+
+class CommandFiles:
+    """Appends records. `reserve`, `append` and `begin_segment` with the engine, the rest any
+    thread.
+
+    Parameters
+    ----------
+    end : where the records end that were read (`RecordReader`); it goes on behind them
+    sync_every_s : how long a record may be written and not yet synced; 0: not at all
+    failed : called once, on the log's thread, with what made it fail
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        store_id: bytes,
+        end: Place,
+        *,
+        sync_every_s: float = 0.0,
+        failed: Callable[[EmbstoreError], None],
+    ) -> None:
+        self.appended = 0
+        """Records so far: the mark of the last one."""
+        self.written = 0
+        """The mark up to which records are written."""
+        self.durable = 0
+        """The mark up to which records are on the disk."""
+        self.progressed: Callable[[], None] = lambda: None
+        """Called on the log's thread after each sync, and when it has failed."""
+        self.failure: EmbstoreError | None = None
+        self._files = files
+        self._store_id = store_id
+        self._sync_every_s = sync_every_s
+        self._failed = failed
+        self._numbers = go_on_behind(files, end)
+        self._segment: _Segment | None = None
+        self._number = end.segment
+        self._end_before = end.offset  # of the newest segment, before the next one
+        self._bytes_before = sum(segment_bytes(files, number) for number in self._numbers)
+        self._changed = threading.Condition()
+        self._queue: list[_Waiting] = []
+        self._queued_bytes = 0
+        self._is_closing = False
+        self._open: dict[int, _Segment] = {}  # of the log's thread, by number
+        self._unsynced: dict[int, _Segment] = {}
+        self._sync_at = 0.0
+        self._synced = self._end = end
+        self._thread = threading.Thread(target=self._run, name="command log", daemon=True)
+        self._thread.start()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all segments."""
+        return self._bytes_before + (self._segment.end if self._segment else 0)
+
+    # Appending
+
+    def reserve(self, size: int) -> None:
+        """Set aside room for a record with a body of so many bytes, at most.
+
+        Raises
+        ------
+        CapacityError : no room; nothing has changed.
+        StorageError, StoreClosedError : the log has failed, or is closed.
+        """
+        with self._changed:
+            self._check_going()
+            while self._queued_bytes > _QUEUED_BYTES_MAX:
+                self._changed.wait()
+                self._check_going()
+        needed = record_bytes(size)
+        if self._segment is not None and self._segment.end + needed > SEGMENT_BYTES:
+            self.begin_segment()
+        segment = self._segment = self._segment or self._new_segment(needed)
+        if segment.end + needed > segment.allocated:
+            more = max(segment.end + needed - segment.allocated, _ALLOCATE_BYTES)
+            segment.file.allocate(segment.allocated, more)
+            segment.allocated += more
+
+    def append(self, kind: int, command: int, parts: Sequence[Part]) -> int:
+        """Append a record for which room was set aside, and return its mark.
+
+        The parts are read by the log's thread: they stay as they are until `written` has come to
+        the mark.
+        """
+        segment = self._segment
+        assert segment is not None
+        size = sum(len(part) for part in parts)
+        waiting = _Waiting(segment, segment.end, kind, command, parts, size)
+        segment.end += record_bytes(size)
+        with self._changed:
+            self._queue.append(waiting)
+            self._queued_bytes += size
+            self.appended += 1
+            self._changed.notify_all()
+            return self.appended
+
+    def begin_segment(self) -> None:
+        """Let the next record be the first of a segment."""
+        if self._segment is not None and self._segment.end > PAGE_BYTES:
+            self._end_before = self._segment.end
+            self._bytes_before += self._segment.end
+            self._segment = None
+
+    def forget(self) -> None:
+        """Remove all segments but the one that is appended to; their records are written."""
+        keep = 0 if self._segment is None else 1
+        while len(self._numbers) > keep:
+            self._files.discard(segment_path(self._numbers.pop(0)))
+        self._bytes_before = 0
+
+    def _new_segment(self, needed: int) -> _Segment:
+        number, end = self._number + 1, self._end_before
+        self._files.make_directory(DIRECTORY)
+        file = self._files.create(segment_path(number))
+        try:
+            file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end))
+            segment = _Segment(number, file)
+            first = max(needed, 1 << 20)  # a log that stays small takes little
+            file.allocate(segment.allocated, first)
+        except BaseException:
+            file.close()
+            self._files.discard(segment_path(number))
+            raise
+        segment.allocated += first
+        self._numbers.append(number)
+        self._number = number
+        return segment
+
+    # Waiting
+
+    def wait(self, mark: int, *, written: bool = False) -> None:
+        """Return once a record is durable, or `written`.
+
+        An interrupt is raised only when the record is written, for until then its parts are read.
+
+        Raises
+        ------
+        StorageError, StoreClosedError : the log has failed, or was closed, before that.
+        """
+        interrupt: BaseException | None = None
+        with self._changed:
+            while (self.written if written else self.durable) < mark:
+                self._check_going()
+                try:
+                    self._changed.wait()
+                except BaseException as exc:
+                    interrupt, written = exc, True
+        if interrupt is not None:
+            raise interrupt
+
+    def _check_going(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if not self._thread.is_alive():
+            raise StoreClosedError("the store was closed during the call")
+
+    # The log's thread
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except EmbstoreError as exc:
+            self._fail(exc)
+        except BaseException as exc:
+            self._fail(StorageError(errno.EIO, f"the command log: {exc!r}"))
+            raise
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """Write what waits, and sync it when that is due; return False at the end."""
+        with self._changed:
+            while not self._queue and not self._is_closing:
+                left = self._sync_at - monotonic() if self._unsynced else None
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            batch, self._queue = self._queue, []
+            is_last = self._is_closing and not batch
+        for record in batch:
+            self._write(record)
+        if batch:
+            self._note(written=self.written + len(batch), queued=sum(r.size for r in batch))
+        del batch  # arrays are not kept until the next record comes
+        if self._unsynced and (is_last or monotonic() >= self._sync_at):
+            self._sync()
+        return not is_last
+
+    def _write(self, record: _Waiting) -> None:
+        segment, offset = record.segment, record.offset
+        at = offset
+        for piece in pieces_of(
+            segment.number, record.kind, record.command, self._synced, record.parts
+        ):
+            segment.file.write(at, piece)
+            at += len(piece)
+        if not self._unsynced:
+            self._sync_at = monotonic() + self._sync_every_s
+        self._open[segment.number] = self._unsynced[segment.number] = segment
+        self._end = Place(segment.number, offset + record_bytes(record.size))
+
+    def _sync(self) -> None:
+        self._files.reached("commands:written")
+        for segment in self._unsynced.values():
+            segment.file.sync()
+        if any(segment.is_new for segment in self._unsynced.values()):
+            self._files.sync_directory(DIRECTORY)
+        for segment in self._unsynced.values():
+            segment.is_new = False
+        self._unsynced.clear()
+        for number in [n for n in self._open if n < self._end.segment]:
+            self._open.pop(number).file.close()  # nothing is appended to it any more
+        self._synced = self._end
+        self._files.reached("commands:synced")
+        self._note(durable=self.written)
+
+    def _note(self, *, written: int = 0, durable: int = 0, queued: int = 0) -> None:
+        with self._changed:
+            self.written = max(self.written, written)
+            self.durable = max(self.durable, durable)
+            self._queued_bytes -= queued
+            self._changed.notify_all()
+        if durable:
+            self.progressed()
+
+    def _fail(self, error: EmbstoreError) -> None:
+        if not isinstance(error, StorageError):  # room was set aside: no lack that could be mended
+            error = StorageError(errno.EIO, f"the command log: {error}")
+        with self._changed:
+            self.failure = error
+            self._queue.clear()
+            self._changed.notify_all()
+        self._failed(error)
+        self.progressed()
+
+    def close(self) -> None:
+        """Write and sync what waits, and end. Closing twice is harmless."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        for segment in (*self._open.values(), *([self._segment] if self._segment else [])):
+            segment.file.close()
