@@ -168,6 +168,7 @@ class CommandFiles:
         keep = 0 if self._segment is None else 1
         while len(self._numbers) > keep:
             self._files.discard(segment_path(self._numbers.pop(0)))
+            self._files.reached("commands:removed")
         self._bytes_before = 0
 
     def _new_segment(self, needed: int) -> _Segment:
@@ -290,11 +291,11 @@ class CommandFiles:
     def _fail(self, error: EmbstoreError) -> None:
         if not isinstance(error, StorageError):  # room was set aside: no lack that could be mended
             error = StorageError(errno.EIO, f"the command log: {error}")
+        self._failed(error)  # first: who is told next finds the store as it is
         with self._changed:
             self.failure = error
             self._queue.clear()
             self._changed.notify_all()
-        self._failed(error)
         self.progressed()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from embstore.arrays import is_on_device
 from embstore.commands import Command
 from embstore.results import Context
 from embstore_proto.envelope import Origin
-from embstore_proto.frame import Message
+from embstore_proto.frame import Message, split
 from embstore_proto.verbs import VERBS
 
 
@@ -51,5 +51,5 @@ class WireRecords:
 
     def result(self, verb: str, reply: bytes) -> tuple[Any, Context]:
         """Return the result of a reply, and the state that it is of."""
-        answer = VERBS[verb].answer(reply)
+        answer = VERBS[verb].answer(split(reply) if VERBS[verb].has_bulk_reply else reply)
         return answer.value, answer.context

@@ -20,6 +20,7 @@ import embstore
 from embstore.config import Limits
 from embstore.engine.engine import Engine
 from embstore.storage.files import File, Files
+from embstore.tables.command_log import Durability
 
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
@@ -44,6 +45,8 @@ class Embedded:
     offers = frozenset({"process", "memory"})
     device = "cpu"
     is_remote = False
+    durability: Durability = "checkpoint"
+    """Of stores whose case does not say: each level is that of some backend."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -57,6 +60,7 @@ class Embedded:
     def open_store(self, name: str = "store", **options: Any) -> Any:
         """Open a store by name; options as of `embstore.open`."""
         options.setdefault("cache_bytes", 1 << 20)
+        options.setdefault("durability", self.durability)
         store = self._open(self.path(name), options)
         self._opened.append(store)
         return store

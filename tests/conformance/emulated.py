@@ -20,6 +20,7 @@ class Emulated(Embedded):
     offers = Embedded.offers - {"memory"}
     device = "emulated"
     host_cache_bytes: int | None = None
+    durability = "interval"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         if "device" in options:
@@ -34,3 +35,4 @@ class Tiered(Emulated):
     """The same with a host tier, small enough that rows leave it too."""
 
     host_cache_bytes = TIER_BYTES
+    durability = "commands"

@@ -55,6 +55,7 @@ class Served(Embedded):
 
     offers = Embedded.offers - {"process"}
     is_remote = True
+    durability = "commands"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         told = {name: options[name] for name in ("policy", "read_only") if name in options}

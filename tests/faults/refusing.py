@@ -176,30 +176,38 @@ def script(seed: int, commands: int) -> list[Step]:
     return steps
 
 
-def endure(path: Path, files: RefusingFiles, seed: int, steps: list[Step], patience: int) -> str:
+def endure(
+    path: Path,
+    files: RefusingFiles,
+    seed: int,
+    steps: list[Step],
+    patience: int,
+    **options: Any,
+) -> str:
     """Take all steps on a disk that refuses, and check what each refusal has to mean.
 
     CapacityError, StorageError of a store that did not fail : nothing has changed; tried again
     StorageError of a store that failed : all is refused, and opening finds the last commit, or the
-        one that was in flight
+        one that was in flight; where commands are logged, the last command, or that in flight
 
     patience : refusals after which the disk relents
     Returns "went on" or "failed".
     """
     try:
-        store = open_store(path, files=files)
+        store = open_store(path, files=files, **options)
     except (CapacityError, StorageError):
         assert files.refusals
         files.relent()
-        store = open_store(path, files=files)
+        store = open_store(path, files=files, **options)
     committed = steps[0].before
     for step in steps:
+        is_kept = step.commits or bool(options)
         if not _taken(store, files, seed, step, patience, committed):
             _check_failed(store, step)
             with open_store(path) as reopened:
-                check_content(reopened, committed, *([step.after] if step.commits else []))
+                check_content(reopened, committed, *([step.after] if is_kept else []))
             return "failed"
-        committed = step.after if step.commits else committed
+        committed = step.after if is_kept else committed
     files.relent()
     store.executor.storage.merges.finish()
     check_content(store, steps[-1].after)
@@ -217,7 +225,7 @@ def _taken(
         try:
             step.take(store, seed)
             return True
-        except (CapacityError, StorageError) as exc:
+        except (CapacityError, StorageError, StoreClosedError) as exc:
             assert files.refusals, f"refused for nothing: {exc!r}"
             if store.executor.storage.failure is not None:
                 assert not isinstance(exc, CapacityError), "a failure is no lack of room"
@@ -229,7 +237,7 @@ def _taken(
 
 
 def _check_on_disk(path: Path, committed: Promise) -> None:
-    """Check that a kill at this moment would leave the last commit."""
+    """Check that a kill at this moment would leave what is committed, or logged."""
     copy = path.with_name(f"{path.name}-copy")
     shutil.copytree(path, copy)
     with open_store(copy) as store:

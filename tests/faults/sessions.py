@@ -31,7 +31,9 @@ class Session:
     since: list[int] = field(default_factory=lambda: [0])
     promised: list[tuple[Promise, ...]] = field(default_factory=lambda: [(NOTHING,)])
     merges: Counter[str] = field(default_factory=Counter)
-    references: dict[int, bytes] = field(default_factory=lambda: {0: saved(DenseStore())})
+    references: dict[Any, bytes] = field(
+        default_factory=lambda: {_state(NOTHING): saved(DenseStore())}
+    )
 
     def promise(self, *promises: Promise) -> None:
         """Note what may be found from the next call on."""
@@ -81,21 +83,33 @@ def record_into(
 
 
 def _train_one(session: Session, store: Any, dense: DenseStore) -> None:
-    train(dense, session.seed, 1)
+    coming: list[Promise] = []
+
+    def note(word: str, _: int) -> None:
+        if word == "done":
+            coming.append(_note(session, dense))
 
     def announce(word: str, _: int) -> None:
-        new = _note(session, dense)
-        old = session.promised[-1][0]
-        session.promise(*((old, new) if word == "begins" else (new,)))
+        if word == "begins":
+            session.promise(session.promised[-1][0], coming[0])
+        else:
+            session.promise(coming.pop(0))
 
-    train(store, session.seed, 1, announce)
+    every = session.options.get("durability") == "commands"
+    train(dense, session.seed, 1, note, every=every)
+    train(store, session.seed, 1, announce, every=every)
     stir(store, session.seed)
 
 
 def _note(session: Session, dense: DenseStore) -> Promise:
-    if dense.command not in session.references:
-        session.references[dense.command] = saved(dense)
-    return content_of(dense)
+    found = content_of(dense)
+    if _state(found) not in session.references:
+        session.references[_state(found)] = saved(dense)
+    return found
+
+
+def _state(promise: Promise) -> tuple[int, tuple[str, ...]]:
+    return promise.command, tuple(promise.labels)
 
 
 def check_after_cut(
@@ -114,7 +128,7 @@ def check_after_cut(
 
 def check_goes_on(session: Session, path: Path, start: Promise, commands: int = 12) -> None:
     """Train on where a store was found, through folds and another opening."""
-    dense = resumed(session.references[start.command])
+    dense = resumed(session.references[_state(start)])
     train(dense, session.seed + 1, commands)
     with open_store(path, files=UnsyncedFiles(path), **session.options) as store:
         train(store, session.seed + 1, commands)

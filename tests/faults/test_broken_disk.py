@@ -11,7 +11,7 @@ import pytest
 
 from embstore.errors import StorageError, StoreClosedError
 from tests.faults.refusing import RefusingFiles, endure, script
-from tests.faults.training import TABLES, VISITORS, open_store
+from tests.faults.training import LOGGED, TABLES, VISITORS, open_store
 
 SEED = 20260304
 COMMANDS = 45
@@ -32,12 +32,13 @@ COMMANDS = 45
         ("make_directory", 1),
     ],
 )
+@pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("turn", range(7))
 def test_an_error_is_refused_whole_or_fails_the_store(
-    quick_path: Path, verb: str, step: int, turn: int
+    quick_path: Path, verb: str, step: int, turn: int, options: dict[str, Any]
 ) -> None:
     files = RefusingFiles(quick_path / "store").refuse((verb,), 1 + turn * step, errno.EIO)
-    endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1)
+    endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1, **options)
 
 
 class HeldCompaction(RefusingFiles):

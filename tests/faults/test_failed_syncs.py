@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from embstore.errors import StorageError
+from embstore.errors import StorageError, StoreClosedError
 from embstore.storage.files import File
 from tests.faults.disk import Disk, dropped, emptied, kept
 from tests.faults.recording import Call, RecordingFiles
 from tests.faults.sessions import Session, check_after_cut, record_into
+from tests.faults.training import LOGGED
 
 SEED = 20260304
 
@@ -42,15 +43,15 @@ class FailingSync(RecordingFiles):
 
 @pytest.mark.parametrize("settled", [True, False], ids=["settled", "merging"])
 @pytest.mark.parametrize("nth", [1, 3, 8])
-@pytest.mark.parametrize("suffix", [".log", ".rows", ".written", "CATALOGUE.new"])
+@pytest.mark.parametrize("suffix", [".log", ".rows", ".written", "CATALOGUE.new", ".commands"])
 def test_what_a_failed_sync_lost_is_not_relied_on(
     quick_path: Path, suffix: str, nth: int, settled: bool
 ) -> None:
-    session = Session(SEED, {})
+    session = Session(SEED, LOGGED if suffix == ".commands" else {})
     files = FailingSync(quick_path / "recorded", suffix, nth)
     try:
         record_into(session, files, stretches=[40, 20], settled=settled)
-    except StorageError:
+    except (StorageError, StoreClosedError):
         assert files.failed
     assert files.failed, f"{suffix} was not synced {nth} times"
     disk = Disk()

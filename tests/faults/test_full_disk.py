@@ -6,24 +6,29 @@ room.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embstore.config import Limits
 from tests.faults.promises import check_content, content_of
 from tests.faults.refusing import NO_ROOM, FullDisk, endure, script
-from tests.faults.training import DenseStore, open_store, train
+from tests.faults.training import LOGGED, DenseStore, open_store, train
 
 SEED = 20260304
 NO_MERGES = Limits(segment_bytes=4 * 4096, fold_segments=1000)
 COMMANDS = 45
 
 
+@pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("patience", [1, 4])
 @pytest.mark.parametrize("nth", [*range(1, 12), *range(13, 60, 5), *range(61, 500, 29)])
-def test_what_is_refused_changes_nothing(quick_path: Path, nth: int, patience: int) -> None:
-    files = FullDisk(quick_path / "store").fill(nth, NO_ROOM[nth % 2])
-    assert endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), patience) == "went on"
+def test_what_is_refused_changes_nothing(
+    quick_path: Path, nth: int, patience: int, options: dict[str, Any]
+) -> None:
+    path, steps = quick_path / "store", script(SEED, COMMANDS)
+    files = FullDisk(path).fill(nth, NO_ROOM[nth % 2])
+    assert endure(path, files, SEED, steps, patience, **options) == "went on"
 
 
 def test_merge_without_room_is_done_later(quick_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from embstore.storage.files import Files
 from tests.faults.forks import Forks
 from tests.faults.promises import check_content, commands_promised, content_of
-from tests.faults.training import DenseStore, open_store, stir, train
+from tests.faults.training import LOGGED, DenseStore, labels_of, open_store, stir, train
 
 SEED = 20260304
 POINTS = (
@@ -24,6 +24,7 @@ POINTS = (
     "compaction:synced",
     "merge:renamed",
 )
+POINTS_OF_THE_LOG = ("commands:written", "commands:synced", "commands:removed")
 
 
 class CrashingFiles(Files):
@@ -40,11 +41,13 @@ class CrashingFiles(Files):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_until_crash(reports: Any, path: str, point: str, nth: int) -> None:
+def train_until_crash(
+    reports: Any, path: str, point: str, nth: int, options: dict[str, Any]
+) -> None:
     """The child: train, and report commits, until the point is reached."""
-    store = open_store(path, files=CrashingFiles(path, point, nth))
+    store = open_store(path, files=CrashingFiles(path, point, nth), **options)
     for n in range(600):
-        train(store, SEED, 1, lambda word, n: reports.send((word, n)))
+        train(store, SEED, 1, lambda word, n: reports.send((word, n)), every=bool(options))
         stir(store, SEED)
         if n % 4 == 0:  # else merges run beside the training
             store.executor.storage.merges.finish()
@@ -63,13 +66,29 @@ def expected_commands(point: str, reports: list[tuple[str, int]]) -> set[int]:
 def test_store_opens_as_the_point_says_and_goes_on(
     tmp_path: Path, forks: Forks, point: str, nth: int
 ) -> None:
-    child = forks.start(train_until_crash, str(tmp_path), point, nth)
+    crash_and_go_on(tmp_path, forks, point, nth, {})
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize("point", [*POINTS, *POINTS_OF_THE_LOG])
+def test_no_command_is_lost_where_they_are_logged(
+    tmp_path: Path, forks: Forks, point: str, nth: int
+) -> None:
+    crash_and_go_on(tmp_path, forks, point, nth, LOGGED)
+
+
+def crash_and_go_on(
+    tmp_path: Path, forks: Forks, point: str, nth: int, options: dict[str, Any]
+) -> None:
+    child = forks.start(train_until_crash, str(tmp_path), point, nth, options)
     assert child.wait() == -signal.SIGKILL, f"{point} was not reached {nth} times"
     reports = child.remaining()
     dense = DenseStore()
-    with open_store(tmp_path) as store:
-        assert store.command in expected_commands(point, reports)
-        train(dense, SEED, store.command)
+    with open_store(tmp_path, **options) as store:
+        expected = commands_promised(reports, 0) if options else expected_commands(point, reports)
+        assert store.command in expected
+        is_labelled = f"command-{store.command}" in labels_of(store)
+        train(dense, SEED, store.command, label_last=is_labelled)
         check_content(store, content_of(dense))
         train(store, SEED, 20)
         train(dense, SEED, 20)

@@ -1,7 +1,8 @@
-"""kill -9 at a random moment, then the next round goes on in the same directory: 100 rounds.
+"""kill -9 at a random moment, then the next round goes on in the same directory: 200 rounds.
 
-A child trains and reports every commit before and after. The store must open at the last commit
-that was reported done, or at the one that had begun; nothing else.
+A child trains and reports every commit before and after; where commands are logged, every command.
+The store must open at the last one that was reported done, or at the one that had begun; nothing
+else.
 """
 
 import time
@@ -14,7 +15,16 @@ import pytest
 from embstore.config import Limits
 from tests.faults.forks import Child, Forks
 from tests.faults.promises import check_content, commands_promised, content_of
-from tests.faults.training import MANY_BASES, DenseStore, generator, open_store, stir, train
+from tests.faults.training import (
+    LOGGED,
+    MANY_BASES,
+    DenseStore,
+    generator,
+    labels_of,
+    open_store,
+    stir,
+    train,
+)
 
 SEED = 20260301
 ROUNDS = 25
@@ -29,7 +39,7 @@ def train_for_ever(reports: Any, path: str, seed: int, options: dict[str, Any]) 
     for stretch in range(1, 1000):
         with open_store(path, **options) as store:
             for _ in range(7 * stretch):
-                train(store, seed, 1, announce)
+                train(store, seed, 1, announce, every="durability" in options)
                 stir(store, seed)
             announce("begins", store.command)
         announce("done", store.command)
@@ -53,6 +63,10 @@ def kill_at_a_random_moment(child: Child, rng: np.random.Generator) -> list[Any]
         pytest.param({"policy": "lfu", "cache_bytes": 150_000}, id="lfu"),
         pytest.param({"limits": Limits(segment_bytes=4096, fold_segments=2)}, id="tiny-segments"),
         pytest.param({"limits": MANY_BASES}, id="many-bases"),
+        pytest.param({"durability": "interval"}, id="interval"),
+        pytest.param({"durability": "interval", "sync_every_s": 1e-3}, id="often"),
+        pytest.param(LOGGED, id="commands"),
+        pytest.param(LOGGED | {"recovery_s": 0.05}, id="short-log"),
     ],
 )
 def test_store_opens_at_its_last_commit_after_a_kill(
@@ -65,5 +79,6 @@ def test_store_opens_at_its_last_commit_after_a_kill(
         expected = commands_promised(kill_at_a_random_moment(child, rng), dense.command)
         with open_store(tmp_path, **options) as store:
             assert store.command in expected
-            train(dense, SEED, store.command - dense.command)
+            is_labelled = f"command-{store.command}" in labels_of(store)
+            train(dense, SEED, store.command - dense.command, label_last=is_labelled)
             check_content(store, content_of(dense))

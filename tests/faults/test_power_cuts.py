@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.disk import Choose, Disk, dropped, emptied, kept, torn
 from tests.faults.sessions import Session, check_after_cut, check_goes_on, record
-from tests.faults.training import MANY_BASES, generator
+from tests.faults.training import LOGGED, MANY_BASES, generator
 
 SEED = 20260304
 EVERY_WRITE = 5  # one in so many is cut after, in the middle of a stretch of writes
@@ -39,9 +39,12 @@ CHOICES: dict[str, Callable[[int], Choose]] = {
 """What becomes of writes that were not synced, by the number of calls before the cut."""
 
 
+@pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-def test_every_call_may_be_the_last(quick_path: Path, choice: Callable[[int], Choose]) -> None:
-    session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True)
+def test_every_call_may_be_the_last(
+    quick_path: Path, choice: Callable[[int], Choose], options: dict[str, Any]
+) -> None:
+    session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True, **options)
     assert min(session.merges.values()) > 2, "expected folds and compactions in the session"
     disk = Disk()
     for calls, call in enumerate(session.calls, 1):
@@ -54,6 +57,7 @@ def test_every_call_may_be_the_last(quick_path: Path, choice: Callable[[int], Ch
     "options",
     [
         pytest.param({"policy": "lfu"}, id="lfu"),
+        pytest.param({"policy": "lfu"} | LOGGED, id="commands"),
         pytest.param({"limits": MANY_BASES, "cache_bytes": 150_000}, id="many-bases"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from embstore.errors import EmbstoreError
 from tests.faults.disk import Choose, Disk, dropped, emptied
 from tests.faults.sessions import Session, check_after_cut, check_goes_on, record
+from tests.faults.training import LOGGED
 
 SEED = 20260304
 
@@ -21,6 +22,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """One session with commits, folds, compactions and drops."""
     path = tmp_path_factory.mktemp("recorded")
     return record(path / "store", SEED, stretches=[30, 25], settled=True)
+
+
+@pytest.fixture(scope="module")
+def logged_session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """The same, where every command is durable."""
+    path = tmp_path_factory.mktemp("recorded")
+    return record(path / "store", SEED, stretches=[30, 25], settled=True, **LOGGED)
 
 
 def is_kept_after(session: Session, disk: Disk, calls: int, choose: Choose, path: Path) -> bool:
@@ -52,6 +60,19 @@ def is_kept_after(session: Session, disk: Disk, calls: int, choose: Choose, path
 def test_a_missing_sync_is_noticed(
     quick_path: Path, session: Session, verb: str, suffix: str
 ) -> None:
+    check_it_is_noticed(quick_path, session, verb, suffix)
+
+
+@pytest.mark.parametrize(
+    ("verb", "suffix"), [("sync", ".commands"), ("sync_directory", "commands")]
+)
+def test_a_missing_sync_of_the_command_log_is_noticed(
+    quick_path: Path, logged_session: Session, verb: str, suffix: str
+) -> None:
+    check_it_is_noticed(quick_path, logged_session, verb, suffix)
+
+
+def check_it_is_noticed(quick_path: Path, session: Session, verb: str, suffix: str) -> None:
     disk = Disk()
     for calls, call in session.without(verb, suffix):
         disk.apply(call)

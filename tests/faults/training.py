@@ -65,6 +65,9 @@ KINDS = {
     "restore": 0.05,
 }
 
+LOGGED: dict[str, Any] = {"durability": "commands"}
+"""Options of a store whose every command is durable when it has returned."""
+
 Announce = Callable[[str, int], None]
 
 
@@ -119,30 +122,42 @@ def labels_of(store: Any) -> list[str]:
     return [getattr(kept, "label", kept) for kept in store.checkpoints()]
 
 
-def train(store: Any, seed: int, commands: int, announce: Announce = lambda word, n: None) -> None:
-    """Give the store its next commands. Announces ("begins" | "done", n) around every commit."""
-    for n in range(store.command + 1, store.command + 1 + commands):
+def train(
+    store: Any,
+    seed: int,
+    commands: int,
+    announce: Announce = lambda word, n: None,
+    *,
+    every: bool = False,
+    label_last: bool = True,
+) -> None:
+    """Give the store its next commands. Announces ("begins" | "done", n) around every commit, or
+    around every command as well. Without `label_last` the label due at the end is not made."""
+    last = store.command + commands
+    for n in range(store.command + 1, last + 1):
         restores = is_restore(store, seed)
-        labels = n % COMMANDS_PER_LABEL == 0 and not restores
+        labels = n % COMMANDS_PER_LABEL == 0 and not restores and (label_last or n < last)
         commits = n % COMMANDS_PER_LABEL == COMMANDS_PER_LABEL // 2 and not restores
-        if restores:
+        if restores or every:
             announce("begins", n)
         run_command(store, seed)
         assert store.command == n
+        if restores or every:
+            announce("done", n)
         if labels or commits:
             announce("begins", n)
         if labels:
             store.checkpoint(f"command-{n}")
         if commits:
             commit(store)
-        if restores or labels or commits:
+        if labels or commits:
             announce("done", n)
 
 
 def commit(store: Any) -> None:
     """Have the engine's store commit as it does by itself every so often."""
     if isinstance(store, embstore.Store):
-        assert store.executor.commits.commit()
+        assert store.executor.commits.commit() or store.executor.tables.is_committed
 
 
 def is_restore(store: Any, seed: int) -> bool:
