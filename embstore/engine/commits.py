@@ -47,8 +47,8 @@ class CommitStats:
         lambda c: c.every_s,
     )
     commit_age_s: float = gauge(
-        "Time since the last commit of any kind: a crash would lose what was done since; 0: "
-        "nothing was.",
+        "Time since the last commit of any kind: without a command log a crash would lose what was "
+        "done since; 0: nothing was.",
         lambda c: c.age_s,
     )
     own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)

@@ -18,7 +18,19 @@ from embstore.engine.commits import CommitStats
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
 from embstore.stages import StageStats
-from embstore.stats import document, flag, gauge, info, inline, label, part, ratio, share, text
+from embstore.stats import (
+    counter,
+    document,
+    flag,
+    gauge,
+    info,
+    inline,
+    label,
+    part,
+    ratio,
+    share,
+    text,
+)
 from embstore.storage.storage import StorageStats
 
 if TYPE_CHECKING:
@@ -104,6 +116,37 @@ class CacheStats:
     pools: list[PoolStats] = part("By layout of rows.", lambda t: t.pools.values(), metric="pool")
 
 
+@dataclass
+class CommandLogStats:
+    """The commands that no commit has yet, where they are logged."""
+
+    durability: str = text(
+        "What survives a crash: the last commit, all but the last moments, or every command.",
+        lambda e: e.log.level if e.log else "checkpoint",
+    )
+    commands: int = counter(
+        "Records appended: commands, and answers at commits.",
+        lambda e: e.log.files.appended if e.log else 0,
+    )
+    waiting: int = gauge(
+        "Records that are not on the disk yet.",
+        lambda e: e.log.files.appended - e.log.files.durable if e.log else 0,
+    )
+    syncs: int = counter(
+        "Syncs of the log; several records share one.", lambda e: e.log.files.syncs if e.log else 0
+    )
+    bytes: int = gauge("Size of the log.", lambda e: e.log.files.bytes if e.log else 0)
+    replay_s: float = gauge(
+        "About the time that it would take to execute the log again after a crash.",
+        lambda e: e.log.replay_s if e.log else 0.0,
+    )
+    replayed_commands: int = gauge(
+        "Commands that were executed again when the store was opened.",
+        lambda e: e.recovered_commands,
+    )
+    replayed_s: float = gauge("Time that took.", lambda e: e.recovered_s)
+
+
 def _sum(tables: "Tables", name: str) -> int:
     return sum(getattr(pool.counters, name) for pool in tables.pools.values())
 
@@ -136,6 +179,11 @@ class StoreStats:
     )
     cache: CacheStats = part("The whole cache.", lambda e: e.tables, metric="cache")
     storage: StorageStats = part("Log, base and merges.", metric="")
+    command_log: CommandLogStats = part(
+        "Commands that no commit has yet, where they are logged.",
+        lambda e: e,
+        metric="command_log",
+    )
     commits: CommitStats = part("Commits that the store makes by itself.", metric="")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"

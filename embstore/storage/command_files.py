@@ -86,8 +86,10 @@ class CommandFiles:
         """The mark up to which records are written."""
         self.durable = 0
         """The mark up to which records are on the disk."""
+        self.syncs = 0
+        """Syncs so far, each of all records that were written."""
         self.progressed: Callable[[], None] = lambda: None
-        """Called on the log's thread after each sync, and when it has failed."""
+        """Called on the log's thread when it has written or synced, or failed."""
         self.failure: EmbstoreError | None = None
         self._files = files
         self._store_id = store_id
@@ -105,6 +107,7 @@ class CommandFiles:
         self._open: dict[int, _Segment] = {}  # of the log's thread, by number
         self._unsynced: dict[int, _Segment] = {}
         self._sync_at = 0.0
+        self._sync_now = 0  # the mark up to which somebody waits for it
         self._synced = self._end = end
         self._thread = threading.Thread(target=self._run, name="command log", daemon=True)
         self._thread.start()
@@ -191,6 +194,13 @@ class CommandFiles:
 
     # Waiting
 
+    def sync(self) -> None:
+        """Return once all records so far are durable, which are synced now."""
+        with self._changed:
+            mark = self._sync_now = self.appended
+            self._changed.notify_all()
+        self.wait(mark)
+
     def wait(self, mark: int, *, written: bool = False) -> None:
         """Return once a record is durable, or `written`.
 
@@ -236,7 +246,7 @@ class CommandFiles:
         """Write what waits, and sync it when that is due; return False at the end."""
         with self._changed:
             while not self._queue and not self._is_closing:
-                left = self._sync_at - monotonic() if self._unsynced else None
+                left = self._left_s
                 if left is not None and left <= 0:
                     break
                 self._changed.wait(left)
@@ -247,9 +257,17 @@ class CommandFiles:
         if batch:
             self._note(written=self.written + len(batch), queued=sum(r.size for r in batch))
         del batch  # arrays are not kept until the next record comes
-        if self._unsynced and (is_last or monotonic() >= self._sync_at):
+        left = self._left_s
+        if left is not None and (is_last or left <= 0):
             self._sync()
         return not is_last
+
+    @property
+    def _left_s(self) -> float | None:
+        """When the next sync is due; None: nothing is to be synced."""
+        if not self._unsynced:
+            return None
+        return 0.0 if self._sync_now > self.durable else self._sync_at - monotonic()
 
     def _write(self, record: _Waiting) -> None:
         segment, offset = record.segment, record.offset
@@ -276,6 +294,7 @@ class CommandFiles:
         for number in [n for n in self._open if n < self._end.segment]:
             self._open.pop(number).file.close()  # nothing is appended to it any more
         self._synced = self._end
+        self.syncs += 1
         self._files.reached("commands:synced")
         self._note(durable=self.written)
 
@@ -285,8 +304,7 @@ class CommandFiles:
             self.durable = max(self.durable, durable)
             self._queued_bytes -= queued
             self._changed.notify_all()
-        if durable:
-            self.progressed()
+        self.progressed()
 
     def _fail(self, error: EmbstoreError) -> None:
         if not isinstance(error, StorageError):  # room was set aside: no lack that could be mended

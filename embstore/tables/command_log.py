@@ -6,8 +6,8 @@ need not be lost in a crash, if the commands are kept: opening the store execute
 **durability** say what an acknowledgement means:
 
     checkpoint   what the last commit has survives a crash; nothing is logged
-    interval     commands are logged at once and synced every so often: a crash of the process loses
-                 nothing, one of the machine what was done since
+    interval     a command is acknowledged when it is written; what was written is synced every so
+                 often: a crash of the process loses nothing, one of the machine what came since
     commands     a command is acknowledged when it is on the disk
 
 A command is appended as it is counted, inside its call, so the log's order is the store's; a thread
@@ -239,7 +239,7 @@ class CommandLog:
         """Begin a segment with what a commit does not have, and wait until it is durable."""
         self.files.begin_segment()
         self._append_answers(list(self.memory.answers), number)
-        self.files.wait(self.files.appended)
+        self.files.sync()
 
     def after_commit(self) -> None:
         """Remove what the commit has."""
@@ -268,11 +268,16 @@ class CommandLog:
 
     @property
     def mark(self) -> int:
-        """What an acknowledgement waits for, given now; 0: for nothing."""
-        return self.files.appended if self.is_durable else 0
+        """What an acknowledgement that is given now waits for: until `acknowledged` is there."""
+        return self.files.appended
+
+    @property
+    def acknowledged(self) -> int:
+        """The mark up to which commands may be acknowledged. Any thread."""
+        return self.files.durable if self.is_durable else self.files.written
 
     def wait(self) -> None:
-        """Return when what was appended by now is durable, or at level "interval" written."""
+        """Return when what was appended by now may be acknowledged. Any thread."""
         self.files.wait(self.files.appended, written=not self.is_durable)
 
     def close(self) -> None:

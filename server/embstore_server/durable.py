@@ -1,4 +1,4 @@
-"""Answers that wait until the command log is durable.
+"""Answers that wait for the command log: until it is durable, or as its level says written.
 
 The engine goes on with the next command; only the answer waits, and holds no thread. The log's
 thread says on the event loop how far it has come: once for a group of commands.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from embstore.errors import EmbstoreError
-from embstore.storage.command_files import CommandFiles
+from embstore.tables.command_log import CommandLog
 
 
 class Durable:
@@ -20,18 +20,18 @@ class Durable:
     `refusal` makes the error that a call ends with if the log fails before its mark.
     """
 
-    def __init__(self, files: CommandFiles, refusal: Callable[[], EmbstoreError]) -> None:
-        self._files = files
+    def __init__(self, log: CommandLog, refusal: Callable[[], EmbstoreError]) -> None:
+        self._log = log
         self._refusal = refusal
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._loop = asyncio.get_running_loop()
-        files.progressed = self._noticed
+        log.files.progressed = self._noticed
 
     async def wait(self, mark: int) -> None:
-        """Return once a mark is durable. Raises what `refusal` makes: it never will be."""
-        if self._files.durable >= mark:
+        """Return once the log has come to a mark. Raises what `refusal` makes: it never will."""
+        if self._log.acknowledged >= mark:
             return
-        if self._files.failure is not None:
+        if self._log.files.failure is not None:
             raise self._refusal()
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((mark, future))
@@ -43,12 +43,12 @@ class Durable:
             self._loop.call_soon_threadsafe(self._progressed)
 
     def _progressed(self) -> None:
-        durable, has_failed = self._files.durable, self._files.failure is not None
+        reached, has_failed = self._log.acknowledged, self._log.files.failure is not None
         waiting, self._waiting = self._waiting, []
         for mark, future in waiting:
             if future.done():
                 continue  # nobody waits any more
-            if mark <= durable:
+            if mark <= reached:
                 future.set_result(None)
             elif has_failed:
                 future.set_exception(self._refusal())

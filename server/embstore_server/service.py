@@ -130,7 +130,7 @@ class Service:
             self.instance = log.memory.life
             self.replay = ReplayWindow(self.worker, self.instance)
             self.replay.recall(log.memory.answers)
-            self.durable = Durable(log.files, self._closed)
+            self.durable = Durable(log, self._closed)
 
     async def stop(self) -> None:
         """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
