@@ -33,7 +33,7 @@ from embstore.storage.files import File, Files
 from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, pack_header
 
 SEGMENT_BYTES = 256 << 20
-_ALLOCATE_BYTES = 8 << 20
+_ALLOCATE_BYTES_MIN, _ALLOCATE_BYTES_MAX = 64 << 10, 8 << 20
 _QUEUED_BYTES_MAX = 256 << 20
 """What may wait to be written: then commands wait for the disk."""
 
@@ -137,7 +137,7 @@ class CommandFiles:
             self.begin_segment()
         segment = self._segment = self._segment or self._new_segment(needed)
         if segment.end + needed > segment.allocated:
-            more = max(segment.end + needed - segment.allocated, _ALLOCATE_BYTES)
+            more = max(segment.end + needed - segment.allocated, _more_room(segment))
             segment.file.allocate(segment.allocated, more)
             segment.allocated += more
 
@@ -181,13 +181,12 @@ class CommandFiles:
         try:
             file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end))
             segment = _Segment(number, file)
-            first = max(needed, 1 << 20)  # a log that stays small takes little
-            file.allocate(segment.allocated, first)
+            file.allocate(segment.allocated, needed)
         except BaseException:
             file.close()
             self._files.discard(segment_path(number))
             raise
-        segment.allocated += first
+        segment.allocated += needed
         self._numbers.append(number)
         self._number = number
         return segment
@@ -324,3 +323,8 @@ class CommandFiles:
         self._thread.join()
         for segment in (*self._open.values(), *([self._segment] if self._segment else [])):
             segment.file.close()
+
+
+def _more_room(segment: _Segment) -> int:
+    """Return how much room is set aside at once: the more, the longer the log has become."""
+    return min(max(segment.allocated, _ALLOCATE_BYTES_MIN), _ALLOCATE_BYTES_MAX)

@@ -49,6 +49,7 @@ _COMMAND, _ANSWERS, _FORGOTTEN = 1, 2, 3
 CALLS_MAX = 1024
 """Answers that are kept of one client."""
 CLIENTS_MAX = 4096
+_UNKNOWN = Context("", 0, 0)
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
 _HEAD_BYTES_MAX = 4096
@@ -92,7 +93,7 @@ class SessionPlace(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a command was answered."""
+    """What a command was answered; `result` None: that was lost in a crash, but it was done."""
 
     verb: str
     result: Any
@@ -250,14 +251,18 @@ class CommandLog:
         self, answers: Sequence[tuple[str, int, Answer]], number: int | None = None
     ) -> None:
         listed = [
-            [client, sequence, verb, base64.b64encode(reply).decode()]
-            for client, sequence, (verb, result, context) in answers
-            for reply in (self._codec.result_bytes(verb, result, context),)
+            [client, sequence, answer.verb, self._encoded(answer)]
+            for client, sequence, answer in answers
         ]
         parts = _framed({"life": self.memory.life, "answers": listed, "whole": number is not None})
         self.files.reserve(sum(map(len, parts)))
         head = self._storage.catalogue.head.command
         self.files.append(_ANSWERS, head if number is None else number, parts)
+
+    def _encoded(self, answer: Answer) -> str | None:
+        if answer.result is None:
+            return None
+        return base64.b64encode(self._codec.result_bytes(*answer)).decode()
 
     # Waiting
 
@@ -295,8 +300,10 @@ def read_log(reader: RecordReader, codec: Codec, memory: Memory) -> Iterator[Log
             if head["whole"]:
                 memory.answers = Answers()
             for client, sequence, verb, reply in head["answers"]:
-                answer = Answer(verb, *codec.result(verb, base64.b64decode(reply)))
-                memory.answers.put(client, sequence, answer)
+                found = (None, _UNKNOWN)
+                if reply is not None:
+                    found = codec.result(verb, base64.b64decode(reply))
+                memory.answers.put(client, sequence, Answer(verb, *found))
         if "session" in head:
             place = SessionPlace(head["session"], head.get("step", FORGOTTEN))
         if "verb" in head:

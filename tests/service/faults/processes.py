@@ -26,7 +26,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def serve(reports: Connection, path: str, address: str) -> None:
+def serve(reports: Connection, path: str, address: str, options: dict[str, Any]) -> None:
     """Serve a store; report the command number that it was opened at."""
     opening = app._open
 
@@ -43,6 +43,7 @@ def serve(reports: Connection, path: str, address: str) -> None:
         log_level="error",
         cache_bytes=1 << 22,
         threads=1,
+        **options,
     )
     os._exit(app.serve(settings))
 
@@ -57,14 +58,14 @@ def train(reports: Connection, address: str, first: int) -> None:
 class ForkedServer:
     """A server that can be started again and again at one address."""
 
-    def __init__(self, forks: Forks, path: Path) -> None:
-        self._forks, self._path = forks, path
+    def __init__(self, forks: Forks, path: Path, **options: Any) -> None:
+        self._forks, self._path, self._options = forks, path, options
         self.address = f"127.0.0.1:{free_port()}"
         self._child: Child | None = None
 
     def start(self) -> int:
         """Start it; return the command number of the store that it found."""
-        self._child = self._forks.start(serve, str(self._path), self.address)
+        self._child = self._forks.start(serve, str(self._path), self.address, self._options)
         assert self._child.reports.poll(PATIENCE_S)
         command: Any = self._child.reports.recv()
         return int(command)

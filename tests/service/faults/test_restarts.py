@@ -2,37 +2,43 @@
 
 After SIGTERM everything acknowledged is there; after SIGKILL the store is what it was at its last
 checkpoint, and updates after that are gone as a whole. The trainer goes on by itself: it gets an
-answer, or is told that nobody knows the outcome.
+answer, or is told that nobody knows the outcome. Where commands are logged it is told nothing.
 """
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embstore import commands as c
 from embstore.errors import CheckpointExistsError, InvalidArgumentError, OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client import connect
+from embstore_proto.verbs import VERBS
 from tests.faults.forks import Forks
-from tests.service.faults.ledger import Ledger, gradients, make_tables
+from tests.service.faults.ledger import Ledger, applied_counts, gradients, make_tables
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
 
 SEED = 20_261_123
 RESTARTS = 20
 UPDATES_PER_CHECKPOINT = 7
+TRAINERS, KILLS = 3, 40
 
 
 class Trainer:
     """Sends one update after the other on a thread, and writes down what it was told."""
 
-    def __init__(self, store: Store, ledger: Ledger) -> None:
-        self._store, self._ledger = store, ledger
+    def __init__(self, store: Store, ledger: Ledger, numbers: Iterable[int] = count()) -> None:
+        self._store, self._ledger, self._numbers = store, ledger, numbers
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -40,7 +46,7 @@ class Trainer:
 
     def _run(self) -> None:
         try:
-            for n in count():
+            for n in self._numbers:
                 if self._over.is_set():
                     return
                 self._update(n)
@@ -224,3 +230,75 @@ def test_trainer_goes_on_over_restarts(forks: Forks, quick_path: Path) -> None:
     server.stop()
     assert lost, "some rounds lost updates after a checkpoint"
     assert ledger.unknown, "some rounds cut a call off"
+
+
+@pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
+def test_no_trainer_notices_a_kill_where_commands_are_logged(
+    forks: Forks, quick_path: Path, recovery_s: float
+) -> None:
+    """Nothing acknowledged is lost, nothing is applied twice, and no outcome is unknown: what was
+    out at the kill is sent again by the client, and answered by what the log says of it."""
+    sys.stdout.write(f"seed {SEED}\n")
+    rng = np.random.default_rng(SEED)
+    ledger = Ledger()
+    options = {"durability": "commands", "recovery_s": recovery_s}
+    server = ForkedServer(forks, quick_path / "store", **options)
+    server.start()
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S))
+            for _ in range(TRAINERS)
+        ]
+        make_tables(stores[0])
+        trainers = [Trainer(store, ledger, count(i, TRAINERS)) for i, store in enumerate(stores)]
+        for n in range(KILLS):
+            trainers[0].await_progress(int(rng.integers(1, 20)))
+            told = max(ledger.acknowledged.values())
+            if n % 10 == 9:
+                server.stop()
+            else:
+                server.kill()
+            assert server.start() >= told
+        trainers[0].await_progress(5)
+        for trainer in trainers:
+            trainer.stop()
+        assert not ledger.unknown
+        ledger.check(stores[0])
+        assert {store.epoch for store in stores} == {1}
+        stores[0].check_integrity()
+    server.stop()
+
+
+def test_an_answer_that_was_lost_is_given_again_after_two_kills(
+    forks: Forks, quick_path: Path
+) -> None:
+    """Also where a commit has the command, so that it is executed no more."""
+    server = ForkedServer(forks, quick_path / "store", durability="commands")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        acknowledged = store.update(gradients(1))
+        store.checkpoint("one")
+        label = store.checkpoints()[-1]
+        for _ in range(2):
+            server.kill()
+            server.start()
+            assert again(store, c.Update, 3) == acknowledged
+            assert again(store, c.Checkpoint, 4).label == label.label
+        assert applied_counts(store)[1] == 1
+    server.stop()
+
+
+def again(store: Any, command: type[c.Command[Any]], sequence: int) -> Any:
+    """Send the call of a sequence again, whatever it is about: its answer is remembered."""
+    transport = store.executor.transport
+    commands: dict[Any, c.Command[Any]] = {
+        c.Update: c.Update(()),
+        c.Checkpoint: c.Checkpoint("again", {}),
+    }
+    verb = VERBS[command.__name__]
+    origin = replace(transport._origins.begin(monotonic() + PATIENCE_S), sequence=sequence)
+    origin = replace(origin, attempt=1, finished_below=1)
+    request = verb.outgoing(commands[command])
+    deadline = monotonic() + PATIENCE_S
+    return verb.answer(transport._reply(verb, request, 0, origin, deadline)).value

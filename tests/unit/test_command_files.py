@@ -1,0 +1,272 @@
+"""Records of the command log: group commit, torn tails, damage, and other lives."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from embstore.errors import CapacityError, CorruptTableError, StorageError
+from embstore.storage import command_files
+from embstore.storage.command_files import CommandFiles
+from embstore.storage.command_records import Place, RecordReader, record_bytes, segment_path
+from embstore.storage.files import Files
+from embstore.storage.format import PAGE_BYTES
+
+STORE_ID = bytes(range(16))
+SIZES = (0, 1, 63, 64, 65, 5_000, 200_000)
+LONG_S = 1e6
+
+
+class Log:
+    """A log in a directory, which can be opened again as after a kill."""
+
+    def __init__(self, root, files=None, **options):
+        self.files = files or Files(root)
+        self.reader = RecordReader(self.files, STORE_ID)
+        self.found = [(r.command, r.body) for r in self.reader]
+        self.failures = []
+        self.log = CommandFiles(
+            self.files, STORE_ID, self.reader.end, failed=self.failures.append, **options
+        )
+
+    def append(self, number, *parts, wait=True):
+        self.log.reserve(sum(map(len, parts)))
+        mark = self.log.append(1, number, parts)
+        if wait:
+            self.log.wait(mark)
+        return mark
+
+
+def body(number):
+    return np.random.default_rng(number).bytes(SIZES[number % len(SIZES)])
+
+
+def read(root):
+    return [(r.command, r.body) for r in RecordReader(Files(root), STORE_ID)]
+
+
+def filled(root, count):
+    log = Log(root)
+    for n in range(count):
+        log.append(n, body(n)[:10], body(n)[10:])
+    return log
+
+
+def test_what_was_appended_is_read_in_order(tmp_path):
+    log = filled(tmp_path, 20)
+    assert log.log.syncs == 20
+    assert read(tmp_path) == [(n, body(n)) for n in range(20)]
+    log.log.close()
+
+
+def test_records_that_wait_share_a_sync(tmp_path):
+    class Waiting(Files):
+        may_sync = threading.Event()
+
+        def _sync(self, file):
+            assert self.may_sync.wait(300)
+            super()._sync(file)
+
+    files = Waiting(tmp_path)
+    log = Log(tmp_path, files)
+    log.append(0, b"first", wait=False)
+    while not log.log.written:
+        pass
+    last = [log.append(n, body(n), wait=False) for n in range(1, 30)][-1]
+    files.may_sync.set()
+    log.log.wait(last)
+    assert log.log.syncs == 2
+    log.log.close()
+
+
+def test_segments_follow_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
+    log = filled(tmp_path, 30)
+    segments = list(tmp_path.glob("commands/*"))
+    assert len(segments) > 5
+    assert read(tmp_path) == [(n, body(n)) for n in range(30)]
+    log.log.begin_segment()
+    log.append(30, b"kept")
+    log.log.forget()
+    assert read(tmp_path) == [(30, b"kept")]
+    log.log.close()
+
+
+@pytest.mark.parametrize("lost", ["end", "whole", "middle"])
+def test_a_torn_tail_is_no_record(tmp_path, lost):
+    """The last record was in no group that was synced before another was written."""
+    log = filled(tmp_path, 5)
+    end = log.log._segment.end
+    log.log.close()
+    path = tmp_path / segment_path(1)
+    content = bytearray(path.read_bytes())
+    first = end - record_bytes(len(body(4)))
+    low, high = {"end": (end - 64, end), "whole": (first, end), "middle": (first, first + 8)}[lost]
+    content[low:high] = bytes(high - low)
+    path.write_bytes(content)
+    if lost == "end" and len(body(4)) % 64:
+        content[low : low + len(body(4)) % 64] = b"x" * (len(body(4)) % 64)
+        path.write_bytes(content)
+    again = Log(tmp_path)
+    assert again.found == [(n, body(n)) for n in range(4)]
+    again.append(4, b"another life")
+    again.log.close()
+    assert read(tmp_path) == [(n, body(n)) for n in range(4)] + [(4, b"another life")]
+
+
+def test_each_flipped_byte_of_a_synced_record_is_damage(tmp_path):
+    log = filled(tmp_path, 4)
+    log.log.close()
+    path = tmp_path / segment_path(1)
+    content = bytearray(path.read_bytes())
+    synced = PAGE_BYTES + sum(record_bytes(len(body(n))) for n in range(3))
+    used = [PAGE_BYTES + i for i in range(64)]  # the first record has no body
+    used += range(PAGE_BYTES + 128, synced - 1)
+    tried = 0
+    for at in used:
+        flipped = bytearray(content)
+        flipped[at] ^= 0x10
+        path.write_bytes(flipped)
+        try:
+            found = read(tmp_path)
+        except CorruptTableError as exc:
+            assert "is not what was written" in str(exc)
+            tried += 1
+        else:
+            assert found == [(n, body(n)) for n in range(4)], f"byte {at}"  # padding
+    assert tried > 64
+    flipped = bytearray(content)
+    flipped[16] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(CorruptTableError, match="header"):
+        read(tmp_path)
+
+
+def test_a_segment_behind_a_torn_one_is_removed(tmp_path, monkeypatch):
+    """Its records were appended, and nobody was told of them."""
+    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
+
+    class Unsynced(Files):
+        def _sync(self, file):
+            pass
+
+    log = Log(tmp_path, Unsynced(tmp_path), sync_every_s=LONG_S)
+    for n in range(30):
+        log.append(n, body(n), wait=False)
+    log.log.wait(30, written=True)
+    paths = sorted(tmp_path.glob("commands/*"))
+    first = bytearray(paths[0].read_bytes())
+    first[PAGE_BYTES + 64 + 64] ^= 1  # of the second record
+    paths[0].write_bytes(first)
+    again = Log(tmp_path)
+    assert again.found == [(0, body(0))]
+    assert [p.name for p in tmp_path.glob("commands/*")] == [paths[0].name]
+    again.append(1, b"anew")
+    assert read(tmp_path) == [(0, body(0)), (1, b"anew")]
+    again.log.close()
+    log.log.close()
+
+
+def test_a_missing_segment_is_noticed_by_its_successor(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
+    log = filled(tmp_path, 30)
+    log.log.close()
+    numbers = [int(p.stem) for p in sorted(tmp_path.glob("commands/*"))]
+    (tmp_path / segment_path(numbers[2])).unlink()
+    found = read(tmp_path)  # the last run: the commands' numbers tell what is missing
+    assert found == [(n, body(n)) for n in range(found[0][0], 30)]
+    assert found[0][0] > 1
+
+
+def test_interval_syncs_when_it_is_due_or_asked_to(tmp_path):
+    log = Log(tmp_path, sync_every_s=LONG_S)
+    mark = log.append(0, b"written", wait=False)
+    log.log.wait(mark, written=True)
+    assert (log.log.written, log.log.durable, log.log.syncs) == (1, 0, 0)
+    log.log.sync()
+    assert (log.log.durable, log.log.syncs) == (1, 1)
+    log.append(1, b"at the end", wait=False)
+    log.log.close()
+    assert log.log.durable == 2
+    often = Log(tmp_path, sync_every_s=1e-3)
+    often.append(2, b"soon")
+    often.log.close()
+
+
+def test_what_cannot_be_allocated_is_refused_and_the_log_goes_on(tmp_path):
+    class Full(Files):
+        is_full = False
+
+        def _allocate(self, file, offset, length):
+            if self.is_full:
+                raise CapacityError("no room")
+            super()._allocate(file, offset, length)
+
+    files = Full(tmp_path)
+    log = Log(tmp_path, files)
+    log.append(0, b"small")
+    files.is_full = True
+    for _ in range(2):
+        with pytest.raises(CapacityError):
+            log.log.reserve(1 << 20)
+    files.is_full = False
+    log.append(1, bytes(1 << 20))
+    assert read(tmp_path) == [(0, b"small"), (1, bytes(1 << 20))]
+    log.log.close()
+
+
+def test_a_failed_write_is_told_to_all_who_wait_and_who_come(tmp_path):
+    class Broken(Files):
+        is_broken = False
+
+        def _write(self, file, offset, data):
+            if self.is_broken:
+                raise OSError(5, "broken")
+            super()._write(file, offset, data)
+
+    files = Broken(tmp_path)
+    log = Log(tmp_path, files)
+    log.append(0, b"well")
+    told = threading.Event()
+    log.log.progressed = told.set
+    files.is_broken = True
+    mark = log.append(1, b"not", wait=False)
+    with pytest.raises(StorageError, match="broken"):
+        log.log.wait(mark)
+    assert told.wait(300)
+    assert len(log.failures) == 1
+    with pytest.raises(StorageError, match="broken"):
+        log.log.reserve(1)
+    log.log.close()
+    assert read(tmp_path) == [(0, b"well")]
+
+
+def test_an_interrupt_waits_until_the_arrays_were_read(tmp_path):
+    """Who was interrupted goes on, and changes them: the log would be torn in its middle."""
+    log = Log(tmp_path)
+    waiting = log.log._changed.wait
+    interrupted = []
+
+    def wait(timeout=None):
+        if threading.current_thread() is threading.main_thread() and not interrupted:
+            interrupted.append(log.log.written)
+            raise KeyboardInterrupt
+        return waiting(timeout)
+
+    log.log._changed.wait = wait
+    array = bytearray(1 << 20)
+    log.log.reserve(len(array))
+    with log.log._changed:  # the log's thread does not begin before the wait
+        mark = log.log.append(1, 7, [memoryview(array)])
+        with pytest.raises(KeyboardInterrupt):
+            log.log.wait(mark)
+    assert interrupted == [0]
+    array[:] = b"x" * len(array)
+    assert log.log.written == mark
+    log.log.wait(mark)
+    assert read(tmp_path) == [(7, bytes(1 << 20))]
+    log.log.close()
+
+
+def test_places_are_in_the_logs_order():
+    assert Place(1, 5_000) < Place(2, 4_096) < Place(2, 4_097)

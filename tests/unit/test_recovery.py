@@ -1,0 +1,314 @@
+"""Opening after a crash: every verb that writes is executed again, and comes to the same."""
+
+import asyncio
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import Adam, Normal, RowWiseAdagrad, Uniform
+from embstore import commands as c
+from embstore.config import Limits
+from embstore.errors import CorruptTableError, OutcomeUnknownError
+from embstore_proto.envelope import Origin
+from embstore_server.replay import ReplayWindow
+from tests.conformance.backends import UnsyncedFiles
+
+LOGGED = {"durability": "commands", "cache_bytes": 1 << 20, "commit_every_s": 0.0}
+TABLES = {
+    "a": {"dim": 4, "rows": 500, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1, 1)},
+    "b": {"dim": 8, "rows": 300, "optimizer": Adam(0.01), "initializer": Normal(0, 0.1)},
+    "c": {"dim": 4, "rows": 200, "optimizer": RowWiseAdagrad(0.2), "initializer": Uniform(0, 1)},
+}
+
+
+def opened(path, **options):
+    return embstore.open(path, files=UnsyncedFiles(path), **(LOGGED | options))
+
+
+def made(path, **options):
+    store = opened(path, **options)
+    for name, config in TABLES.items():
+        store.create_table(name, **config)
+    return store
+
+
+def share(rng, table, count=20):
+    keys = rng.integers(0, table.rows, count)
+    return keys, rng.standard_normal((count, table.dim)).astype(np.float32)
+
+
+def state(store):
+    tables = {}
+    for name in store.tables():
+        table = store.table(name)
+        facts = (table.t, table.rows, table.learning_rate, table.digest())
+        tables[name] = (store.executor.tables.find(name).table_id, *facts)
+    return store.command, store.epoch, tables, dict(store.executor.tables.places)
+
+
+def killed(store, path, **options):
+    """Return the store as it opens after a kill at this moment."""
+    copy = path.with_name(f"{path.name}-{len(os.listdir(path.parent))}")
+    shutil.copytree(path, copy)
+    return opened(copy, **options)
+
+
+def check_kill(store, path, **options):
+    with killed(store, path, **options) as again:
+        assert state(again) == state(store)
+        again.check_integrity()
+
+
+def train(store, rng, rounds=3):
+    a, b = store.table("a"), store.table("b")
+    for _ in range(rounds):
+        store.update({"a": share(rng, a), "b": share(rng, b)})
+        a.update(*share(rng, a), learning_rate=0.5, gradient_scale=0.25)
+
+
+def everything(store, rng):
+    """Yield after each verb that writes."""
+    a, b = store.table("a"), store.table("b")
+    train(store, rng)
+    yield "update"
+    a.update([1, 2], np.full((2, 4), np.nan, np.float32), on_nonfinite="skip")
+    yield "skipped update"
+    keys, rows = share(rng, a, 6)
+    a.update_pooled(keys, np.array([0, 2, 6]), rows[:2], mode="mean")
+    yield "pooled"
+    store.update_ranks([{"a": share(rng, a)}, {"b": share(rng, b)}], gradient_scale=0.5)
+    yield "ranks"
+    a.assign(*share(rng, a))
+    keys, rows = share(rng, b)
+    b.put_rows(keys, rows, np.concatenate([rows, rows], axis=1), 7)
+    yield "rows that were set"
+    a.grow(600)
+    a.learning_rate = 0.3
+    train(store, rng)
+    yield "tunables"
+    store.drop_table("c")
+    store.create_table("d", **TABLES["c"])
+    store.create_table("a", **(TABLES["a"] | {"rows": 600}))
+    store.table("d").update(*share(rng, store.table("d")))
+    yield "tables"
+    store.checkpoint("one")
+    yield "checkpoint"
+    train(store, rng)
+    store.restore("one")
+    yield "restore"
+    store.table("d").update(*share(rng, store.table("d")))
+    store.executor.commits.commit()
+    yield "commit"
+    train(store, rng)
+    yield "update again"
+
+
+def test_every_verb_is_executed_again(tmp_path):
+    rng = np.random.default_rng(3)
+    store = made(tmp_path / "store")
+    for what in everything(store, rng):
+        print(what)
+        check_kill(store, tmp_path / "store")
+    store.close()
+    check_kill(opened(tmp_path / "store"), tmp_path / "store")
+
+
+@pytest.mark.parametrize("level", ["checkpoint", "interval", "commands"])
+def test_a_store_may_be_opened_at_another_level(tmp_path, level):
+    rng = np.random.default_rng(4)
+    store = made(tmp_path / "store")
+    train(store, rng)
+    store.checkpoint("one")
+    train(store, rng)
+    before = state(store)
+    again = killed(store, tmp_path / "store", durability=level)
+    assert state(again) == before
+    train(again, rng)
+    after = state(again)
+    path = again.executor.storage.files.root
+    third = killed(again, path, durability="checkpoint")
+    if level == "checkpoint":
+        assert state(third)[0] == before[0]
+        assert third.epoch == before[1] + 1
+    else:
+        assert (state(third)[0], state(third)[2]) == (after[0], after[2])
+        assert third.epoch == before[1] + (level == "interval")
+    third.close()
+    again.close()
+    store.close()
+    assert not os.listdir(third.executor.storage.files.root / "commands")
+
+
+def rank_of(store, name, world_size=1, rank=0):
+    store.execute(c.OpenSession(name, ("a", "b"), world_size=world_size))
+    return store.execute(c.JoinSession(name, rank)).member
+
+
+def announce(store, member, rng, step):
+    keys = {n: np.unique(rng.integers(0, TABLES[n]["rows"], 9)) for n in ("a", "b")}
+    parts = tuple(c.StepTable(name, k) for name, k in keys.items())
+    store.execute(c.Announce(member, (c.StepKeys(step, parts),)))
+    return tuple(
+        c.StepGradients(n, rng.standard_normal((len(k), TABLES[n]["dim"])).astype(np.float32))
+        for n, k in keys.items()
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_steps_and_places_are_executed_again(tmp_path, world_size):
+    rng = np.random.default_rng(5)
+    store = made(tmp_path / "store")
+    execute = store.executor.begin
+    run = type("Run", (), {"execute": staticmethod(store.executor.execute)})
+    members = [rank_of(run, "s", world_size, rank) for rank in range(world_size)]
+    path = tmp_path / "store"
+
+    def finish(step, make):
+        sent = [announce(run, m, rng, step) for m in members]
+        for member, gradients in zip(members, sent, strict=True):
+            execute(make(member, step, gradients))
+        check_kill(store, path)
+
+    options = c.UpdateOptions(learning_rate=0.5)
+    finish(1, lambda m, s, g: c.UpdateStep(m, s, g, options))
+    finish(2, lambda m, s, g: c.ReleaseStep(m, s))
+    finish(3, lambda m, s, g: c.SkipStep(m, s))
+    finish(4, lambda m, s, g: c.UpdateStep(m, s, g))
+    assert store.executor.tables.places == {"s": 4}
+    if world_size == 1:
+        put = c.StepPut(
+            "a", np.arange(3), np.ones((3, 4), np.float32), np.ones((3, 1), np.float32), 2
+        )
+        run.execute(c.PutStepRows(members[0], (put,)))
+        check_kill(store, path)
+    for member in members:
+        run.execute(c.CloseSession(member, forget=True))
+    assert not store.executor.tables.places
+    check_kill(store, path)
+    store.close()
+
+
+def test_limits_that_were_lowered_refuse_nothing_again(tmp_path):
+    rng = np.random.default_rng(6)
+    store = made(tmp_path / "store")
+    train(store, rng)
+    low = Limits(tables_max=1, call_bytes_max=1)
+    with killed(store, tmp_path / "store", limits=low) as again:
+        assert state(again) == state(store)
+    store.close()
+
+
+def test_a_full_row_log_is_committed_in_between(tmp_path):
+    """When the commands were executed first, commits and folds came in between."""
+    rng = np.random.default_rng(7)
+    store = made(tmp_path / "store", cache_bytes=60_000)
+    for _ in range(30):
+        train(store, rng, 1)
+    limits = Limits(log_rows_max=150, fold_segments=1, fold_bytes=1)
+    with killed(store, tmp_path / "store", limits=limits, cache_bytes=60_000) as again:
+        assert state(again) == state(store)
+        assert again.stats()["storage"]["commit"] > 0
+    store.close()
+
+
+def test_a_header_as_long_as_a_file_is_read_again(tmp_path):
+    """A step of thousands of ranks is one record, though no client may send one so long."""
+    store = made(tmp_path / "store")
+    part = c.TableGradients("a", None, np.arange(1), np.ones((1, 4), np.float32))
+    ranks = tuple(c.Rank((replace(part, keys=np.arange(i % 7, i % 7 + 1)),)) for i in range(4096))
+    few = ranks[:7] * 585 + ranks[:1]
+    store.executor.execute(c.UpdateRanks(few))
+    header = store.executor.log._codec.parts(c.UpdateRanks(few), None, None)[0]
+    assert len(header) > 100_000
+    check_kill(store, tmp_path / "store")
+    store.close()
+
+
+def test_missing_commands_are_damage(tmp_path):
+    rng = np.random.default_rng(8)
+    store = made(tmp_path / "store")
+    store.checkpoint("one")
+    train(store, rng)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "store", copy)
+    store.executor.commits.commit()
+    train(store, rng)
+    for path in (tmp_path / "store" / "commands").iterdir():
+        shutil.copy(path, copy / "commands" / path.name)
+        older = sorted((copy / "commands").iterdir())[0]
+        older.unlink()
+    with pytest.raises(CorruptTableError, match="acknowledged are missing"):
+        opened(copy)
+    store.close()
+
+
+def origin(sequence, finished_below=1):
+    return Origin("client", sequence, finished_below)
+
+
+def test_answers_are_kept_over_kills_and_commits(tmp_path):
+    store = made(tmp_path / "store")
+    engine, one = store.executor, np.ones((1, 4), np.float32)
+    part = c.TableGradients("a", None, np.arange(1), one)
+    answers = {n: engine.begin(c.Update((part,)), origin=origin(n)) for n in range(1, 5)}
+    engine.log.wait()
+
+    def kept(engine):
+        return {n: (a.verb, a.result) for _, n, a in engine.log.memory.answers}
+
+    expected = {n: ("Update", answer) for n, answer in answers.items()}
+    with killed(store, tmp_path / "store") as again:
+        assert kept(again.executor) == expected
+        assert again.executor.log.memory.life == engine.log.memory.life
+    engine.commits.commit()
+    with killed(store, tmp_path / "store") as again:
+        assert kept(again.executor) == expected
+        assert again.executor.recovered_commands == 0
+    label = engine.begin(c.Checkpoint("one", {}), origin=origin(5))
+    five = engine.begin(c.Restore("one"), origin=origin(6, finished_below=3))
+    expected = {n: expected[n] for n in (3, 4)}
+    expected |= {5: ("Checkpoint", label), 6: ("Restore", five)}
+    engine.log.wait()
+    with killed(store, tmp_path / "store") as again:
+        found = kept(again.executor)
+        assert found.keys() == expected.keys()
+        assert found[5][1].label == "one"
+        assert found[6] == expected[6]
+    store.close()
+    again = opened(tmp_path / "store")
+    assert kept(again.executor).keys() == expected.keys()
+    again.close()
+
+
+def test_an_answer_that_nobody_knows_is_told_to_be_so(tmp_path):
+    """The machine ended after a commit's rename, and lost the record with the answers."""
+    store = made(tmp_path / "store")
+    part = c.TableGradients("a", None, np.arange(1), np.ones((1, 4), np.float32))
+    store.executor.begin(c.Update((part,)), origin=origin(1))
+    store.executor.log.wait()
+    shutil.copytree(tmp_path / "store" / "commands", tmp_path / "before")
+    store.executor.commits.commit()
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "store", copy)
+    shutil.rmtree(copy / "commands")
+    shutil.copytree(tmp_path / "before", copy / "commands")
+    with opened(copy) as again:
+        assert state(again) == state(store)
+        answers = again.executor.log.memory.answers
+        assert [(n, a.verb, a.result) for _, n, a in answers] == [(1, "Update", None)]
+        window = ReplayWindow(None, "instance")
+
+        async def send_again():
+            window.recall(answers)
+            await window.call("Update", replace(origin(1), attempt=1), 1, None)
+
+        with pytest.raises(OutcomeUnknownError, match="was applied"):
+            asyncio.run(send_again())
+        again.executor.commits.commit()
+        with killed(again, copy) as third:
+            assert [a.result for *_, a in third.executor.log.memory.answers] == [None]
+    store.close()
