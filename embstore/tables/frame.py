@@ -75,31 +75,37 @@ class Frame:
     def _call(
         self, written: tuple[Command[Any] | None, SessionPlace | None] | None = None
     ) -> Iterator[None]:
+        with self._turn():
+            self._begin()
+            try:
+                self.storage.check_usable(write=written is not None)
+                self.storage.merges.poll()
+                if written is None:
+                    yield
+                else:
+                    appends = self._begin_writing(*written)
+                    yield
+                    self.command_number += 1
+                    if appends is not None:
+                        appends(self.command_number)
+            except BaseException as exc:
+                self._end_raised(exc)
+                raise
+            finally:
+                self._is_busy = False
+                if self._close is not None:
+                    self.close(self._close)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for the lock, seen by work that lets calls go first."""
         self._check_process()
         token = object()
         self._waiting.add(token)
         try:
             with self._lock:  # whatever interrupts this leaves it free
                 self._waiting.discard(token)
-                self._begin()
-                try:
-                    self.storage.check_usable(write=written is not None)
-                    self.storage.merges.poll()
-                    if written is None:
-                        yield
-                    else:
-                        entry = self._begin_writing(*written)
-                        yield
-                        self.command_number += 1
-                        if entry is not None:
-                            entry(self.command_number)
-                except BaseException as exc:
-                    self._end_raised(exc)
-                    raise
-                finally:
-                    self._is_busy = False
-                    if self._close is not None:
-                        self.close(self._close)
+                yield
         finally:
             self._waiting.discard(token)
 
@@ -137,8 +143,7 @@ class Frame:
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:
         """Have the engine for a command and the answer that is kept of it: no commit in between."""
-        self._check_process()
-        with self._lock:
+        with self._turn():
             if self.log is not None:
                 self.log.origin = origin
             try:

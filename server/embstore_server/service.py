@@ -233,7 +233,10 @@ class Service:
         return self._noted(caller, answered)
 
     async def _until_durable(self, answered: Answered) -> None:
-        """Wait until a crash cannot take back what an answer says, also of what others wrote."""
+        """Wait until a crash cannot take back what an answer says, also of what others wrote.
+
+        Not for the rows of a session's step: what was looked up is void where its session is gone.
+        """
         is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
         if self.durable is not None and is_known:
             await self.durable.wait(answered.mark)

@@ -110,9 +110,11 @@ def everything(store, rng):
 def test_every_verb_is_executed_again(tmp_path):
     rng = np.random.default_rng(3)
     store = made(tmp_path / "store")
+    seen = []
     for what in everything(store, rng):
-        print(what)
+        seen.append(what)
         check_kill(store, tmp_path / "store")
+    assert len(seen) == 11
     store.close()
     check_kill(opened(tmp_path / "store"), tmp_path / "store")
 
