@@ -139,15 +139,22 @@ class Twin:
         self.kill(**options)
 
     def kill(self, copy: str | None = None, **options: Any) -> None:
-        """Go on with a copy of the files as they are, or one made before, at the last commit.
+        """Go on with a copy of the files as they are, or one made before, at the last commit; where
+        commands are logged, at the last command.
 
         No merge may be going on, but one may be held.
         """
         before, self.name = self.store, copy or self._backend.copy(self.name)
         before.close()
-        self.reference.restore(self._committed.snapshot)
-        self.reference.command_number = self._committed.command
+        if not self.is_logged or options.get("read_only"):
+            self.reference.restore(self._committed.snapshot)
+            self.reference.command_number = self._committed.command
         self._open_again(**options)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether a killed process loses no command."""
+        return self._options.get("durability", self._backend.durability) != "checkpoint"
 
     def settle(self) -> None:
         """Do all merges that are due."""

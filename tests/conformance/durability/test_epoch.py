@@ -12,9 +12,21 @@ def epoch(twin):
 
 @pytest.fixture
 def trained(open_twin):
-    twin = open_twin(a=config())
+    twin = open_twin(a=config(), durability="checkpoint")
     twin.on("a", "update", np.arange(9), ones(9))
     return twin
+
+
+@pytest.mark.parametrize("level", ["interval", "commands"])
+def test_a_crash_that_may_have_lost_commands_begins_another(open_twin, level):
+    twin = open_twin(a=config(), durability=level)
+    twin.on("a", "update", np.arange(9), ones(9))
+    before = epoch(twin)
+    for crashes in range(1, 3):
+        twin.crash()
+        twin.check()
+        assert epoch(twin) == before + crashes * (level == "interval")
+        twin.on("a", "update", [1], ones(1))
 
 
 def test_closing_and_opening_keeps_the_epoch(trained):
