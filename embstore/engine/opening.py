@@ -60,8 +60,7 @@ def open(
     count_rate : share of lookups, 0 to 1, whose accesses are counted, for `Store.export_profile`
     checkpoints_keep : labels that can be restored; older ones are folded into the base
     durability : what survives a crash: "checkpoint", what the last commit has; "interval", all but
-        what was done since the log was last synced, where the machine fails, too; "commands", every
-        command that has returned
+        what was done since the log was last synced; "commands", every command that has returned
     sync_every_s : of "interval": how often the log is synced
     recovery_s : with a log: the store commits by itself when executing it again would take longer
     commit_every_s : the store commits by itself when the last commit is so old, without a label;

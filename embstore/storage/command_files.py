@@ -89,7 +89,7 @@ class CommandFiles:
         self.syncs = 0
         """Syncs so far, each of all records that were written."""
         self.progressed: Callable[[], None] = lambda: None
-        """Called on the log's thread when it has written or synced, or failed."""
+        """Called on the log's thread after each sync, and when it has failed."""
         self.failure: EmbstoreError | None = None
         self._files = files
         self._store_id = store_id
@@ -303,7 +303,8 @@ class CommandFiles:
             self.durable = max(self.durable, durable)
             self._queued_bytes -= queued
             self._changed.notify_all()
-        self.progressed()
+        if durable:
+            self.progressed()
 
     def _fail(self, error: EmbstoreError) -> None:
         if not isinstance(error, StorageError):  # room was set aside: no lack that could be mended

@@ -6,12 +6,16 @@ need not be lost in a crash, if the commands are kept: opening the store execute
 **durability** say what an acknowledgement means:
 
     checkpoint   what the last commit has survives a crash; nothing is logged
-    interval     a command is acknowledged when it is written; what was written is synced every so
-                 often: a crash of the process loses nothing, one of the machine what came since
+    interval     a command is acknowledged at once; it is written soon, and synced every so often: a
+                 crash loses what came since
     commands     a command is acknowledged when it is on the disk
 
 A command is appended as it is counted, inside its call, so the log's order is the store's; a thread
 writes and syncs it, while the next command is applied already. Only the acknowledgement waits.
+
+What is logged of an update is what decides it: each key once, with the sum of its gradients (rule
+2). Of a Zipf batch that is a third of the bytes; and it is the log's own, so that a caller who may
+change an array after the call need not wait until it was read. A client has summed already.
 
 **Answers.** A client may send a command again across a crash, so who sent it is in the log, and the
 answers that a client may still ask for are kept here. A commit makes the logged commands
@@ -35,7 +39,9 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 from uuid import uuid4
 
-from embstore.commands import Command
+from embstore.arithmetic import sum_by_key, unique
+from embstore.arrays import is_on_device
+from embstore.commands import Command, TableGradients, Update
 from embstore.results import Context
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import Part, Place, RecordReader
@@ -173,6 +179,7 @@ class CommandLog:
         self.level = level
         self.sync_every_s = sync_every_s
         self.memory = memory
+        self._borrowed = 0  # the mark of the last record with arrays of a caller
         self.origin: Origin | None = None
         """Of the call that has the engine."""
         self.replay_s = 0.0
@@ -206,15 +213,20 @@ class CommandLog:
         if place is not None:
             head |= {"session": place.session, "step": place.step}
         message: list[Part] = []
-        if command is not None:
+        smaller = command
+        if isinstance(command, Update) and self.origin is None and place is None:
+            smaller = Update(tuple(map(_summed, command.tables)), command.options)
+        if smaller is not None:
             head["verb"] = type(command).__name__
-            message = self._codec.parts(command, self.origin, self._on_host)
+            message = self._codec.parts(smaller, self.origin, self._on_host)
         parts = [*_framed(head), *message]
         self.files.reserve(sum(map(len, parts)))
-        return partial(self._end, parts, began)
+        return partial(self._end, parts, began, smaller is command)
 
-    def _end(self, parts: list[Part], began: float, number: int) -> None:
-        self.files.append(_COMMAND, number, parts)
+    def _end(self, parts: list[Part], began: float, is_borrowed: bool, number: int) -> None:
+        mark = self.files.append(_COMMAND, number, parts)
+        if is_borrowed:
+            self._borrowed = mark
         self.replay_s += perf_counter() - began
         self.appended()
 
@@ -273,21 +285,29 @@ class CommandLog:
 
     @property
     def mark(self) -> int:
-        """What an acknowledgement that is given now waits for: until `acknowledged` is there."""
-        return self.files.appended
-
-    @property
-    def acknowledged(self) -> int:
-        """The mark up to which commands may be acknowledged. Any thread."""
-        return self.files.durable if self.is_durable else self.files.written
+        """What an acknowledgement that is given now waits for to be durable; 0: for nothing."""
+        return self.files.appended if self.is_durable else 0
 
     def wait(self) -> None:
-        """Return when what was appended by now may be acknowledged. Any thread."""
-        self.files.wait(self.files.appended, written=not self.is_durable)
+        """Return when what was appended by now may be acknowledged, and callers' arrays changed.
+        Any thread."""
+        if self.is_durable:
+            self.files.wait(self.files.appended)
+        else:
+            self.files.wait(self._borrowed, written=True)
 
     def close(self) -> None:
         """Write and sync what waits, and end."""
         self.files.close()
+
+
+def _summed(part: TableGradients) -> TableGradients:
+    """Return each key once, with the sum of its gradients; those of a device as they are."""
+    if is_on_device(part.keys) or is_on_device(part.gradients):
+        return part
+    keys, inverse = unique(part.keys)
+    sums = sum_by_key(inverse, len(keys), part.gradients)
+    return TableGradients(part.table, part.table_id, keys, sums)
 
 
 def read_log(reader: RecordReader, codec: Codec, memory: Memory) -> Iterator[Logged]:

@@ -1,4 +1,4 @@
-"""Answers that wait for the command log: until it is durable, or as its level says written.
+"""Answers that wait until the command log is durable.
 
 The engine goes on with the next command; only the answer waits, and holds no thread. The log's
 thread says on the event loop how far it has come: once for a group of commands.
@@ -29,7 +29,7 @@ class Durable:
 
     async def wait(self, mark: int) -> None:
         """Return once the log has come to a mark. Raises what `refusal` makes: it never will."""
-        if self._log.acknowledged >= mark:
+        if self._log.files.durable >= mark:
             return
         if self._log.files.failure is not None:
             raise self._refusal()
@@ -43,12 +43,12 @@ class Durable:
             self._loop.call_soon_threadsafe(self._progressed)
 
     def _progressed(self) -> None:
-        reached, has_failed = self._log.acknowledged, self._log.files.failure is not None
+        durable, has_failed = self._log.files.durable, self._log.files.failure is not None
         waiting, self._waiting = self._waiting, []
         for mark, future in waiting:
             if future.done():
                 continue  # nobody waits any more
-            if mark <= reached:
+            if mark <= durable:
                 future.set_result(None)
             elif has_failed:
                 future.set_exception(self._refusal())

@@ -115,7 +115,7 @@ class Settings:
     durability: str = setting(
         one_of(*LEVELS),
         "What survives a crash: commands: all that was acknowledged; interval: the same, but for "
-        "the last moments (sync_every_s) where the machine fails; checkpoint: the last commit.",
+        "the last moments (sync_every_s); checkpoint: the last commit.",
         "checkpoint",
     )
     # As long as databases take for it.

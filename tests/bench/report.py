@@ -130,6 +130,15 @@ GOALS = (
     Goal(
         "checkpoint : plain write and fsync", at("storage", "checkpoint", "ratio"), ">= 0.6 times"
     ),
+    *(
+        Goal(
+            f"served at durability {level} : checkpoint",
+            at("durability", "served", "throughput", level),
+            goal,
+        )
+        for level, goal in (("commands", ">= 0.7 times"), ("interval", ">= 0.95 times"))
+    ),
+    Goal("replay : training, rates", at("durability", "replay", "ratio"), ">= 1 times"),
     Goal("whole digest", at("storage", "digest", "bytes_per_s", unit=1e-9), ">= 0.8 GB/s"),
     Goal(
         "whole digest : digest after 1 % changed", at("storage", "digest", "ratio"), ">= 20 times"
@@ -215,6 +224,16 @@ def _wire_lines(wire: dict[str, Any]) -> list[str]:
     return [line for name, part in parts.items() if name in wire for line in part(wire[name])]
 
 
+def _durability_lines(durability: dict[str, Any]) -> list[str]:
+    lines = []
+    for way in ("served", "embedded"):
+        for what, unit in (("step_ms", "step, ms"), ("one_key_ms", "one key, ms")):
+            found = durability.get(way, {}).get(what, {})
+            cells = "".join(f"{name:>12} {ms:8.2f}" for name, ms in found.items())
+            lines += [f"{way + ': ' + unit:24}{cells}"] if found else []
+    return lines
+
+
 def closing_lines(results: Results) -> list[str]:
     """Return what every table ends with: the goals, what was skipped, what broke."""
     lines = []
@@ -230,7 +249,7 @@ def table(results: Results) -> str:
     """Return the text that is printed at the end."""
     lines = _lane_lines(results["lanes"]) if results["lanes"] else []
     lines += _stage_lines(results["lanes"]) + _call_lines(results["lanes"])
-    lines += _wire_lines(results["wire"])
+    lines += _wire_lines(results["wire"]) + _durability_lines(results["durability"])
     return "\n".join([*lines, "", *closing_lines(results)])
 
 

@@ -43,6 +43,9 @@ class Scale:
     digest_rows: int = 2_000_000
     storage_repeats: int = 5
 
+    replay_steps: int = 100
+    """Logged and executed again."""
+
     wire_rounds: int = 20
     one_key_calls: int = 50
     """Timed calls of a kind in a round."""
@@ -85,6 +88,7 @@ def quick() -> Scale:
         checkpoint_rows=10_000,
         digest_rows=51_200,
         storage_repeats=1,
+        replay_steps=5,
         wire_rounds=2,
         one_key_calls=20,
         bulk_bytes=(1 << 20, 4 << 20),

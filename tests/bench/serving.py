@@ -36,12 +36,12 @@ class Server:
     `store` is the client's. Raises SkippedError where the extra `server` is not installed.
     """
 
-    def __init__(self, folder: pathlib.Path, cache_bytes: int) -> None:
+    def __init__(self, folder: pathlib.Path, cache_bytes: int, *options: str) -> None:
         missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
         if missing:
             raise SkippedError(f"not installed: {', '.join(missing)} (the extra `server`)")
-        options = ("--device", "cpu", "--policy", "lru", "--cache-bytes", str(cache_bytes))
-        self._process = ServerProcess(folder, *options)
+        usual = ("--device", "cpu", "--policy", "lru", "--cache-bytes", str(cache_bytes))
+        self._process = ServerProcess(folder, *usual, *options)
         self._process.start()
         try:
             self.store = connect(self.address)

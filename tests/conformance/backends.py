@@ -82,6 +82,9 @@ class Embedded:
 
         Do `settle` first where a merge may be running: its thread would go on writing.
         """
+        for log in (self.engine(store).log for store in self._opened):
+            if log is not None:  # of "interval": what is acknowledged is soon written
+                log.files.wait(log.files.appended, written=True)
         self._copies += 1
         copy = f"copy-{self._copies}"
         shutil.copytree(self.path(name), self.path(copy))

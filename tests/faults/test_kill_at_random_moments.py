@@ -77,6 +77,8 @@ def test_store_opens_at_its_last_commit_after_a_kill(
     for _ in range(ROUNDS):
         child = forks.start(train_for_ever, str(tmp_path), SEED, options)
         expected = commands_promised(kill_at_a_random_moment(child, rng), dense.command)
+        if options.get("durability") == "interval":  # what was not yet written is lost
+            expected = set(range(dense.command, max(expected) + 1))
         with open_store(tmp_path, **options) as store:
             assert store.command in expected
             is_labelled = f"command-{store.command}" in labels_of(store)
