@@ -109,7 +109,9 @@ class OwnCommits:
     @property
     def _is_log_long(self) -> bool:
         log = self._tables.frame.log
-        return log is not None and log.replay_s > self.recovery_s
+        if log is None or log.replay_s <= self.recovery_s:
+            return False
+        return not self._tables.is_committed
 
     def join_threads(self) -> None:
         """Wait for the end of the thread. Not with the engine."""

@@ -19,6 +19,7 @@ from embstore.checks import checked
 from embstore.commands import Command, Effect, Progress
 from embstore.config import Limits
 from embstore.device.base import Device
+from embstore.durability import Durability
 from embstore.engine import admin, rows
 from embstore.engine.admin import context
 from embstore.engine.commits import OwnCommits
@@ -32,7 +33,7 @@ from embstore.lookahead.sessions import Sessions
 from embstore.storage.command_records import remove_segments
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
-from embstore.tables.command_log import Codec, CommandLog, Durability
+from embstore.tables.command_log import Codec, CommandLog
 from embstore.tables.tables import Tables
 
 R = TypeVar("R")
@@ -117,10 +118,10 @@ class Engine:
         self, codec: Callable[[], Codec], durability: Durability, sync_every_s: float
     ) -> None:
         """Execute what is logged and not committed, then log what comes, if anything is to be."""
-        memory, end, self.recovered_commands, self.recovered_s = recover(self, codec)
+        memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         frame = self.tables.frame
         if durability == "checkpoint":
-            if self.recovered_commands:
+            if not self.tables.is_committed:
                 self.tables.commit()
             remove_segments(self.storage.files)
             return
@@ -129,11 +130,11 @@ class Engine:
             codec(),
             durability,
             memory,
-            end,
+            read,
             sync_every_s=sync_every_s,
             on_host=on_host(self.device),
         )
-        frame.log.replay_s = self.recovered_s
+        frame.log.replay_s = self.recovered_s if self.recovered_commands else 0.0
         frame.log.appended = self.commits.consider
         frame.is_covered = frame.log.is_durable
 
@@ -152,13 +153,18 @@ class Engine:
 
         `timeout_s` bounds what waits for other ranks or steps; the rest runs to its end.
         """
-        result = self.begin(command, out=out, progress=progress)
-        if isinstance(result, StepOutcome):
-            result = self.sessions.wait_for_ranks(result, timeout_s)
-        elif isinstance(result, StepLookup):
-            result = self.sessions.wait_for_rows(result, out, timeout_s)
-        if command.effect is Effect.WRITES and self.log is not None:
-            self.log.wait()
+        try:
+            result = self.begin(command, out=out, progress=progress)
+            if isinstance(result, StepOutcome):
+                result = self.sessions.wait_for_ranks(result, timeout_s)
+            elif isinstance(result, StepLookup):
+                result = self.sessions.wait_for_rows(result, out, timeout_s)
+            if self.log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
+                self.log.wait()
+        except BaseException:
+            if self.log is not None:
+                self.log.files.let_read()  # the caller may change its arrays now
+            raise
         return cast(R, result)
 
     def begin(
@@ -209,8 +215,10 @@ class Engine:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys waits for nothing: no merge, no own commit, no GPU."""
-        return not (self.is_merging or self.commits.is_running or self.device.is_queued)
+        """Whether a call of a few keys waits for nothing: no merge, no own commit, no GPU, no disk
+        that the command log has to wait for."""
+        is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
+        return not is_busy and (self.log is None or self.log.files.is_prompt)
 
     def close(self) -> None:
         """Commit what is not yet, and give everything back. Closing twice is harmless.

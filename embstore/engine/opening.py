@@ -9,13 +9,14 @@ from embstore.checks import expect, integer, number, one_of
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
+from embstore.durability import LEVELS, Durability
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.tables.command_log import LEVELS, Codec, Durability
+from embstore.tables.command_log import Codec
 
 COMMIT_EVERY_S = 600.0
 SYNC_EVERY_S = 1.0

@@ -20,7 +20,7 @@ from embstore.arrays import TABLE_IDS_MAX
 from embstore.engine import rows
 from embstore.engine.admin import context
 from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
-from embstore.storage.command_records import Place, RecordReader
+from embstore.storage.command_records import RecordReader
 from embstore.tables.command_log import FORGOTTEN, Answer, Codec, Logged, Memory, read_log
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Recovered(NamedTuple):
     """What was read and executed."""
 
     memory: Memory
-    end: Place
+    read: RecordReader
     commands: int
     seconds: float
 
@@ -47,11 +47,11 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
     memory, begun, executed = Memory(), perf_counter(), 0
     reader = RecordReader(storage.files, bytes.fromhex(storage.catalogue.store_id))
     if reader.is_empty:
-        return Recovered(memory, reader.end, 0, 0.0)
+        return Recovered(memory, reader, 0, 0.0)
     limits, tables.limits = tables.limits, _unlimited(tables.limits)
     tables.frame.is_covered = True
     try:
-        for logged in read_log(reader, codec(), memory):
+        for logged in read_log(reader, codec(), memory, storage.catalogue):
             now = tables.frame.command_number
             if logged.number > now + logged.is_counted:
                 raise CorruptTableError(
@@ -67,7 +67,7 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
                 tables.places.pop(logged.place.session, None)
     finally:
         tables.limits, tables.frame.is_covered = limits, False
-    return Recovered(memory, reader.end, executed, perf_counter() - begun)
+    return Recovered(memory, reader, executed, perf_counter() - begun)
 
 
 def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:

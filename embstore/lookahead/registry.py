@@ -131,6 +131,8 @@ class Registry:
             return
         session, rank = found
         with suppress(StoreClosedError), self._tables.reading():
+            if forget or session.is_forgotten:
+                self._tables.check_can_forget()
             with self.planner.changed:
                 rank.is_closed = True
                 session.is_forgotten = session.is_forgotten or forget

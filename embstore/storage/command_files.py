@@ -23,6 +23,7 @@ from embstore.storage.command_records import (
     DIRECTORY,
     Part,
     Place,
+    RecordReader,
     go_on_behind,
     pieces_of,
     record_bytes,
@@ -34,6 +35,8 @@ from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, pack_header
 
 SEGMENT_BYTES = 256 << 20
 _ALLOCATE_BYTES_MIN, _ALLOCATE_BYTES_MAX = 64 << 10, 8 << 20
+_PROMPT_BYTES = 16 << 10
+_PAUSE_S = 0.1
 _QUEUED_BYTES_MAX = 256 << 20
 """What may wait to be written: then commands wait for the disk."""
 
@@ -46,7 +49,6 @@ class _Segment:
     file: File
     end: int = PAGE_BYTES
     allocated: int = PAGE_BYTES
-    is_new: bool = True  # its name is not yet durable
 
 
 class _Waiting(NamedTuple):
@@ -66,7 +68,7 @@ class CommandFiles:
 
     Parameters
     ----------
-    end : where the records end that were read (`RecordReader`); it goes on behind them
+    read : the records that are there, which have been read; it goes on behind them
     sync_every_s : how long a record may be written and not yet synced; 0: not at all
     failed : called once, on the log's thread, with what made it fail
     """
@@ -75,7 +77,7 @@ class CommandFiles:
         self,
         files: Files,
         store_id: bytes,
-        end: Place,
+        read: RecordReader,
         *,
         sync_every_s: float = 0.0,
         failed: Callable[[EmbstoreError], None],
@@ -95,7 +97,8 @@ class CommandFiles:
         self._store_id = store_id
         self._sync_every_s = sync_every_s
         self._failed = failed
-        self._numbers = go_on_behind(files, end)
+        self._numbers = go_on_behind(files, read)
+        end = read.end
         self._segment: _Segment | None = None
         self._number = end.segment
         self._end_before = end.offset  # of the newest segment, before the next one
@@ -182,6 +185,8 @@ class CommandFiles:
             file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end))
             segment = _Segment(number, file)
             file.allocate(segment.allocated, needed)
+            # Now: two names that wait for one sync may be lost one without the other.
+            self._files.sync_directory(DIRECTORY)
         except BaseException:
             file.close()
             self._files.discard(segment_path(number))
@@ -203,22 +208,36 @@ class CommandFiles:
     def wait(self, mark: int, *, written: bool = False) -> None:
         """Return once a record is durable, or `written`.
 
-        An interrupt is raised only when the record is written, for until then its parts are read.
-
         Raises
         ------
         StorageError, StoreClosedError : the log has failed, or was closed, before that.
         """
-        interrupt: BaseException | None = None
         with self._changed:
             while (self.written if written else self.durable) < mark:
                 self._check_going()
-                try:
-                    self._changed.wait()
-                except BaseException as exc:
-                    interrupt, written = exc, True
+                self._changed.wait()
+
+    def let_read(self) -> None:
+        """Return once the parts of all records so far have been read; an interrupt is raised then,
+        and not before."""
+        interrupt: BaseException | None = None
+        mark = self.appended
+        while self.written < mark and self.failure is None and self._thread.is_alive():
+            try:
+                with self._changed:
+                    self._changed.wait(_PAUSE_S)
+            except BaseException as exc:
+                interrupt = exc
         if interrupt is not None:
             raise interrupt
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether a small record is appended without waiting for the disk."""
+        segment = self._segment
+        if segment is None or 2 * self._queued_bytes > _QUEUED_BYTES_MAX:
+            return False
+        return segment.allocated - segment.end >= _PROMPT_BYTES
 
     def _check_going(self) -> None:
         if self.failure is not None:
@@ -285,10 +304,6 @@ class CommandFiles:
         self._files.reached("commands:written")
         for segment in self._unsynced.values():
             segment.file.sync()
-        if any(segment.is_new for segment in self._unsynced.values()):
-            self._files.sync_directory(DIRECTORY)
-        for segment in self._unsynced.values():
-            segment.is_new = False
         self._unsynced.clear()
         for number in [n for n in self._open if n < self._end.segment]:
             self._open.pop(number).file.close()  # nothing is appended to it any more
@@ -312,6 +327,7 @@ class CommandFiles:
         self._failed(error)  # first: who is told next finds the store as it is
         with self._changed:
             self.failure = error
+            self._open |= {r.segment.number: r.segment for r in self._queue}  # to be closed
             self._queue.clear()
             self._changed.notify_all()
         self.progressed()

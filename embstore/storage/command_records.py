@@ -12,8 +12,10 @@ ones: nobody was told of them, so reading ends before the first that is not whol
 the log was synced when it was written, so any later one shows it. (In the last group there is no
 later one: damage there cannot be told from a torn write.)
 
-**Another life.** Who goes on after a crash syncs what it has read, removes the segments behind the
-torn tail (`go_on_behind`), and begins a segment of its own, which says where the one before ended.
+**Another life.** Who goes on after a crash writes again what was not known to be synced, and syncs
+it: after a sync that failed the system has pages that it takes for clean, and that are not on the
+disk. It removes the segments behind the torn tail (`go_on_behind`), and begins a segment of its
+own, which says where the one before ended.
 """
 
 import struct
@@ -32,6 +34,7 @@ _HEAD = struct.Struct("<4sIQQQQQQQ")
 _ALIGNMENT = 64
 _SMALL_BYTES = 64 << 10
 """Parts of a record below this size are joined before they are written."""
+_COPY_BYTES = 8 << 20
 
 Part = bytes | memoryview
 
@@ -103,6 +106,8 @@ class RecordReader:
     def __init__(self, files: Files, store_id: bytes) -> None:
         self.end = Place(0, 0)
         """Where the records end that have been read."""
+        self.synced = Place(0, 0)
+        """Up to where they are known to be on the disk."""
         self._files = files
         self._store_id = store_id
 
@@ -120,10 +125,11 @@ class RecordReader:
                 if before is None or (number > numbers[0] and before != self.end.offset):
                     break  # it goes on behind what is not whole
                 self.end = Place(number, PAGE_BYTES)
-                while (record := _record(file, number, self.end.offset)) is not None:
-                    yield record
-                    offset = self.end.offset + record_bytes(len(record.body))
-                    self.end = Place(number, offset)
+                while (found := _record(file, number, self.end.offset)) is not None:
+                    head, body = found
+                    self.synced = max(self.synced, head.synced)
+                    yield Record(head.kind, head.command, body, path)
+                    self.end = Place(number, self.end.offset + record_bytes(len(body)))
         for number in numbers:
             if number >= self.end.segment:
                 self._check_torn(number)
@@ -173,7 +179,7 @@ def _unpacked(data: bytes, number: int) -> _Head | None:
     return _Head(kind, command, size, Place(segment, offset), crc)
 
 
-def _record(file: File, number: int, offset: int) -> Record | None:
+def _record(file: File, number: int, offset: int) -> tuple[_Head, bytes] | None:
     """Return the record at an offset; None if there is no whole one."""
     head = _unpacked(file.read(offset, _HEAD.size), number)
     if head is None:
@@ -181,7 +187,7 @@ def _record(file: File, number: int, offset: int) -> Record | None:
     body = file.read(offset + _HEAD.size, head.size)
     if len(body) < head.size or zlib.crc32(body) != head.crc:
         return None
-    return Record(head.kind, head.command, body, file.path)
+    return head, body
 
 
 def segment_numbers(files: Files) -> list[int]:
@@ -194,6 +200,8 @@ def remove_segments(files: Files) -> None:
     """Remove all segments: what they have is committed."""
     for number in segment_numbers(files):
         files.discard(segment_path(number))
+    if files.exists(DIRECTORY):
+        files.sync_directory(DIRECTORY)  # or they come back beside others
 
 
 def _last_run(numbers: list[int]) -> list[int]:
@@ -205,19 +213,28 @@ def _last_run(numbers: list[int]) -> list[int]:
     return numbers[first:]
 
 
-def go_on_behind(files: Files, end: Place) -> list[int]:
+def go_on_behind(files: Files, read: RecordReader) -> list[int]:
     """Make what was read durable, remove what is behind it, and return the segments' numbers."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
-        if number > end.segment:
+        if number > read.end.segment:
             files.remove(segment_path(number))
-    kept = [number for number in numbers if number <= end.segment]
+    kept = [number for number in numbers if number <= read.end.segment]
     for number in kept:
-        with closing(files.open(segment_path(number), write=True)) as file:
-            file.sync()
+        if number >= read.synced.segment:
+            first = read.synced.offset if number == read.synced.segment else 0
+            with closing(files.open(segment_path(number), write=True)) as file:
+                _write_again(file, first, read.end.offset if number == read.end.segment else None)
     if numbers:
         files.sync_directory(DIRECTORY)
     return kept
+
+
+def _write_again(file: File, first: int, end: int | None) -> None:
+    end = file.size if end is None else end
+    for at in range(first, end, _COPY_BYTES):
+        file.write(at, file.read(at, min(_COPY_BYTES, end - at)))
+    file.sync()
 
 
 def segment_bytes(files: Files, number: int) -> int:

@@ -178,7 +178,8 @@ class Contents:
         """Raise if a failure, or for a write read_only, forbids a call."""
         if self.failure is not None:
             raise StoreClosedError(
-                "the store failed and must be opened again; it will be at its last commit "
+                "the store failed and must be opened again; it will be at its last commit, or the "
+                "last command that was logged "
                 f"({self.failure})"
             ) from self.failure
         if write and self.read_only:

@@ -63,7 +63,10 @@ class File:
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`, fewer at the end of the file."""
         with _named(self.path):
-            return os.pread(self.descriptor, length, offset)
+            pieces, left = [os.pread(self.descriptor, length, offset)], length
+            while pieces[-1] and (left := left - len(pieces[-1])):  # one call reads 2 GiB at most
+                pieces.append(os.pread(self.descriptor, left, offset + length - left))
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
         """Write all of `data` at `offset`."""

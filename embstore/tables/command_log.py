@@ -29,44 +29,54 @@ A record's body is a JSON object, its length before it (4 bytes), padded to a mu
 then the message that the wire has for the command.
 """
 
-import base64
 import json
 import struct
+from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from embstore.arithmetic import sum_by_key, unique
 from embstore.arrays import is_on_device
 from embstore.commands import Command, TableGradients, Update
+from embstore.durability import Durability
 from embstore.results import Context
+from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_files import CommandFiles
-from embstore.storage.command_records import Part, Place, RecordReader
+from embstore.storage.command_records import Part, RecordReader
 from embstore.storage.storage import Storage
-
-Durability = Literal["checkpoint", "interval", "commands"]
-LEVELS: tuple[Durability, ...] = get_args(Durability)
 
 _COMMAND, _ANSWERS, _FORGOTTEN = 1, 2, 3
 """Kinds of records: a command; answers; a session's place, forgotten."""
 CALLS_MAX = 1024
 """Answers that are kept of one client."""
 CLIENTS_MAX = 4096
+ANSWERS_MAX = 16_384
+"""Answers that are kept of all clients: each commit writes them."""
 _UNKNOWN = Context("", 0, 0)
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
-_HEAD_BYTES_MAX = 4096
+_FORGOTTEN_BYTES_MAX = 8192
+"""A name has at most 255 characters, each of which JSON may write in twelve."""
 
 
 class Origin(Protocol):
     """Who sent a command (`embstore_proto.envelope.Origin`)."""
 
-    client_id: str
-    sequence: int
-    finished_below: int
+    @property
+    def client_id(self) -> str:
+        """Of whom."""
+
+    @property
+    def sequence(self) -> int:
+        """The number of the call."""
+
+    @property
+    def finished_below(self) -> int:
+        """The client has the answers of all sequences below."""
 
 
 class Codec(Protocol):
@@ -91,6 +101,14 @@ FORGOTTEN = -1
 """The step of a session that begins anew."""
 
 
+class Sent(NamedTuple):
+    """An origin that was read."""
+
+    client_id: str
+    sequence: int
+    finished_below: int
+
+
 class SessionPlace(NamedTuple):
     """Where a session is after a step."""
 
@@ -106,31 +124,43 @@ class Answer(NamedTuple):
     context: Context
 
 
+class Remembered:
+    """What is known of one client's calls."""
+
+    def __init__(self, floor: int = 1) -> None:
+        self.calls: dict[int, Answer] = {}
+        """By sequence."""
+        self.floor = floor
+        """Every lower sequence has been forgotten."""
+
+
 class Answers:
-    """The answers that clients may still ask for: by client and sequence."""
+    """The answers that clients may still ask for, and of whom some are forgotten."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, dict[int, Answer]] = OrderedDict()
+        self.clients: OrderedDict[str, Remembered] = OrderedDict()
+        self.has_forgotten = False
+        """A client that is not here may have had calls."""
 
     def add(self, origin: Origin, answer: Answer) -> None:
         """Keep an answer; forget those that its client has, and clients by age."""
-        calls = self._clients.setdefault(origin.client_id, {})
-        self._clients.move_to_end(origin.client_id)
-        floor = max(origin.finished_below, origin.sequence - CALLS_MAX + 1)
-        for old in [sequence for sequence in calls if sequence < floor]:
-            del calls[old]
-        calls[origin.sequence] = answer
-        while len(self._clients) > CLIENTS_MAX:
-            self._clients.popitem(last=False)
+        client = self.clients.setdefault(origin.client_id, Remembered())
+        self.clients.move_to_end(origin.client_id)
+        lowest = max(origin.finished_below, origin.sequence - CALLS_MAX + 1)
+        client.floor = max(client.floor, lowest)
+        for old in [sequence for sequence in client.calls if sequence < client.floor]:
+            del client.calls[old]
+        client.calls[origin.sequence] = answer
+        while len(self.clients) > CLIENTS_MAX or (
+            len(self.clients) > 1 and self.count > ANSWERS_MAX
+        ):
+            self.clients.popitem(last=False)
+            self.has_forgotten = True
 
-    def put(self, client: str, sequence: int, answer: Answer) -> None:
-        """Keep an answer that was read."""
-        self._clients.setdefault(client, {})[sequence] = answer
-
-    def __iter__(self) -> Iterator[tuple[str, int, Answer]]:
-        for client, calls in self._clients.items():
-            for sequence, answer in calls.items():
-                yield client, sequence, answer
+    @property
+    def count(self) -> int:
+        """How many answers there are."""
+        return sum(len(client.calls) for client in self.clients.values())
 
 
 class Logged(NamedTuple):
@@ -161,7 +191,7 @@ class CommandLog:
 
     Parameters
     ----------
-    memory, end : of what was read when the store was opened (`read_log`)
+    memory, read : what was read when the store was opened (`read_log`)
     sync_every_s : of level "interval"
     """
 
@@ -171,7 +201,7 @@ class CommandLog:
         codec: Codec,
         level: Durability,
         memory: Memory,
-        end: Place,
+        read: RecordReader,
         *,
         sync_every_s: float,
         on_host: Callable[[Any], Any],
@@ -192,12 +222,16 @@ class CommandLog:
         self.files = CommandFiles(
             storage.files,
             bytes.fromhex(storage.catalogue.store_id),
-            end,
+            read,
             sync_every_s=sync_every_s if level == "interval" else 0.0,
             failed=storage.fail,
         )
-        if memory.is_new:
-            self._append_answers([], storage.catalogue.head.command)
+        try:
+            if memory.is_new:
+                self._append_memory(storage.catalogue.head.command, None)
+        except BaseException:
+            self.files.close()
+            raise
 
     # Appending
 
@@ -231,27 +265,30 @@ class CommandLog:
         self.appended()
 
     def answered(self, command: Command[Any], result: Any, context: Context) -> None:
-        """Keep what the call that has the engine is answered. Where replaying does not find it out,
-        because a commit has the command already, it is logged."""
-        if self.origin is None:
-            return
-        answer = Answer(type(command).__name__, result, context)
-        self.memory.answers.add(self.origin, answer)
-        if self._storage.catalogue.head.command == context.command:
-            self._append_answers([(self.origin.client_id, self.origin.sequence, answer)])
+        """Keep what the call that has the engine is answered. Replaying finds it out again, but for
+        a restore, after which the client is told of a new epoch."""
+        if self.origin is not None:
+            answer = Answer(type(command).__name__, result, context)
+            self.memory.answers.add(self.origin, answer)
+
+    def reserve_forgotten(self) -> None:
+        """Set aside room for `append_forgotten`; CapacityError: nothing has changed."""
+        self.files.reserve(_FORGOTTEN_BYTES_MAX)
 
     def append_forgotten(self, session: str, number: int) -> None:
-        """Append that a session begins anew; CapacityError: nothing has changed."""
-        parts = _framed({"session": session})
-        self.files.reserve(sum(map(len, parts)))
-        self.files.append(_FORGOTTEN, number, parts)
+        """Append that a session begins anew."""
+        self.files.append(_FORGOTTEN, number, _framed({"session": session}))
 
     # Commits
 
-    def before_commit(self, number: int) -> None:
-        """Begin a segment with what a commit does not have, and wait until it is durable."""
+    def before_commit(self, number: int, label: str | None) -> None:
+        """Begin a segment with what a commit does not have, and wait until it is durable.
+
+        A checkpoint's own answer is not there yet: who asked for it is named with the label, which
+        the catalogue has if it was made.
+        """
         self.files.begin_segment()
-        self._append_answers(list(self.memory.answers), number)
+        self._append_memory(number, label)
         self.files.sync()
 
     def after_commit(self) -> None:
@@ -259,22 +296,34 @@ class CommandLog:
         self.files.forget()
         self.replay_s = 0.0
 
-    def _append_answers(
-        self, answers: Sequence[tuple[str, int, Answer]], number: int | None = None
-    ) -> None:
-        listed = [
-            [client, sequence, answer.verb, self._encoded(answer)]
-            for client, sequence, answer in answers
+    def _append_memory(self, number: int, label: str | None) -> None:
+        answers = self.memory.answers
+        clients = [
+            [
+                name,
+                client.floor,
+                [[n, answer.verb, self._encoded(answer)] for n, answer in client.calls.items()],
+            ]
+            for name, client in answers.clients.items()
         ]
-        parts = _framed({"life": self.memory.life, "answers": listed, "whole": number is not None})
+        head = {
+            "life": self.memory.life,
+            "has_forgotten": answers.has_forgotten,
+            "clients": clients,
+        }
+        if self.origin is not None and label is not None:
+            origin = self.origin
+            head["checkpoint"] = [
+                origin.client_id, origin.sequence, origin.finished_below, label
+            ]  # fmt: skip
+        parts = _framed(head)
         self.files.reserve(sum(map(len, parts)))
-        head = self._storage.catalogue.head.command
-        self.files.append(_ANSWERS, head if number is None else number, parts)
+        self.files.append(_ANSWERS, number, parts)
 
     def _encoded(self, answer: Answer) -> str | None:
         if answer.result is None:
             return None
-        return base64.b64encode(self._codec.result_bytes(*answer)).decode()
+        return b64encode(self._codec.result_bytes(*answer)).decode()
 
     # Waiting
 
@@ -310,20 +359,15 @@ def _summed(part: TableGradients) -> TableGradients:
     return TableGradients(part.table, part.table_id, keys, sums)
 
 
-def read_log(reader: RecordReader, codec: Codec, memory: Memory) -> Iterator[Logged]:
+def read_log(
+    reader: RecordReader, codec: Codec, memory: Memory, catalogue: Catalogue
+) -> Iterator[Logged]:
     """Yield what is in the log, in order; keep its answers in `memory`."""
     for record in reader:
         head, message = _unframed(record.body)
         command = origin = place = None
         if record.kind == _ANSWERS:
-            memory.life, memory.is_new = head["life"], False
-            if head["whole"]:
-                memory.answers = Answers()
-            for client, sequence, verb, reply in head["answers"]:
-                found = (None, _UNKNOWN)
-                if reply is not None:
-                    found = codec.result(verb, base64.b64decode(reply))
-                memory.answers.put(client, sequence, Answer(verb, *found))
+            _remember(head, codec, memory, catalogue, record.command)
         if "session" in head:
             place = SessionPlace(head["session"], head.get("step", FORGOTTEN))
         if "verb" in head:
@@ -333,12 +377,35 @@ def read_log(reader: RecordReader, codec: Codec, memory: Memory) -> Iterator[Log
         yield Logged(number, is_counted, command, origin, place, next_table_id, path)
 
 
+def _remember(
+    head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
+) -> None:
+    """Take up what a record has of clients' calls, in place of all before."""
+    memory.life, memory.is_new = head["life"], False
+    answers = memory.answers = Answers()
+    answers.has_forgotten = head["has_forgotten"]
+    for name, floor, calls in head["clients"]:
+        client = answers.clients[name] = Remembered(floor)
+        for sequence, verb, reply in calls:
+            found = (None, _UNKNOWN) if reply is None else codec.result(verb, b64decode(reply))
+            client.calls[sequence] = Answer(verb, *found)
+    *origin, label = head.get("checkpoint", [None])
+    made = None if label is None else catalogue.checkpoint(label)
+    if made is not None and made.state.command == number:
+        state = Context(catalogue.store_id, catalogue.epoch, number, memory.life)
+        answers.add(Sent(*origin), Answer("Checkpoint", made, state))
+
+
 def _framed(head: dict[str, Any]) -> list[Part]:
     text = json.dumps(head).encode()
-    return [(_LENGTH.pack(len(text)) + text).ljust(-(-(4 + len(text)) // 64) * 64, b"\0")]
+    return [(_LENGTH.pack(len(text)) + text).ljust(_padded(4 + len(text)), b"\0")]
 
 
 def _unframed(body: bytes) -> tuple[dict[str, Any], bytes]:
     (size,) = _LENGTH.unpack_from(body)
     head: dict[str, Any] = json.loads(body[4 : 4 + size])
-    return head, body[-(-(4 + size) // _ALIGNMENT) * _ALIGNMENT :]
+    return head, body[_padded(4 + size) :]
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

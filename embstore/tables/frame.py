@@ -20,7 +20,13 @@ from typing import Any
 
 from embstore.commands import Command
 from embstore.device.base import Device
-from embstore.errors import DeviceError, InvalidArgumentError, StorageError, StoreClosedError
+from embstore.errors import (
+    DeviceError,
+    EmbstoreError,
+    InvalidArgumentError,
+    StorageError,
+    StoreClosedError,
+)
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import CommandLog, SessionPlace
@@ -89,7 +95,7 @@ class Frame:
                     if appends is not None:
                         appends(self.command_number)
             except BaseException as exc:
-                self._end_raised(exc)
+                self._end_raised(exc, is_writing=written is not None)
                 raise
             finally:
                 self._is_busy = False
@@ -117,10 +123,14 @@ class Frame:
             self.storage.begin_tail()
         return None if self.log is None else self.log.begin(command, place)
 
-    def _end_raised(self, exc: BaseException) -> None:
+    def _end_raised(self, exc: BaseException, *, is_writing: bool) -> None:
         """End a call that raised: what the device was given may refer to the caller's arrays, so it
-        is waited for; and the store fails if the call was cut off, or the device is lost."""
-        if isinstance(exc, (KeyboardInterrupt, SystemExit, MemoryError)):
+        is waited for; and the store fails if the call was cut off, or the device is lost.
+
+        A command is also cut off by whatever a signal handler raises: it may have changed rows.
+        """
+        is_cut_off = isinstance(exc, (KeyboardInterrupt, SystemExit, MemoryError))
+        if is_cut_off or (is_writing and not isinstance(exc, EmbstoreError)):
             self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
         try:
             if not self.device.is_lost:

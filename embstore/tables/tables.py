@@ -193,6 +193,11 @@ class Tables:
         while len(self.places) > PLACES_MAX:
             del self.places[next(iter(self.places))]
 
+    def check_can_forget(self) -> None:
+        """Raise CapacityError where there is no room to log that a place is forgotten."""
+        if self.frame.log is not None:
+            self.frame.log.reserve_forgotten()
+
     def forget_place(self, session: str) -> None:
         """Let a session begin anew."""
         if session in self.places and self.frame.log is not None:
@@ -242,7 +247,7 @@ class Tables:
         self.flush()
         log = self.frame.log
         if log is not None:
-            log.before_commit(self.frame.command_number)
+            log.before_commit(self.frame.command_number, label)
         entries = [table.entry() for table in self.by_id.values()]
         self.storage.commit(
             entries,

@@ -21,8 +21,8 @@ from time import monotonic
 from typing import cast
 
 import embstore
+from embstore.durability import Durability
 from embstore.engine.engine import Engine
-from embstore.tables.command_log import Durability
 from embstore_server import logs
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
@@ -152,7 +152,7 @@ def _after_commit(service: Service, loop: asyncio.AbstractEventLoop) -> None:
     """Log a commit that the store made by itself, or why it could not. In the thread of commits."""
     commits = service.engine.commits
     if commits.error is not None:
-        note = f"a crash loses all since the last one, {commits.age_s:.0f} s ago"
+        note = f"the last one was {commits.age_s:.0f} s ago"
         event(logging.ERROR, "commit failed", error=commits.error, note=note)
         loop.call_soon_threadsafe(service.notice_failure)
         return

@@ -17,11 +17,18 @@ from embstore.tables.command_log import CommandLog
 class Durable:
     """What waits for marks of the command log.
 
-    `refusal` makes the error that a call ends with if the log fails before its mark.
+    `refusal` makes the error that a call ends with if the log fails before its mark; `failed` is
+    called when it has failed.
     """
 
-    def __init__(self, log: CommandLog, refusal: Callable[[], EmbstoreError]) -> None:
+    def __init__(
+        self,
+        log: CommandLog,
+        refusal: Callable[[], EmbstoreError],
+        failed: Callable[[], None],
+    ) -> None:
         self._log = log
+        self._failed = failed
         self._refusal = refusal
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._loop = asyncio.get_running_loop()
@@ -44,6 +51,8 @@ class Durable:
 
     def _progressed(self) -> None:
         durable, has_failed = self._log.files.durable, self._log.files.failure is not None
+        if has_failed:
+            self._failed()
         waiting, self._waiting = self._waiting, []
         for mark, future in waiting:
             if future.done():

@@ -18,8 +18,9 @@ rows it made were rolled back. The client says what instance and epoch it first 
 they are others now, nobody can tell, and the answer is OutcomeUnknownError.
 
 **Restarts.** Where the store has a command log, the answers are in it too (`recall`): the window
-goes on where it was when the server was killed, under the same instance, so that nothing is unknown
-after a restart. Of a call whose answer alone was lost it is known that it was applied.
+goes on where it was when the server was killed, under the same instance: a call that was out then
+is run, or answered as it would have been. Of one whose answer alone was lost it is known that it
+was applied.
 
 A remembered answer of another epoch is not given again either: a restore has undone what it tells.
 An answer has its epoch in it, which says so at any time; to forget at a restore instead would also
@@ -116,11 +117,14 @@ class ReplayWindow:
     def recall(self, answers: Answers) -> None:
         """Remember what the command log has of a former process."""
         self._clients.clear()
-        for name, sequence, (verb, result, context) in answers:
-            task = Task(verb, _nothing, "", 0.0)
-            task.finish(_LOST if result is None else Answered(result, context, {}), None)
-            client = self._clients.setdefault(name, _Client(doubtful=False))
-            client.calls[sequence] = _Call(verb, task)
+        self._forgot_clients = answers.has_forgotten
+        for name, remembered in answers.clients.items():
+            client = self._clients[name] = _Client(doubtful=False)
+            client.floor = remembered.floor
+            for sequence, (verb, result, context) in remembered.calls.items():
+                task = Task(verb, _nothing, "", 0.0)
+                task.finish(_LOST if result is None else Answered(result, context, {}), None)
+                client.calls[sequence] = _Call(verb, task)
 
     async def call(
         self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
@@ -145,8 +149,9 @@ class ReplayWindow:
                 )
             if call.is_undone(epoch):
                 raise OutcomeUnknownError(
-                    "the store was restored after this call, which had been applied: what it "
-                    "changed is gone; read t and the command number, then decide"
+                    "the store was restored after this call, which had been applied, or lost "
+                    "commands in a crash: what it changed may be gone; read t and the command "
+                    "number, then decide"
                 )
             with suppress(*_NOT_APPLIED):  # then it is run for this attempt, or a third one's
                 return await self._join(client, origin.sequence, call), call.task

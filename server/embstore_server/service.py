@@ -130,7 +130,7 @@ class Service:
             self.instance = log.memory.life
             self.replay = ReplayWindow(self.worker, self.instance)
             self.replay.recall(log.memory.answers)
-            self.durable = Durable(log, self._closed)
+            self.durable = Durable(log, self._closed, self.notice_failure)
 
     async def stop(self) -> None:
         """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
@@ -214,7 +214,8 @@ class Service:
 
         `out` is as of `Executor.execute`, called on the engine thread; with `stages` the answer
         says where the time went. Raises OverloadedError, DeadlineError, StoreClosedError: nothing
-        has been done; OutcomeUnknownError: see `embstore_server.replay`; what the command raised.
+        has been done, but that StoreClosedError may also say that the store has failed since;
+        OutcomeUnknownError: see `embstore_server.replay`; what the command raised.
         """
         self.note_rank(caller, command)
         work = answering(

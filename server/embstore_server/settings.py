@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from embstore.cache.policies import POLICIES
+from embstore.durability import LEVELS
 from embstore.errors import InvalidArgumentError
-from embstore.tables.command_log import LEVELS
 from embstore_server import parsing as kinds
 from embstore_server.parsing import OFF, Kind, is_loopback, one_of, split_address
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import embstore
-from embstore.tables.command_log import LEVELS
+from embstore.durability import LEVELS
 from tests.bench.engine import HEADROOM
 from tests.bench.scale import Scale
 from tests.bench.serving import Server

@@ -18,9 +18,9 @@ from typing import Any
 
 import embstore
 from embstore.config import Limits
+from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.storage.files import File, Files
-from embstore.tables.command_log import Durability
 
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""

@@ -5,6 +5,7 @@ The layouts are read from the page's tables, so a wrong size or order there fail
 
 import json
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     path = tmp_path_factory.mktemp("formats") / "store"
     limits = Limits(fold_bytes=PAGE_BYTES, fold_segments=1)
     options = {"device": "cpu", "cache_bytes": 1 << 20, "count_rate": 1.0, "limits": limits}
-    with embstore.open(path, **options) as store:
+    with embstore.open(path, durability="commands", **options) as store:
         table = store.create_table(
             "ads",
             dim=DIM,
@@ -96,7 +97,7 @@ def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> 
 
 def test_header_page(written: tuple[Path, Any, Any]) -> None:
     store_id = json.loads((written[0] / "store.json").read_text())["store_id"]
-    files = [*written[0].glob("log/*"), *written[0].glob("base/*/*")]
+    files = [p for name in ("log/*", "base/*/*", "commands/*") for p in written[0].glob(name)]
     magics = set()
     for file in files:
         page = file.read_bytes()[:PAGE_BYTES]
@@ -106,12 +107,40 @@ def test_header_page(written: tuple[Path, Any, Any]) -> None:
         assert header["store id"].hex() == store_id
         assert number(header["checksum"]) == zlib.crc32(page[: layout("header")["checksum"][0]])
         assert not any(page[sum(layout("header")["checksum"]) :])
-        if file.parent.name == "log":
+        if file.parent.name in ("log", "commands"):
             assert number(header["first number"]) == int(file.stem)
         elif file.suffix == ".written":
             assert number(header["first number"]) == int(file.stem) << 24
     (magic_row,) = (row for row in rows_of("bytes | header | content") if row[1] == "magic")
     assert magics == set(re.findall(r"`(\S{8})`", magic_row[2]))
+
+
+def test_command_log(written: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(written[0], copy)
+    with embstore.open(copy, durability="commands") as store:
+        store.table("ads").update([7], np.ones((1, DIM), np.float32))
+        (path,) = sorted(copy.glob("commands/*"))[-1:]
+        content = path.read_bytes()
+        command = store.command
+    at, bodies = PAGE_BYTES, []
+    while any(content[at : at + 64]):
+        head = parsed("command record", content[at:])
+        end, size = layout("command record")["checksum"][0], number(head["body bytes"])
+        assert head["magic"] == b"EMCR"
+        crc = zlib.crc32(content[at : at + end], int(path.stem))
+        assert number(head["checksum"]) == crc
+        body = content[at + 64 : at + 64 + size]
+        assert number(head["body checksum"]) == zlib.crc32(body)
+        bodies.append((number(head["kind"]), number(head["command number"]), body))
+        at += 64 + -(-size // 64) * 64
+    kind, found, body = bodies[-1]
+    assert (kind, found) == (1, command)
+    length = number(body[:4])
+    described = json.loads(body[4 : 4 + length])
+    assert described == {"verb": "Update", "next_table_id": 1}
+    message = pb.UpdateRequest.FromString(body[-(-(4 + length) // 64) * 64 :])
+    assert message.header.tables[0].table == "ads"
 
 
 def test_log_segment(written: tuple[Path, Any, Any]) -> None:

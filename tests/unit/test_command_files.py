@@ -1,5 +1,6 @@
 """Records of the command log: group commit, torn tails, damage, and other lives."""
 
+import os
 import threading
 
 import numpy as np
@@ -11,6 +12,8 @@ from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import Place, RecordReader, record_bytes, segment_path
 from embstore.storage.files import Files
 from embstore.storage.format import PAGE_BYTES
+from tests.faults.disk import Disk, dropped, emptied, kept, torn
+from tests.faults.recording import Call, RecordingFiles
 
 STORE_ID = bytes(range(16))
 SIZES = (0, 1, 63, 64, 65, 5_000, 200_000)
@@ -26,7 +29,7 @@ class Log:
         self.found = [(r.command, r.body) for r in self.reader]
         self.failures = []
         self.log = CommandFiles(
-            self.files, STORE_ID, self.reader.end, failed=self.failures.append, **options
+            self.files, STORE_ID, self.reader, failed=self.failures.append, **options
         )
 
     def append(self, number, *parts, wait=True):
@@ -241,30 +244,103 @@ def test_a_failed_write_is_told_to_all_who_wait_and_who_come(tmp_path):
     assert read(tmp_path) == [(0, b"well")]
 
 
-def test_an_interrupt_waits_until_the_arrays_were_read(tmp_path):
-    """Who was interrupted goes on, and changes them: the log would be torn in its middle."""
-    log = Log(tmp_path)
-    waiting = log.log._changed.wait
-    interrupted = []
+def test_arrays_are_waited_for_whatever_interrupts(tmp_path):
+    """Who was interrupted goes on, and changes them."""
+
+    class Slow(Files):
+        may_write = threading.Event()
+
+        def _write(self, file, offset, data):
+            if offset > PAGE_BYTES + 128:
+                assert self.may_write.wait(300)
+            super()._write(file, offset, data)
+
+    files = Slow(tmp_path)
+    log = Log(tmp_path, files)
+    log.append(0, b"first")
+    array = bytearray(1 << 20)
+    mark = log.append(7, memoryview(array), wait=False)
+    waiting, interrupted = log.log._changed.wait, []
 
     def wait(timeout=None):
-        if threading.current_thread() is threading.main_thread() and not interrupted:
+        if threading.current_thread() is threading.main_thread() and len(interrupted) < 3:
             interrupted.append(log.log.written)
+            if len(interrupted) == 3:
+                files.may_write.set()
             raise KeyboardInterrupt
         return waiting(timeout)
 
     log.log._changed.wait = wait
-    array = bytearray(1 << 20)
-    log.log.reserve(len(array))
-    with log.log._changed:  # the log's thread does not begin before the wait
-        mark = log.log.append(1, 7, [memoryview(array)])
-        with pytest.raises(KeyboardInterrupt):
-            log.log.wait(mark)
-    assert interrupted == [0]
-    array[:] = b"x" * len(array)
+    with pytest.raises(KeyboardInterrupt):
+        log.log.let_read()
+    assert interrupted == [1, 1, 1]
     assert log.log.written == mark
+    array[:] = b"x" * len(array)
     log.log.wait(mark)
-    assert read(tmp_path) == [(7, bytes(1 << 20))]
+    assert read(tmp_path) == [(0, b"first"), (7, bytes(1 << 20))]
+    log.log.close()
+
+
+@pytest.mark.parametrize("choose", [dropped, emptied, kept, "torn"])
+@pytest.mark.parametrize("level", [0.0, LONG_S])
+def test_two_new_segments_that_no_sync_has_seen(tmp_path, monkeypatch, choose, level):
+    """Their names may be lost one without the other."""
+    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 8 << 10)
+    for seed in range(8):
+        files = RecordingFiles(tmp_path / f"log-{seed}")
+        log = Log(files.root, files, sync_every_s=level)
+        for n in range(20):
+            log.append(n, body(n)[:3000], wait=not level)
+        log.log.wait(log.log.appended, written=True)
+        durable = 20 if not level else 0
+        disk = Disk()
+        for call in files.calls:
+            disk.apply(call)
+        chosen = torn([seed]) if choose == "torn" else choose
+        disk.write_to(tmp_path / f"found-{seed}", chosen)
+        found = read(tmp_path / f"found-{seed}")
+        assert found == [(n, body(n)[:3000]) for n in range(len(found))]
+        assert len(found) >= durable
+        log.log.close()
+
+
+def test_a_failed_sync_is_not_taken_for_success_by_the_next_opening(tmp_path):
+    """The page cache has what the disk has not."""
+
+    class FailingSync(RecordingFiles):
+        left = 3
+
+        def _sync(self, file):
+            self.left -= 1
+            if not self.left:
+                self.calls.append(Call("failed_sync", file.path))
+                raise OSError(5, "broken")
+            super()._sync(file)
+
+    files = FailingSync(tmp_path / "log")
+    log = Log(files.root, files)
+    log.append(0, body(4))
+    log.append(1, body(5))
+    with pytest.raises(StorageError):
+        log.append(2, body(6))
+    log.log.close()
+    again = Log(files.root, files)
+    assert again.found == [(0, body(4)), (1, body(5)), (2, body(6))]
+    again.append(3, body(3))
+    disk = Disk()
+    for call in files.calls:
+        disk.apply(call)
+    for name, choose in (("dropped", dropped), ("kept", kept), ("emptied", emptied)):
+        disk.write_to(tmp_path / name, choose)
+        assert [number for number, _ in read(tmp_path / name)] == [0, 1, 2, 3]
+    again.log.close()
+
+
+def test_a_record_is_read_whole_though_a_call_of_the_system_reads_less(tmp_path, monkeypatch):
+    log = filled(tmp_path, 7)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 50_000), at))
+    assert read(tmp_path) == [(n, body(n)) for n in range(7)]
     log.log.close()
 
 

@@ -12,7 +12,9 @@ import embstore
 from embstore import Adam, Normal, RowWiseAdagrad, Uniform
 from embstore import commands as c
 from embstore.config import Limits
-from embstore.errors import CorruptTableError, OutcomeUnknownError
+from embstore.engine import rows
+from embstore.errors import CorruptTableError, OutcomeUnknownError, StoreClosedError
+from embstore.tables import command_log
 from embstore_proto.envelope import Origin
 from embstore_server.replay import ReplayWindow
 from tests.conformance.backends import UnsyncedFiles
@@ -252,6 +254,10 @@ def origin(sequence, finished_below=1):
     return Origin("client", sequence, finished_below)
 
 
+def calls_of(engine):
+    return engine.log.memory.answers.clients["client"].calls
+
+
 def test_answers_are_kept_over_kills_and_commits(tmp_path):
     store = made(tmp_path / "store")
     engine, one = store.executor, np.ones((1, 4), np.float32)
@@ -260,7 +266,7 @@ def test_answers_are_kept_over_kills_and_commits(tmp_path):
     engine.log.wait()
 
     def kept(engine):
-        return {n: (a.verb, a.result) for _, n, a in engine.log.memory.answers}
+        return {n: (a.verb, a.result) for n, a in calls_of(engine).items()}
 
     expected = {n: ("Update", answer) for n, answer in answers.items()}
     with killed(store, tmp_path / "store") as again:
@@ -273,7 +279,8 @@ def test_answers_are_kept_over_kills_and_commits(tmp_path):
     label = engine.begin(c.Checkpoint("one", {}), origin=origin(5))
     five = engine.begin(c.Restore("one"), origin=origin(6, finished_below=3))
     expected = {n: expected[n] for n in (3, 4)}
-    expected |= {5: ("Checkpoint", label), 6: ("Restore", five)}
+    expected |= {5: ("Checkpoint", label), 6: ("Restore", None)}
+    assert five.command == engine.tables.frame.command_number
     engine.log.wait()
     with killed(store, tmp_path / "store") as again:
         found = kept(again.executor)
@@ -301,7 +308,8 @@ def test_an_answer_that_nobody_knows_is_told_to_be_so(tmp_path):
     with opened(copy) as again:
         assert state(again) == state(store)
         answers = again.executor.log.memory.answers
-        assert [(n, a.verb, a.result) for _, n, a in answers] == [(1, "Update", None)]
+        calls = calls_of(again.executor)
+        assert [(n, a.verb, a.result) for n, a in calls.items()] == [(1, "Update", None)]
         window = ReplayWindow(None, "instance")
 
         async def send_again():
@@ -312,5 +320,107 @@ def test_an_answer_that_nobody_knows_is_told_to_be_so(tmp_path):
             asyncio.run(send_again())
         again.executor.commits.commit()
         with killed(again, copy) as third:
-            assert [a.result for *_, a in third.executor.log.memory.answers] == [None]
+            assert [a.result for a in calls_of(third.executor).values()] == [None]
+    store.close()
+
+
+def test_a_checkpoint_that_was_cut_short_is_answered_if_it_was_made(tmp_path):
+    """Killed right after the rename, before anybody could be answered; or right before it."""
+    copies = {}
+
+    class Copying(UnsyncedFiles):
+        def reached(self, point):
+            if point.startswith("commit:") and "one" in labels:
+                copies[point] = tmp_path / point.replace(":", "-")
+                shutil.copytree(self.root, copies[point])
+
+    labels = []
+    path = tmp_path / "store"
+    store = embstore.open(path, files=Copying(path), **LOGGED)
+    store.create_table("a", **TABLES["a"])
+    labels.append("one")
+    made = store.executor.begin(c.Checkpoint("one", {"step": 1}), origin=origin(1))
+    with opened(copies["commit:synced"]) as again:
+        assert not again.checkpoints()
+        assert not again.executor.log.memory.answers.clients
+    with opened(copies["commit:renamed"]) as again:
+        assert calls_of(again.executor)[1].result == made
+    store.close()
+
+
+def test_floors_and_doubts_are_kept(tmp_path, monkeypatch):
+    """What was forgotten is forgotten after a restart too: it is not run again."""
+    monkeypatch.setattr(command_log, "CLIENTS_MAX", 2)
+    store = made(tmp_path / "store")
+    part = c.TableGradients("a", None, np.arange(1), np.ones((1, 4), np.float32))
+    for name, sequence in (("old", 1), ("a", 1), ("a", 2000), ("b", 7)):
+        store.executor.begin(c.Update((part,)), origin=replace(origin(sequence), client_id=name))
+    store.executor.commits.commit()
+    store.executor.log.wait()
+    with killed(store, tmp_path / "store") as again:
+        answers = again.executor.log.memory.answers
+        assert answers.has_forgotten
+        window = ReplayWindow(None, "instance")
+
+        async def send_again(name, sequence):
+            window.recall(answers)
+            sent = Origin(name, sequence, 1, attempt=1, instance="instance", epoch=1)
+            await window.call("Update", sent, 1, None)
+
+        for name, sequence, reason in (
+            ("old", 1, "may have been forgotten"),
+            ("a", 1, "has been forgotten"),
+            ("a", 900, "has been forgotten"),
+        ):
+            with pytest.raises(OutcomeUnknownError, match=reason):
+                asyncio.run(send_again(name, sequence))
+    store.close()
+
+
+@pytest.mark.parametrize("level", ["interval", "commands"])
+def test_an_interrupted_call_has_read_its_arrays(tmp_path, monkeypatch, level):
+    store = made(tmp_path / "store", durability=level)
+    table, ones = store.table("a"), np.ones((5, 4), np.float32)
+    log = store.executor.log
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        table.assign(np.arange(5), ones)
+    assert log.files.written == log.files.appended
+    ones[:] = 7
+    monkeypatch.undo()
+    with killed(store, tmp_path / "store", durability="commands") as again:
+        assert again.table("a").digest() == table.digest()
+    store.close()
+
+
+def test_what_a_signal_handler_raises_in_a_command_fails_the_store(tmp_path, monkeypatch):
+    store = made(tmp_path / "store")
+    before = state(store)
+
+    class AlarmError(Exception):
+        pass
+
+    def alarmed(*_):
+        raise AlarmError
+
+    monkeypatch.setattr(rows, "_acknowledged", alarmed)
+    with pytest.raises(AlarmError):
+        store.table("a").update(np.arange(5), np.ones((5, 4), np.float32))
+    with pytest.raises(StoreClosedError, match="must be opened again"):
+        store.table("a").lookup([0])
+    with killed(store, tmp_path / "store") as again:
+        assert state(again) == before
+    store.close()
+
+
+def test_a_store_whose_log_was_only_read_commits_nothing(tmp_path):
+    """With recovery_s = 0 it once tried again and again."""
+    store = made(tmp_path / "store", recovery_s=0.0)
+    store.executor.commits.commit()
+    with killed(store, tmp_path / "store", recovery_s=0.0) as again:
+        assert again.executor.commits.due_in_s() is None
     store.close()
