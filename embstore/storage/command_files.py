@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from embstore.errors import EmbstoreError, StorageError, StoreClosedError
+from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreClosedError
 from embstore.storage.command_records import (
     DIRECTORY,
     Part,
@@ -29,6 +29,7 @@ from embstore.storage.command_records import (
     record_bytes,
     segment_bytes,
     segment_path,
+    spare_path,
 )
 from embstore.storage.files import File, Files
 from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, pack_header
@@ -97,7 +98,7 @@ class CommandFiles:
         self._store_id = store_id
         self._sync_every_s = sync_every_s
         self._failed = failed
-        self._numbers = go_on_behind(files, read)
+        self._numbers, self._spares = go_on_behind(files, read)
         end = read.end
         self._segment: _Segment | None = None
         self._number = end.segment
@@ -170,28 +171,47 @@ class CommandFiles:
             self._segment = None
 
     def forget(self) -> None:
-        """Remove all segments but the one that is appended to; their records are written."""
-        keep = 0 if self._segment is None else 1
-        while len(self._numbers) > keep:
-            self._files.discard(segment_path(self._numbers.pop(0)))
+        """Give up all segments but the one that is appended to; their records are written.
+
+        They are written again: to write over what is on the disk is several times as fast as to
+        write where nothing was. As many are kept as the log had at this commit.
+        """
+        keep = [] if self._segment is None else self._numbers[-1:]
+        old, self._numbers = self._numbers[: len(self._numbers) - len(keep)], keep
+        while self._spares:
+            self._files.discard(spare_path(self._spares.pop()))
+        for number in old:
+            try:
+                self._files.rename(segment_path(number), spare_path(number))
+                self._spares.append(number)
+            except (CapacityError, StorageError):
+                self._files.discard(segment_path(number))
             self._files.reached("commands:removed")
         self._bytes_before = 0
 
     def _new_segment(self, needed: int) -> _Segment:
         number, end = self._number + 1, self._end_before
         self._files.make_directory(DIRECTORY)
-        file = self._files.create(segment_path(number))
+        path = segment_path(number)
+        if self._spares:
+            self._files.rename(spare_path(self._spares[0]), path)
+            del self._spares[0]
+            file = self._files.open(path, write=True)
+        else:
+            file = self._files.create(path)
         try:
-            file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end))
-            segment = _Segment(number, file)
-            file.allocate(segment.allocated, needed)
-            # Now: two names that wait for one sync may be lost one without the other.
+            # First: a file that is written over has lost its other names by then. And now: of two
+            # names that wait for one sync, one may be lost without the other.
             self._files.sync_directory(DIRECTORY)
+            file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end))
+            segment = _Segment(number, file, allocated=max(file.size, PAGE_BYTES))
+            if segment.end + needed > segment.allocated:
+                file.allocate(segment.allocated, needed)
+                segment.allocated += needed
         except BaseException:
             file.close()
-            self._files.discard(segment_path(number))
+            self._files.discard(path)
             raise
-        segment.allocated += needed
         self._numbers.append(number)
         self._number = number
         return segment

@@ -28,7 +28,7 @@ from embstore.errors import CorruptTableError
 from embstore.storage.files import File, Files
 from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, unpack_header
 
-DIRECTORY, _SUFFIX = "commands", ".commands"
+DIRECTORY, _SUFFIX, _SPARE_SUFFIX = "commands", ".commands", ".spare"
 _MAGIC = b"EMCR"
 _HEAD = struct.Struct("<4sIQQQQQQQ")
 _ALIGNMENT = 64
@@ -58,6 +58,11 @@ class Record(NamedTuple):
 def segment_path(number: int) -> str:
     """Return the path of a segment."""
     return f"{DIRECTORY}/{number:012d}{_SUFFIX}"
+
+
+def spare_path(number: int) -> str:
+    """Return the path of a segment that was given up, and is to be written over."""
+    return f"{DIRECTORY}/{number:012d}{_SPARE_SUFFIX}"
 
 
 def record_bytes(size: int) -> int:
@@ -135,14 +140,13 @@ class RecordReader:
                 self._check_torn(number)
 
     def _begun(self, file: File, number: int) -> int | None:
-        """Return where the segment before ended; None where the header was never written."""
+        """Return where the segment before ended; None where the header was never written: of a
+        file that was given up before it is that of another number."""
         page = file.read(0, PAGE_BYTES)
         if not any(page):
             return None
         found, before = unpack_header(page, COMMANDS_MAGIC, self._store_id, file.path)
-        if found != number:
-            raise CorruptTableError(f"{file.path}: is segment {found}")
-        return before
+        return before if found == number else None
 
     def _check_torn(self, number: int) -> None:
         """Check that no record behind the end says that the log was synced beyond it."""
@@ -192,14 +196,20 @@ def _record(file: File, number: int, offset: int) -> tuple[_Head, bytes] | None:
 
 def segment_numbers(files: Files) -> list[int]:
     """Return the numbers of the segments that are there, ascending."""
-    names = [name.removesuffix(_SUFFIX) for name in files.list(DIRECTORY)]
-    return sorted(int(name) for name in names if name.isdigit())
+    return _numbers(files, _SUFFIX)
+
+
+def _numbers(files: Files, suffix: str) -> list[int]:
+    names = [name for name in files.list(DIRECTORY) if name.endswith(suffix)]
+    return sorted(int(n) for name in names if (n := name.removesuffix(suffix)).isdigit())
 
 
 def remove_segments(files: Files) -> None:
     """Remove all segments: what they have is committed."""
     for number in segment_numbers(files):
         files.discard(segment_path(number))
+    for number in _numbers(files, _SPARE_SUFFIX):
+        files.discard(spare_path(number))
     if files.exists(DIRECTORY):
         files.sync_directory(DIRECTORY)  # or they come back beside others
 
@@ -213,8 +223,9 @@ def _last_run(numbers: list[int]) -> list[int]:
     return numbers[first:]
 
 
-def go_on_behind(files: Files, read: RecordReader) -> list[int]:
-    """Make what was read durable, remove what is behind it, and return the segments' numbers."""
+def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
+    """Make what was read durable, remove what is behind it, and return the numbers of segments and
+    spares."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
         if number > read.end.segment:
@@ -225,9 +236,14 @@ def go_on_behind(files: Files, read: RecordReader) -> list[int]:
             first = read.synced.offset if number == read.synced.segment else 0
             with closing(files.open(segment_path(number), write=True)) as file:
                 _write_again(file, first, read.end.offset if number == read.end.segment else None)
-    if numbers:
+    spares = _numbers(files, _SPARE_SUFFIX)
+    usable = [n for n in spares if n < read.end.segment and n not in kept]
+    for number in spares:
+        if number not in usable:  # of another log, or a second name of a file that is needed
+            files.remove(spare_path(number))
+    if numbers or spares:
         files.sync_directory(DIRECTORY)
-    return kept
+    return kept, usable
 
 
 def _write_again(file: File, first: int, end: int | None) -> None:

@@ -95,6 +95,27 @@ def test_segments_follow_each_other(tmp_path, monkeypatch):
     log.log.close()
 
 
+def test_segments_are_written_over(tmp_path, monkeypatch):
+    """What an old one had is no record of the new one."""
+    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
+    log = filled(tmp_path, 30)
+    for n in range(30, 60):
+        log.log.begin_segment()
+        log.append(n, b"first of its segment")
+        log.log.forget()
+        assert read(tmp_path) == [(n, b"first of its segment")]
+    spares = {path: path.stat().st_ino for path in tmp_path.glob("commands/*.spare")}
+    assert spares
+    again = Log(tmp_path)
+    assert again.found == [(59, b"first of its segment")]
+    again.append(60, body(60))
+    (new,) = sorted(tmp_path.glob("commands/*.commands"))[1:]
+    assert new.stat().st_ino in spares.values()
+    assert read(tmp_path) == [(59, b"first of its segment"), (60, body(60))]
+    again.log.close()
+    log.log.close()
+
+
 @pytest.mark.parametrize("lost", ["end", "whole", "middle"])
 def test_a_torn_tail_is_no_record(tmp_path, lost):
     """The last record was in no group that was synced before another was written."""
