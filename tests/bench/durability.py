@@ -125,10 +125,11 @@ class DurabilityContender:
         gradient = np.full((1, self._scale.dim), 0.01, np.float32)
         for level, store in stores.items():
             step = self._step(store)
-            # As when it has run for long: a commit leaves files to be written over.
-            for index in range(self._scale.rounds * (self._scale.round_batches + 2)):
-                step(index)
-            store.checkpoint("warm")
+            # As when it has run for long: commits have left files to be written over.
+            for label in ("first", "second"):
+                for index in range(self._scale.rounds * (self._scale.round_batches + 2)):
+                    step(index)
+                store.checkpoint(label)
             before = store.stats()["command_log"]["bytes"]
             step(0)
             sizes[level] = store.stats()["command_log"]["bytes"] - before
