@@ -128,6 +128,10 @@ class FullDisk(RefusingFiles):
         self._ends[path] = 0
         return descriptor
 
+    def _rename(self, source: str, target: str) -> None:
+        super()._rename(source, target)
+        self._ends[target] = self._ends.pop(source, 0)
+
     def _extend(self, path: str, offset: int, length: int) -> None:
         if offset <= self._ends.get(path, 0):
             self._ends[path] = max(self._ends.get(path, 0), offset + length)
