@@ -1,6 +1,7 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...)
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
+#   make soak     .venv, then the tests that kill trainers and servers, again and again (SOAK=11)
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
@@ -25,14 +26,19 @@ GPU_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
+SOAK ?= 11
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench gpu docs proto format clean
+.PHONY: demo test soak check bench gpu docs proto format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+soak: .venv/stamp
+	@echo "embstore: killing trainers and servers, thousands of times"
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py
 
 check: .venv/stamp
 	@echo "embstore: checking format, lint, types and style"

@@ -23,6 +23,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Have pyproject.toml's `timeout` accepted, and without effect, where its plugin is absent."""
     if not pluginmanager.has_plugin("timeout"):
         parser.addini("timeout", "seconds a test may take, by pytest-timeout")
+    parser.addoption("--soak", type=int, default=1, help="how many times tests that kill are run")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what takes a `soak` that many times, each with a number of its own for its seed."""
+    if "soak" in metafunc.fixturenames:
+        metafunc.parametrize("soak", range(metafunc.config.getoption("soak")))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -34,6 +34,8 @@ from embstore.stats import counter, gauge, text
 from embstore.tables.tables import Tables
 
 _PASSES_MAX = 4
+_LOOK_S = 60.0
+"""So often the thread looks whether anybody still has the store."""
 _PAUSE_S = 10.0
 """After a commit that failed, where the log is long."""
 
@@ -215,7 +217,7 @@ def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: thread
         if due_in_s == 0 and not _tried(commits):
             return
         del commits
-        wake.wait(due_in_s)
+        wake.wait(_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S))
         wake.clear()
         if stopping.is_set():
             return

@@ -61,6 +61,7 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
             if logged.number > now:
                 _execute(engine, logged, memory)
                 executed += 1
+                storage.files.reached("replay:command")
             elif logged.is_counted:
                 _note(engine, logged, None, memory)
             elif logged.place is not None and logged.number == now:

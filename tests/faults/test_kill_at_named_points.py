@@ -25,6 +25,7 @@ POINTS = (
     "merge:renamed",
 )
 POINTS_OF_THE_LOG = ("commands:written", "commands:synced", "commands:removed")
+IN_REPLAY = "replay:command"
 
 
 class CrashingFiles(Files):
@@ -77,16 +78,34 @@ def test_no_command_is_lost_where_they_are_logged(
     crash_and_go_on(tmp_path, forks, point, nth, LOGGED)
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_replay_that_is_cut_short_is_done_again(tmp_path: Path, forks: Forks, nth: int) -> None:
+    child = forks.start(train_until_crash, str(tmp_path), "commands:synced", 30, LOGGED)
+    assert child.wait() == -signal.SIGKILL
+    reports = child.remaining()
+    for _ in range(2):
+        child = forks.start(train_until_crash, str(tmp_path), IN_REPLAY, nth, LOGGED)
+        assert child.wait() == -signal.SIGKILL
+        assert not child.remaining(), "it ended before the store was open"
+    check_and_go_on(tmp_path, reports, commands_promised(reports, 0), LOGGED)
+
+
 def crash_and_go_on(
     tmp_path: Path, forks: Forks, point: str, nth: int, options: dict[str, Any]
 ) -> None:
     child = forks.start(train_until_crash, str(tmp_path), point, nth, options)
     assert child.wait() == -signal.SIGKILL, f"{point} was not reached {nth} times"
     reports = child.remaining()
+    expected = commands_promised(reports, 0) if options else expected_commands(point, reports)
+    check_and_go_on(tmp_path, reports, expected, options)
+
+
+def check_and_go_on(
+    tmp_path: Path, reports: list[Any], expected: set[int], options: dict[str, Any]
+) -> None:
     dense = DenseStore()
     with open_store(tmp_path, **options) as store:
-        expected = commands_promised(reports, 0) if options else expected_commands(point, reports)
-        assert store.command in expected
+        assert store.command in expected, reports[-2:]
         is_labelled = f"command-{store.command}" in labels_of(store)
         train(dense, SEED, store.command, label_last=is_labelled)
         check_content(store, content_of(dense))

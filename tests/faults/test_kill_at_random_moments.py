@@ -70,17 +70,18 @@ def kill_at_a_random_moment(child: Child, rng: np.random.Generator) -> list[Any]
     ],
 )
 def test_store_opens_at_its_last_commit_after_a_kill(
-    tmp_path: Path, forks: Forks, options: dict[str, Any]
+    tmp_path: Path, forks: Forks, options: dict[str, Any], soak: int
 ) -> None:
-    rng = generator(SEED)
+    seed = SEED + soak
+    rng = generator(seed)
     dense = DenseStore()
     for _ in range(ROUNDS):
-        child = forks.start(train_for_ever, str(tmp_path), SEED, options)
+        child = forks.start(train_for_ever, str(tmp_path), seed, options)
         expected = commands_promised(kill_at_a_random_moment(child, rng), dense.command)
         if options.get("durability") == "interval":  # what was not yet written is lost
             expected = set(range(dense.command, max(expected) + 1))
         with open_store(tmp_path, **options) as store:
             assert store.command in expected
             is_labelled = f"command-{store.command}" in labels_of(store)
-            train(dense, SEED, store.command - dense.command, label_last=is_labelled)
+            train(dense, seed, store.command - dense.command, label_last=is_labelled)
             check_content(store, content_of(dense))

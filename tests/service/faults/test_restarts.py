@@ -234,12 +234,12 @@ def test_trainer_goes_on_over_restarts(forks: Forks, quick_path: Path) -> None:
 
 @pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
 def test_no_trainer_notices_a_kill_where_commands_are_logged(
-    forks: Forks, quick_path: Path, recovery_s: float
+    forks: Forks, quick_path: Path, recovery_s: float, soak: int
 ) -> None:
     """Nothing acknowledged is lost, nothing is applied twice, and no outcome is unknown: what was
     out at the kill is sent again by the client, and answered by what the log says of it."""
-    sys.stdout.write(f"seed {SEED}\n")
-    rng = np.random.default_rng(SEED)
+    sys.stdout.write(f"seed {SEED + soak}\n")
+    rng = np.random.default_rng(SEED + soak)
     ledger = Ledger()
     options = {"durability": "commands", "recovery_s": recovery_s}
     server = ForkedServer(forks, quick_path / "store", **options)
