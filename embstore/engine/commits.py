@@ -170,6 +170,8 @@ class OwnCommits:
                 break
             flushed = again
         self._sync()
+        if (command_log := self._tables.frame.log) is not None:
+            command_log.files.sync()  # what is left of it holds the engine
         with self._tables.background():
             if self._stopping.is_set() or self._tables.is_committed:
                 return False

@@ -309,6 +309,7 @@ class CommandFiles:
 
     def _write(self, record: _Waiting) -> None:
         segment, offset = record.segment, record.offset
+        self._open[segment.number] = segment
         at = offset
         for piece in pieces_of(
             segment.number, record.kind, record.command, self._synced, record.parts
@@ -317,7 +318,7 @@ class CommandFiles:
             at += len(piece)
         if not self._unsynced:
             self._sync_at = monotonic() + self._sync_every_s
-        self._open[segment.number] = self._unsynced[segment.number] = segment
+        self._unsynced[segment.number] = segment
         self._end = Place(segment.number, offset + record_bytes(record.size))
 
     def _sync(self) -> None:

@@ -141,6 +141,7 @@ class Answers:
         self.clients: OrderedDict[str, Remembered] = OrderedDict()
         self.has_forgotten = False
         """A client that is not here may have had calls."""
+        self._count = 0
 
     def add(self, origin: Origin, answer: Answer) -> None:
         """Keep an answer; forget those that its client has, and clients by age."""
@@ -148,19 +149,23 @@ class Answers:
         self.clients.move_to_end(origin.client_id)
         lowest = max(origin.finished_below, origin.sequence - CALLS_MAX + 1)
         client.floor = max(client.floor, lowest)
+        before = len(client.calls)
         for old in [sequence for sequence in client.calls if sequence < client.floor]:
             del client.calls[old]
         client.calls[origin.sequence] = answer
+        self._count += len(client.calls) - before
         while len(self.clients) > CLIENTS_MAX or (
-            len(self.clients) > 1 and self.count > ANSWERS_MAX
+            self._count > ANSWERS_MAX and len(self.clients) > 1
         ):
-            self.clients.popitem(last=False)
+            _, oldest = self.clients.popitem(last=False)
+            self._count -= len(oldest.calls)
             self.has_forgotten = True
 
-    @property
-    def count(self) -> int:
-        """How many answers there are."""
-        return sum(len(client.calls) for client in self.clients.values())
+    def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
+        """Keep what was read of one client."""
+        remembered = self.clients[client] = Remembered(floor)
+        remembered.calls |= calls
+        self._count += len(calls)
 
 
 class Logged(NamedTuple):
@@ -385,15 +390,18 @@ def _remember(
     answers = memory.answers = Answers()
     answers.has_forgotten = head["has_forgotten"]
     for name, floor, calls in head["clients"]:
-        client = answers.clients[name] = Remembered(floor)
-        for sequence, verb, reply in calls:
-            found = (None, _UNKNOWN) if reply is None else codec.result(verb, b64decode(reply))
-            client.calls[sequence] = Answer(verb, *found)
+        answers.put(name, floor, {n: _answer_of(verb, reply, codec) for n, verb, reply in calls})
     *origin, label = head.get("checkpoint", [None])
     made = None if label is None else catalogue.checkpoint(label)
     if made is not None and made.state.command == number:
         state = Context(catalogue.store_id, catalogue.epoch, number, memory.life)
         answers.add(Sent(*origin), Answer("Checkpoint", made, state))
+
+
+def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:
+    if reply is None:
+        return Answer(verb, None, _UNKNOWN)
+    return Answer(verb, *codec.result(verb, b64decode(reply)))
 
 
 def _framed(head: dict[str, Any]) -> list[Part]:

@@ -424,3 +424,20 @@ def test_a_store_whose_log_was_only_read_commits_nothing(tmp_path):
     with killed(store, tmp_path / "store", recovery_s=0.0) as again:
         assert again.executor.commits.due_in_s() is None
     store.close()
+
+
+def test_answers_of_all_clients_are_bounded(monkeypatch):
+    """Each commit writes them, with the engine."""
+    monkeypatch.setattr(command_log, "ANSWERS_MAX", 10)
+    answers = command_log.Answers()
+    for client in range(5):
+        for sequence in range(1, 4):
+            sent = replace(origin(sequence), client_id=f"client-{client}")
+            answers.add(sent, command_log.Answer("Update", None, None))
+            answers.add(sent, command_log.Answer("Update", None, None))
+    assert list(answers.clients) == ["client-2", "client-3", "client-4"]
+    assert answers.has_forgotten
+    answers.add(replace(origin(4, finished_below=4), client_id="client-2"), None)
+    assert [len(client.calls) for client in answers.clients.values()] == [3, 3, 1]
+    answers.add(replace(origin(1), client_id="new"), None)
+    assert list(answers.clients) == ["client-3", "client-4", "client-2", "new"]
