@@ -33,6 +33,8 @@ from embstore.errors import EmbstoreError
 from embstore.stats import counter, gauge, text
 from embstore.tables.tables import Tables
 
+LOG_BYTES_MAX = 4 << 30
+"""Of the command log: it is then committed, however soon it could be executed again."""
 _PASSES_MAX = 4
 _LOOK_S = 60.0
 """So often the thread looks whether anybody still has the store."""
@@ -64,7 +66,8 @@ class OwnCommits:
     Parameters
     ----------
     every_s : after the last commit of any kind; 0: never
-    recovery_s : where there is a command log: when executing it again would take so long
+    recovery_s : where there is a command log: when executing it again would take so long, or it has
+        LOG_BYTES_MAX
     """
 
     def __init__(self, tables: Tables, every_s: float, recovery_s: float = 0.0) -> None:
@@ -111,7 +114,7 @@ class OwnCommits:
     @property
     def _is_log_long(self) -> bool:
         log = self._tables.frame.log
-        if log is None or log.replay_s <= self.recovery_s:
+        if log is None or (log.replay_s <= self.recovery_s and log.files.bytes <= LOG_BYTES_MAX):
             return False
         return not self._tables.is_committed
 

@@ -14,6 +14,7 @@ import embstore
 from embstore import RowWiseAdagrad, Uniform
 from embstore.cache import writing
 from embstore.device.gpu import GpuDevice
+from embstore.engine import commits as own_commits
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.storage.files import Files
 from tests.conformance.backends import TINY
@@ -351,3 +352,23 @@ def test_no_thread_where_there_is_nothing_to_commit(tmp_path):
     with embstore.open(tmp_path / "store", commit_every_s=0) as store:
         assert threading.active_count() == before
         assert store.stats()["commits"]["commit_every_s"] == 0
+
+
+@pytest.mark.parametrize("long", ["time", "bytes", None])
+def test_a_long_command_log_is_committed(tmp_path, monkeypatch, long):
+    """Executing it again would take too long, or it takes too much room."""
+    if long == "bytes":
+        monkeypatch.setattr(own_commits, "LOG_BYTES_MAX", 50_000)
+    options = {"durability": "commands", "recovery_s": 0.0 if long == "time" else 1e6}
+    store = opened(tmp_path / "store", **options)
+    done = threading.Event()
+    commits_of(store).after_each = done.set
+    for low in range(0, ROWS - 500, 500):
+        train(store, low, low + 500)
+    if long is None:
+        assert commits_of(store).count == 0
+        assert store.executor.log.files.bytes > 50_000
+    else:
+        assert done.wait(300)
+        assert commits_of(store).count > 0
+    store.close()
