@@ -14,6 +14,7 @@ disk refuses the command, and a sync has no new size to write.
 import errno
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
@@ -359,6 +360,10 @@ class CommandFiles:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join()
+        last = self._segment
+        if last is not None and last.file.descriptor >= 0 and self.failure is None:
+            with suppress(CapacityError, StorageError):  # else the next opening reads a little more
+                last.file.truncate(last.end)
         for segment in (*self._open.values(), *([self._segment] if self._segment else [])):
             segment.file.close()
 

@@ -113,6 +113,9 @@ def test_segments_are_written_over(tmp_path, monkeypatch):
     assert new.stat().st_ino in spares.values()
     assert read(tmp_path) == [(59, b"first of its segment"), (60, body(60))]
     again.log.close()
+    again.log.close()
+    assert new.stat().st_size == again.log._segment.end  # the next opening reads no more
+    assert read(tmp_path) == [(59, b"first of its segment"), (60, body(60))]
     log.log.close()
 
 
