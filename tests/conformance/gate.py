@@ -63,11 +63,13 @@ class Gated(Embedded):
 
     def _files(self, path: Path) -> GatedFiles:
         self._newest = GatedFiles(path)
+        self._newest.let_pass(_ALL)  # while it opens: what is logged may stop a merge
         return self._newest
 
     def open_store(self, name: str = "store", **options: Any) -> Any:
         store = super().open_store(name, **options)
         gate = self._gates[store] = self._newest
+        gate.let_pass(0)
         stop = self.engine(store).storage.merges._stop
         tell = stop.set
 

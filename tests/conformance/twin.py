@@ -187,7 +187,10 @@ class Twin:
         """Compare what a kill now would bring back, then each kept checkpoint, in a copy."""
         copy = self._backend.copy(self.name)
         store = self._backend.open_store(copy, **self._options)
-        assert (store.command, digests(store)) == self._committed[1:]
+        committed = self._committed[1:]
+        if self.is_logged:
+            committed = self.store.command, digests(self.reference)
+        assert (store.command, digests(store)) == committed
         assert [c.label for c in store.checkpoints()] == list(self._kept)
         for label, kept in reversed(self._kept.items()):
             store.restore(label)
