@@ -68,6 +68,8 @@ class CommandFiles:
     """Appends records. `reserve`, `append` and `begin_segment` with the engine, the rest any
     thread.
 
+    One class, because what waits, what is written and what is durable change under one lock.
+
     Parameters
     ----------
     read : the records that are there, which have been read; it goes on behind them
