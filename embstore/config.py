@@ -118,9 +118,8 @@ class Limits:
     Storage works in the background by the last four: a segment of the log is sealed at
     `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
     memory); a fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small
-    segments at `fold_segments`. `base_segment_bytes` is fixed when a store is made: a
-    segment is mapped whole once it has a row, so rows scattered over a key space of 2**40 need
-    small ones (at 64 GiB they would need more addresses than there are).
+    segments at `fold_segments`. Files of the base have about `base_segment_bytes`: a merge rewrites
+    at least one, and a process maps 65,000 at most.
     """
 
     call_bytes_max: int = 1 << 30
@@ -129,11 +128,11 @@ class Limits:
     """Bytes of the keys of all announced steps; planning takes about five times as much."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
-    """Rows in the log index, at most about 46 bytes of memory each."""
+    """Rows in the log index, at most about 46 bytes of memory each, 70 while it grows."""
     metadata_bytes_max: int = 64 << 10
     """JSON of one checkpoint's metadata: it is part of the catalogue, which is rewritten whole."""
     segment_bytes: int = 128 << 20
-    base_segment_bytes: int = 1 << 30
+    base_segment_bytes: int = 256 << 20
     fold_bytes: int = 64 << 20
     fold_segments: int = 16
 

@@ -1,274 +1,133 @@
-"""The base: a table's folded rows by key, and the bitmap of which there are any.
+"""The base: rows that were folded, in runs of records by key, the newer run winning.
 
-Rows are in sparse segment files at fixed places (format.BaseGeometry). A fold writes whole
-records into pages (`write`), then a new file with the **written bitmap** as of that fold; the
-catalogue's rename makes the bitmap current. A bitmap file never changes, so there is no torn state
-to mend: before the rename the old bitmap is valid, and every row that the fold rewrote in place is
-still found in the log first.
+A fold adds a run, and merges make one of several (merges.py); files never change. So a reader needs
+no lock: what it has located stays mapped as long as it refers to the maps, whatever is merged
+meanwhile; a crash finds files that the catalogue names or leftovers; and a backup is links.
 
-Holes of the row files are never read.
+A row is found by asking the runs, newest first: which part has the key by its range, what group of
+the part's index (key_index.py), and which rank. A row that is not there is told by the index, so
+the disk is read only for rows that are.
 """
-
-from collections.abc import Iterable
-from contextlib import closing
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.jit import (
-    Int,
-    Int64sIn,
-    Uint8RowsIn,
-    Uint8s,
-    Uint64s,
-    Uint64sIn,
-    kernel,
+from embstore.arithmetic.jit import Int64sIn, Uint64s, Uint64sIn, address, kernel
+from embstore.arrays import KEY_BITS, Keys
+from embstore.storage.catalogue import RunEntry
+from embstore.storage.files import Files
+from embstore.storage.key_index import (
+    GROUP_BITS,
+    GROUP_KEYS,
+    directory_at,
+    group_at,
+    has_key,
+    rank_below,
 )
-from embstore.arrays import KEY_MASK, Keys
-from embstore.errors import CorruptTableError
-from embstore.storage.files import File, Files
-from embstore.storage.format import (
-    BASE_MAGIC,
-    PAGE_BYTES,
-    BaseGeometry,
-    pack_header,
-    unpack_header,
-)
-from embstore.storage.written import BITMAP_PAGE_KEYS, Written
-
-_BLOCK_KEYS = 256
-_WRITE_PAGES_MAX = 256
-"""Pages that a fold writes with one system call, and the size of its buffer."""
+from embstore.storage.run import Part, Run, RunFile
 
 
 @kernel
 def locate(
     keys: Int64sIn,  # (n,) row keys
-    wanted: Int64sIn,  # (m,) positions in keys that are this table's
-    pages: Int64sIn,
-    bits: Uint8RowsIn,
-    maps: Uint64sIn,  # (segments,) addresses of the segments' maps
-    per_page: Int,  # records on a page, 0 where a record takes several
-    per_record: Int,  # pages that a record takes
-    per_segment: Int,  # rows of a segment
-    size: Int,  # bytes of a record
+    wanted: Int64sIn,  # (m,) positions in keys to look for
+    cuts: Int64sIn,  # (runs + 1,) where each run's parts begin, newest run first
+    lows: Int64sIn,  # (parts,) its keys are in [low, high)
+    highs: Int64sIn,
+    directories: Int64sIn,  # (parts,) addresses
+    groups: Int64sIn,
+    containers: Int64sIn,  # addresses
+    maps: Uint64sIn,  # addresses
     addresses: Uint64s,  # (n,) written where the base has the row
 ) -> int:
     """Write the record address of each wanted key that has a row; return how many have."""
     found = 0
     for j in range(wanted.shape[0]):
         i = wanted[j]
-        key = keys[i] & KEY_MASK
-        page = key // BITMAP_PAGE_KEYS
-        at = np.searchsorted(pages, page)
-        if at == pages.shape[0] or pages[at] != page:
-            continue
-        bit = key % BITMAP_PAGE_KEYS
-        if not (bits[at, bit >> 3] >> (bit & 7)) & 1:
-            continue
-        row = key % per_segment
-        if per_page:
-            offset = PAGE_BYTES * (1 + row // per_page) + (row % per_page) * size
-        else:
-            offset = PAGE_BYTES * (1 + row * per_record)
-        addresses[i] = maps[key // per_segment] + np.uint64(offset)
-        found += 1
+        key = keys[i]
+        group, offset = key >> GROUP_BITS, key & (GROUP_KEYS - 1)
+        for run in range(cuts.shape[0] - 1):
+            first = cuts[run]
+            part = first + np.searchsorted(lows[first : cuts[run + 1]], key, "right") - 1
+            if part < first or key >= highs[part]:
+                continue
+            at = group_at(directories[part], groups[part], group)
+            if at == groups[part]:
+                continue
+            entry = directory_at(directories[part], at)
+            if entry[0] != group:
+                continue
+            container = containers[part] + entry[4]
+            rank = rank_below(container, entry[1], offset)
+            if has_key(container, entry[1], offset, rank):
+                addresses[i] = maps[part] + np.uint64(entry[3] + rank * entry[2])
+                found += 1
+                break
     return found
 
 
-@kernel
-def overlay(
-    buffer: Uint8s,  # pages from `first` on
-    first: Int,
-    places: Int64sIn,  # (n,) byte offset of each record in the segment file
-    records: Uint8RowsIn,  # (n, record bytes)
-) -> None:
-    """Copy records to their places in a buffer of whole pages."""
-    for i in range(places.shape[0]):
-        at = places[i] - first
-        buffer[at : at + records.shape[1]] = records[i]
-
-
 class Base:
-    """The base files of one table. Reads on the engine thread, `write` on the thread of a fold."""
+    """The runs of a store. Engine thread only; a merge's thread reads its files."""
 
-    def __init__(
-        self, files: Files, store_id: bytes, table_id: int, geometry: BaseGeometry
-    ) -> None:
-        self.written = Written.none()
-        self.written_path = ""
-        self.geometry = geometry
-        self.directory = f"base/{table_id}"
+    def __init__(self, files: Files, store_id: bytes) -> None:
+        self.runs: tuple[Run, ...] = ()  # oldest first
+        self.maps: tuple[NDArray[np.uint8], ...] = ()
         self._files = files
         self._store_id = store_id
-        self._table_id = table_id
-        self._maps: dict[int, NDArray[np.uint8]] = {}
-        self._addresses = np.zeros(0, np.uint64)
-
-    def create(self, rows: int) -> None:
-        """Make the table's directory and its first segment, sparse."""
-        self._files.make_directory(self.directory)
-        self._open_segment(0, min(rows, self.geometry.rows_per_segment)).close()
-
-    def load(self, written_path: str) -> None:
-        """Make a bitmap file the current one, checked, and map the segments it needs."""
-        written = Written.load(self._files, written_path, self._store_id, self._table_id)
-        self.map_rows(written)
-        self.use(written, written_path)
-
-    def map_rows(self, written: Written) -> None:
-        """Map the segments that a bitmap needs, which must be there and long enough."""
-        for number, rows in self._last_rows(written):
-            self._map(number, self.geometry.file_bytes(rows))
-
-    def use(self, written: Written, path: str) -> None:
-        """Make `written`, whose rows are mapped, the current bitmap."""
-        self.written, self.written_path = written, path
+        self._by_path: dict[str, RunFile] = {}
+        self.use(())
 
     @property
-    def maps(self) -> Iterable[NDArray[np.uint8]]:
-        """The maps of its segments."""
-        return self._maps.values()
+    def bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.map.nbytes for file in self._by_path.values())
+
+    def table_ids(self) -> Keys:
+        """Return the ids of the tables that have rows, ascending."""
+        return np.array(
+            sorted({i for f in self._by_path.values() for i in f.table_bytes}), np.int64
+        )
+
+    def open(self, entries: tuple[RunEntry, ...]) -> tuple[Run, ...]:
+        """Map the files of a catalogue's runs, those that are mapped already excepted."""
+        opened = dict(self._by_path)
+        runs = []
+        for run in entries:
+            for entry in run:
+                if entry.path not in opened:
+                    opened[entry.path] = RunFile.open(self._files, self._store_id, entry)
+            runs.append(tuple(Part(entry, opened[entry.path]) for entry in run))
+        return tuple(runs)
+
+    def use(self, runs: tuple[Run, ...]) -> None:
+        """Make opened runs the current ones."""
+        self.runs = runs
+        parts = [part for run in reversed(runs) for part in run]
+        self._by_path = {part.entry.path: part.file for part in parts}
+        self.maps = tuple(file.map for file in self._by_path.values())
+        sizes = [len(run) for run in reversed(runs)]
+        indexes = [part.file.index for part in parts]
+        self._arrays = (
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            np.array([part.entry.low for part in parts], np.int64),
+            np.array([part.entry.high for part in parts], np.int64),
+            np.array([address(index.directory) for index in indexes], np.int64),
+            np.array([len(index.directory) for index in indexes], np.int64),
+            np.array([address(index.containers) for index in indexes], np.int64),
+            np.array([part.file.map.ctypes.data for part in parts], np.uint64),
+        )
 
     def locate(self, keys: Keys, wanted: NDArray[np.int64], addresses: NDArray[np.uint64]) -> int:
         """Write the record addresses of keys[wanted] that the base has; return how many."""
-        if not len(self.written.pages):
-            return 0
-        g = self.geometry
-        return locate(
-            keys,
-            wanted,
-            self.written.pages,
-            self.written.bits,
-            self._addresses,
-            g.records_per_page,
-            g.pages_per_record,
-            g.rows_per_segment,
-            g.record_bytes,
-            addresses,
-        )
+        return locate(keys, wanted, *self._arrays, addresses) if self.runs else 0
 
-    def write(self, keys: Keys, records: NDArray[np.uint64]) -> None:
-        """Write records (n, words) of ascending keys (below 2**40) in page order. Not yet durable.
-
-        A page is written whole, with its other rows, so that a fold costs one write for a run of
-        neighbouring pages.
-        """
-        per_segment = self.geometry.rows_per_segment
-        cuts = np.searchsorted(
-            keys,
-            np.arange(keys[0] // per_segment, keys[-1] // per_segment + 2) * per_segment,
-        )
-        for low, high in pairwise(cuts.tolist()):
+    def blocks(self, table_id: int, block_keys: int) -> Keys:
+        """Return a table's blocks of `block_keys` keys with a row, ascending."""
+        first, end = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
+        found = [np.empty(0, np.int64)]
+        for part in (part for run in self.runs for part in run):
+            low, high = max(part.entry.low, first), min(part.entry.high, end)
             if low < high:
-                number = int(keys[low]) // per_segment
-                self._write_segment(
-                    number, keys[low:high] - number * per_segment, records[low:high]
-                )
-
-    def save_written(self, keys: Keys, path: str) -> tuple[Written, str]:
-        """Save the bitmap that also has `keys` (ascending); return it, read back, and its path.
-
-        Read back, because the map costs no memory of the process, whatever the size of the table.
-        """
-        written = self.written.with_keys(keys)
-        written.save(self._files, path, self._store_id, self._table_id)
-        self._files.sync_directory(self.directory)
-        return Written.load(self._files, path, self._store_id, self._table_id), path
-
-    def sync(self, low_key: int, high_key: int) -> None:
-        """Return once the segments of the keys in [low_key, high_key] are on the disk."""
-        per_segment = self.geometry.rows_per_segment
-        for number in range(low_key // per_segment, high_key // per_segment + 1):
-            if self._files.exists(self._path(number)):
-                with closing(self._files.open(self._path(number), write=True)) as file:
-                    file.sync()
-        self._files.sync_directory(self.directory)
-
-    def _last_rows(self, written: Written) -> list[tuple[int, int]]:
-        """Return (segment, rows it must have) for every segment with a written row."""
-        per_segment = self.geometry.rows_per_segment
-        starts = written.blocks(_BLOCK_KEYS) * _BLOCK_KEYS
-        firsts, lasts = starts // per_segment, (starts + _BLOCK_KEYS - 1) // per_segment
-        spans = lasts - firsts + 1  # above 1 where a block reaches into other segments
-        numbers = np.repeat(firsts - np.cumsum(spans) + spans, spans) + np.arange(spans.sum())
-        result = []
-        for number in np.unique(numbers).tolist():
-            end = (number + 1) * per_segment
-            # The last block before the end may have only keys beyond it; the one before has none.
-            last_two = starts[max(int(np.searchsorted(starts, end)) - 2, 0)]
-            keys = written.keys_between(max(int(last_two), number * per_segment), end)
-            if len(keys):
-                result.append((number, int(keys[-1]) - number * per_segment + 1))
-        return result
-
-    def _path(self, number: int) -> str:
-        return f"{self.directory}/{number:06d}.rows"
-
-    def _open_segment(self, number: int, rows: int) -> File:
-        path = self._path(number)
-        length = self.geometry.file_bytes(rows)
-        exists = self._files.exists(path)
-        file = self._files.open(path, write=True) if exists else self._files.create(path)
-        try:
-            # Again at every fold: an unfinished creation may have lost it.
-            file.write(0, pack_header(BASE_MAGIC, self._store_id, self._table_id, number))
-            if file.size < length:
-                file.truncate(length)
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def _write_segment(self, number: int, rows: Keys, records: NDArray[np.uint64]) -> None:
-        geometry = self.geometry
-        if geometry.records_per_page:
-            pages = 1 + rows // geometry.records_per_page
-            places = pages * PAGE_BYTES + rows % geometry.records_per_page * geometry.record_bytes
-            last_pages = pages
-        else:
-            pages = 1 + rows * geometry.pages_per_record
-            places = pages * PAGE_BYTES
-            last_pages = pages + geometry.pages_per_record - 1
-        with closing(self._open_segment(number, int(rows[-1]) + 1)) as file:
-            for low, high in pairwise(_runs(pages, last_pages)):
-                first = int(pages[low]) * PAGE_BYTES
-                length = (int(last_pages[high - 1]) + 1) * PAGE_BYTES - first
-                buffer = np.frombuffer(bytearray(file.read(first, length)), np.uint8)
-                overlay(buffer, first, places[low:high], records[low:high].view(np.uint8))
-                file.write(first, buffer.data)
-
-    def _map(self, number: int, length: int) -> None:
-        if number in self._maps and len(self._maps[number]) >= length:
-            return
-        path = self._path(number)
-        if not self._files.exists(path):
-            raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
-        with closing(self._files.open(path)) as file:
-            if file.size < length:
-                raise CorruptTableError(
-                    f"{path}: expected {length} bytes of rows, found {file.size}"
-                )
-            head = file.read(0, PAGE_BYTES)
-            found = unpack_header(head, BASE_MAGIC, self._store_id, path)
-            if found != (self._table_id, number):
-                raise CorruptTableError(f"{path}: has rows of another table or segment")
-            self._maps[number] = file.map(file.size)
-        addresses = np.zeros(max(number + 1, len(self._addresses)), np.uint64)
-        addresses[: len(self._addresses)] = self._addresses
-        addresses[number] = self._maps[number].ctypes.data
-        self._addresses = addresses
-
-
-def _runs(pages: NDArray[np.int64], last_pages: NDArray[np.int64]) -> list[int]:
-    """Cut ascending records into runs of neighbouring pages, of bounded length."""
-    apart = np.flatnonzero(pages[1:] > last_pages[:-1] + 1) + 1
-    cuts = [0, *apart.tolist(), len(pages)]
-    runs = [0]
-    for low, high in pairwise(cuts):
-        while low < high:
-            low += max(1, int(np.searchsorted(pages[low:high], pages[low] + _WRITE_PAGES_MAX)))
-            low = min(low, high)
-            runs.append(low)
-    return runs
+                blocks = (part.file.index.between(low, high)[0] - first) // block_keys
+                found.append(blocks[np.diff(blocks, prepend=-1) != 0])
+        return np.unique(np.concatenate(found))

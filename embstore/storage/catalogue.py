@@ -10,11 +10,12 @@ record winning. The **head** is the newest state; a **checkpoint** is a state ke
 caller's label. A fold moves segments into the base only up to the oldest kept checkpoint, so that
 every kept state stays readable.
 
-Segment numbers and table ids grow for ever, as does the **epoch**: it counts how often acknowledged
-commands were undone, by a restore or by a crash, so that what a client knew of an older epoch is
-void. For the crash the catalogue has a **tail**: it is set before the first command after a commit,
-and cleared by the next one. If a store with a tail is opened, commands were lost, and
-another epoch begins, written with whatever is written next: before that nothing can be lost.
+Numbers of segments and runs, and table ids, grow for ever, as does the **epoch**: it counts how
+often acknowledged commands were undone, by a restore or by a crash, so that what a client knew of
+an older epoch is void. For the crash the catalogue has a **tail**: it is set before the first
+command after a commit, and cleared by the next one. If a store with a tail is opened, commands were
+lost, and another epoch begins, written with whatever is written next: before that nothing can be
+lost.
 """
 
 import hashlib
@@ -23,6 +24,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from embstore.arrays import KEY_BITS
 from embstore.errors import CorruptTableError, EmbstoreError, TableMismatchError
 from embstore.results import Checkpoint, State, TableEntry
 from embstore.storage.format import FORMAT
@@ -42,11 +46,36 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True)
+class PartEntry:
+    """A range of the keys of a file of the base: the run `number` has their rows there."""
+
+    number: int
+    part: int
+    low: int  # row keys in [low, high)
+    high: int
+    bytes: int
+    checksum: int
+
+    @property
+    def path(self) -> str:
+        """The file's path in the store."""
+        return part_path(self.number, self.part)
+
+
+RunEntry = tuple[PartEntry, ...]
+"""Parts by ascending key."""
+
+
+def part_path(number: int, part: int) -> str:
+    """Return the path of a part of a run."""
+    return f"base/{number:012d}-{part:06d}.rows"
+
+
+@dataclass(frozen=True)
 class Catalogue:
     """All that is committed."""
 
     store_id: str
-    base_segment_bytes: int  # of a base's files: it decides where a row is, so it never changes
     epoch: int = 1
     tail: bool = False
     next_table_id: int = 0
@@ -54,7 +83,7 @@ class Catalogue:
     head: State = field(default_factory=State)
     checkpoints: tuple[Checkpoint, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
-    written: dict[str, str] = field(default_factory=dict)  # table id -> path of its written bitmap
+    runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
 
     @property
     def fold_horizon(self) -> int:
@@ -73,6 +102,17 @@ class Catalogue:
         """Return the ids of every table that some kept state names."""
         states = [self.head, *(c.state for c in self.checkpoints)]
         return {t.table_id for state in states for t in state.tables}
+
+    def without_dropped(self) -> "Catalogue":
+        """Return the catalogue without parts that only have rows of tables that no state names."""
+        alive = np.array(sorted(self.table_ids()), np.int64)
+
+        def is_alive(part: PartEntry) -> bool:
+            first, last = part.low >> KEY_BITS, (part.high - 1) >> KEY_BITS
+            return int(np.searchsorted(alive, first)) < int(np.searchsorted(alive, last, "right"))
+
+        runs = (tuple(filter(is_alive, run)) for run in self.runs)
+        return replace(self, runs=tuple(run for run in runs if run))
 
     def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
@@ -102,6 +142,16 @@ def encode(catalogue: Catalogue) -> bytes:
 
 def decode(content: bytes) -> Catalogue:
     """Return the catalogue of a file's content; TableMismatchError if it is of another format."""
+    return of_fields(fields_of(content))
+
+
+def format_of(content: bytes) -> str:
+    """Return the format that a file's content says it has."""
+    return b"".join(content.partition(b"\n")[0].split(b" ")[2:3]).decode("ascii", "replace")
+
+
+def fields_of(content: bytes, form: int = FORMAT) -> dict[str, Any]:
+    """Return the JSON object of a file's content, which must be of that format and whole."""
     head, _, body = content.partition(b"\n")
     words = head.decode("ascii", "replace").split(" ")
     if len(words) != 4 or " ".join(words[:2]) != _MAGIC:
@@ -110,10 +160,17 @@ def decode(content: bytes) -> Catalogue:
         )
     if words[3] != _hash(body):
         raise CorruptTableError(f"{PATH}: the checksum does not match")
-    if words[2] != str(FORMAT):
-        raise TableMismatchError(f"{PATH}: expected format {FORMAT}, found {words[2]}")
+    if words[2] != str(form):
+        raise TableMismatchError(f"{PATH}: expected format {form}, found {words[2]}")
     try:
-        fields = json.loads(body)
+        return dict(json.loads(body))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
+
+
+def of_fields(fields: dict[str, Any]) -> Catalogue:
+    """Return the catalogue that has these fields."""
+    try:
         return Catalogue(
             **fields
             | {
@@ -123,6 +180,7 @@ def decode(content: bytes) -> Catalogue:
                     for c in fields["checkpoints"]
                 ),
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
+                "runs": tuple(tuple(PartEntry(**p) for p in run) for run in fields["runs"]),
             }
         )
     except (KeyError, TypeError, ValueError, RecursionError, EmbstoreError) as exc:
@@ -131,15 +189,9 @@ def decode(content: bytes) -> Catalogue:
 
 def unnamed(catalogue: Catalogue, paths: Iterable[str]) -> list[str]:
     """Return those of the log's and the bases' files that the catalogue does not name."""
-    named = {f"log/{s.number:012d}.log" for s in catalogue.segments} | set(
-        catalogue.written.values()
-    )
-    tables = {f"base/{i}" for i in catalogue.table_ids()}
-    return [
-        path
-        for path in paths
-        if path not in named and not (path.endswith(".rows") and path.rsplit("/", 1)[0] in tables)
-    ]
+    named = {f"log/{s.number:012d}.log" for s in catalogue.segments}
+    named |= {part.path for run in catalogue.runs for part in run}
+    return [path for path in paths if path not in named]
 
 
 def _hash(body: bytes) -> str:

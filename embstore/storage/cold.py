@@ -46,17 +46,20 @@ def will_need(
     order: Int64sIn,  # (n,) ascending by address
     size: Int,  # bytes at each address
 ) -> None:
-    """Ask for the pages of every address; 0 is no address."""
-    end = np.uint64(0)
+    """Ask for the pages of every address, once for neighbours; 0 is no address."""
+    begin = end = np.uint64(0)
     for i in order:
         if addresses[i] == np.uint64(0):
             continue
         first = addresses[i] // _PAGE * _PAGE
         last = (addresses[i] + np.uint64(size - 1)) // _PAGE * _PAGE + _PAGE
-        first = max(first, end)
-        if first < last:
-            _madvise(first, last - first, _WILLNEED)
-            end = last
+        if first > end:
+            if begin < end:
+                _madvise(begin, end - begin, _WILLNEED)
+            begin = first
+        end = max(end, last)
+    if begin < end:
+        _madvise(begin, end - begin, _WILLNEED)
 
 
 _SAMPLE = 64
@@ -68,5 +71,5 @@ def prefetch_cold_pages(addresses: NDArray[np.uint64], size: int) -> bool:
     step = max(1, len(addresses) // _SAMPLE)
     if not count_absent(addresses, step, flag, address(flag)):
         return False
-    will_need(addresses, np.argsort(addresses), size)
+    will_need(addresses, np.argsort(addresses, kind="stable"), size)
     return True

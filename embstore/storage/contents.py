@@ -1,4 +1,4 @@
-"""An open directory: the current catalogue, and the log and bases that it names.
+"""An open directory: the current catalogue, and the log and base that it names.
 
 `use` makes a catalogue the current one, at opening and after a restore: it opens what the catalogue
 names and removes what it does not, the leftovers of a crash. `replace_catalogue` is the commit: one
@@ -17,9 +17,7 @@ import errno
 import json
 import uuid
 from contextlib import AbstractContextManager
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from embstore.arrays import KEY_BITS
 from embstore.config import Limits
@@ -38,24 +36,26 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.files import File, Files
-from embstore.storage.format import FORMAT, BaseGeometry
+from embstore.storage.format import FORMAT
+from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
+from embstore.storage.run import Run, RunWriter
 
 _IDENTITY = "store.json"
 _UNFINISHED = {"LOCK", f"{_IDENTITY}.new", "lost+found"}
 
 
 class Contents:
-    """Catalogue, log and bases of one directory. Engine thread only."""
+    """Catalogue, log and base of one directory. Engine thread only."""
 
     log: Log
+    base: Base
     catalogue: Catalogue
 
     def __init__(self, files: Files, *, read_only: bool, limits: Limits) -> None:
         self.files = files
         self.read_only = read_only
         self.limits = limits
-        self.bases: dict[int, Base] = {}
         self.names: dict[int, str] = {}  # for messages: of every table opened so far
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
@@ -74,18 +74,19 @@ class Contents:
     def use(self, catalogue: Catalogue) -> None:
         """Make a catalogue the current one: open what it names, remove what it does not."""
         self.catalogue = catalogue
-        self.bases = {}
         for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
             for table in state.tables:
-                if table.table_id not in self.bases:
-                    self.bases[table.table_id] = self.open_base(table)
+                self.name(table)
+        self.base = Base(self.files, self.store_id)
+        self.base.use(self.base.open(catalogue.runs))
         self._load_log(catalogue)
-        for table_id in self.bases.keys() - {t.table_id for t in catalogue.head.tables}:
+        head = {t.table_id for t in catalogue.head.tables}
+        for table_id in catalogue.table_ids() - head:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.log.forgetful = False  # what was forgotten is not in the head
-        number, table_id = self._remove_unnamed()
+        number = self._remove_unnamed()
         self.log.next_number = max(catalogue.next_segment, number + 1)
-        self.next_table_id = max(catalogue.next_table_id, table_id + 1)
+        self.next_table_id = catalogue.next_table_id
 
     def _load_log(self, catalogue: Catalogue) -> None:
         self.log = Log(
@@ -103,40 +104,39 @@ class Contents:
         if interval != len(catalogue.checkpoints):
             self.log.freeze()  # nothing is newer than the newest checkpoint
 
-    def open_base(self, table: TableEntry) -> Base:
-        """Return a table's base with the bitmap that the catalogue names, if it names one."""
-        config = table.config()
-        self.names[table.table_id] = config.name
-        geometry = BaseGeometry(config.layout.record_bytes, self.catalogue.base_segment_bytes)
-        if not geometry.rows_per_segment:
-            raise CapacityError(
-                f"limits.base_segment_bytes is {geometry.segment_bytes}, too little for one row of "
-                f"{geometry.record_bytes} bytes and a header"
-            )
-        base = Base(self.files, self.store_id, table.table_id, geometry)
-        path = self.catalogue.written.get(str(table.table_id))
-        if path:
-            base.load(path)
-        return base
+    def name(self, table: TableEntry) -> None:
+        """Note the name of a table, for messages."""
+        self.names[table.table_id] = table.config().name
 
-    def _remove_unnamed(self) -> tuple[int, int]:
-        """Remove what no commit names; return the highest segment number and table id seen."""
-        files, number, table_id = self.files, 0, -1
-        names = [f"log/{name}" for name in files.list("log")]
-        for directory in files.list("base"):
-            names += [f"base/{directory}/{name}" for name in files.list(f"base/{directory}")]
-            if directory.isdigit():
-                table_id = max(table_id, int(directory))
-        for name in names:
-            if name.startswith("log/") and name[4:-4].isdigit():
-                number = max(number, int(name[4:-4]))
+    def new_run(self, part_bytes: int) -> RunWriter:
+        """Start a run of the base, which nothing names yet."""
+        number, self.log.next_number = self.log.next_number, self.log.next_number + 1
+        return RunWriter(self.files, self.store_id, number, part_bytes)
+
+    def with_runs(self, runs: tuple[Run, ...]) -> Catalogue:
+        """Return the catalogue with other runs."""
+        return replace(
+            self.catalogue,
+            next_segment=max(self.catalogue.next_segment, self.log.next_number),
+            runs=tuple(tuple(part.entry for part in run) for run in runs),
+        )
+
+    def use_runs(self, runs: tuple[Run, ...]) -> None:
+        """Make opened runs, which the catalogue names, the current ones; remove the others."""
+        before = {part.entry.path for run in self.base.runs for part in run}
+        self.base.use(runs)
+        for path in before - {part.entry.path for run in runs for part in run}:
+            self.files.discard(path)
+
+    def _remove_unnamed(self) -> int:
+        """Remove what no commit names; return the highest number of a segment or run seen."""
+        files = self.files
+        names = [f"{room}/{name}" for room in ("log", "base") for name in files.list(room)]
+        digits = (name.split("/")[1].split(".")[0].split("-")[0] for name in names)
         if not self.read_only:
             for name in catalogues.unnamed(self.catalogue, names):
                 files.discard(name)
-            for directory in files.list("base"):
-                if not directory.isdigit() or int(directory) not in self.bases:
-                    files.discard(f"base/{directory}", directory=True)
-        return number, table_id
+        return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
@@ -148,20 +148,9 @@ class Contents:
             raise
         self.catalogue = new
 
-    def maps(self) -> tuple[NDArray[np.uint8], ...]:
+    def maps(self) -> tuple[object, ...]:
         """Return the maps of all rows that can be located now; while referred to, they stay."""
-        bases = (m for base in self.bases.values() for m in base.maps)
-        return (*self.log.maps, *bases)
-
-    def dropped(self) -> set[int]:
-        """Return the ids of tables that have a base and that no kept state names any more."""
-        return self.bases.keys() - self.catalogue.table_ids()
-
-    def remove_dropped(self) -> None:
-        """Remove the bases that no kept state names any more."""
-        for table_id in self.dropped():
-            del self.bases[table_id]
-            self.files.discard(f"base/{table_id}", directory=True)
+        return (self.log.maps, self.base.maps)
 
     def close(self) -> None:
         """Remove what was never committed, and release the lock."""
@@ -242,8 +231,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> File:
     lock = files.lock("LOCK", shared=read_only)
     try:
         if not files.exists(_IDENTITY):
-            identity = {"format": FORMAT, "endianness": "little", "store_id": uuid.uuid4().hex}
-            files.replace(_IDENTITY, json.dumps(identity).encode() + b"\n")
+            _write_identity(files, uuid.uuid4().hex)
     except BaseException:
         lock.close()
         raise
@@ -252,13 +240,23 @@ def _lock_directory(files: Files, *, read_only: bool) -> File:
 
 def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalogue:
     """Return what was last committed; write the first catalogue of a new store."""
-    store_id = _read_store_id(files)
+    store_id, form = _read_identity(files)
     if files.exists(catalogues.PATH):
-        catalogue = catalogues.decode(files.read_all(catalogues.PATH))
+        content = files.read_all(catalogues.PATH)
+        if form == 1:
+            if read_only:
+                raise TableMismatchError(
+                    f"{files.root} has format 1; open it once for writing, which makes it format "
+                    f"{FORMAT}"
+                )
+            catalogue = migrate(files, store_id, content, limits.base_segment_bytes)
+            _write_identity(files, store_id)
+        else:
+            catalogue = catalogues.decode(content)
     elif files.exists("log") or files.exists("base") or read_only:
         raise CorruptTableError(f"{catalogues.PATH}: missing from {files.root}")
     else:
-        catalogue = Catalogue(store_id, base_segment_bytes=limits.base_segment_bytes)
+        catalogue = Catalogue(store_id)
         files.replace(catalogues.PATH, catalogues.encode(catalogue))
     if catalogue.store_id != store_id:
         raise CorruptTableError(
@@ -267,14 +265,20 @@ def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalog
     return catalogues.reopened(catalogue)
 
 
-def _read_store_id(files: Files) -> str:
+def _write_identity(files: Files, store_id: str) -> None:
+    identity = {"format": FORMAT, "endianness": "little", "store_id": store_id}
+    files.replace(_IDENTITY, json.dumps(identity).encode() + b"\n")
+
+
+def _read_identity(files: Files) -> tuple[str, int]:
+    """Return store id and format."""
     try:
         identity = json.loads(files.read_all(_IDENTITY))
         found = (identity["format"], identity["endianness"])
         store_id = bytes.fromhex(identity["store_id"]).hex()
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptTableError(f"{_IDENTITY}: unreadable") from exc
-    if found != (FORMAT, "little"):
+    if found not in ((FORMAT, "little"), (1, "little")):
         raise TableMismatchError(
             f"{_IDENTITY}: expected format {FORMAT}, little-endian, "
             f"found format {found[0]}, {found[1]}"
@@ -283,4 +287,4 @@ def _read_store_id(files: Files) -> str:
         raise CorruptTableError(
             f"{_IDENTITY}: expected a store id of 32 digits, found {store_id!r}"
         )
-    return store_id
+    return store_id, found[0]

@@ -8,9 +8,15 @@ A **position** is ``place << 40 | byte offset``: a place is a small number that 
 while records of it can be found (log.py). `live` counts, by place, the records that are some key's
 newest.
 
+It grows little by little: all entries at once are seconds for tens of millions. An entry is in the
+new table or in the old one; every call that adds keys moves their entries, and some others, so that
+the old table is gone long before the new one is full.
+
 Keys given to one call may repeat: entries are written in order, so the last counts. The loops are
 pure functions of their arguments; host memory only.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +38,8 @@ OFFSET_MASK = (1 << PLACE_BITS) - 1
 _AHEAD = 12
 """How many keys ahead the entry is asked for: a few memory latencies."""
 _INITIAL = 1 << 12
+_MOVED_LEAST = 1 << 15
+"""Entries that a call moves: a few milliseconds."""
 _SHRINK = 16
 """A fold can empty the index; below one entry in so many its memory is freed."""
 
@@ -142,6 +150,58 @@ def repoint(
     return removed
 
 
+@building_block
+def _insert(index_keys: Int64s, index_positions: Int64s, key: np.int64, position: np.int64) -> None:
+    """Add a key that is not there."""
+    mask = np.int64(index_keys.shape[0] - 1)
+    at = _home(key, mask)
+    while index_keys[at] != -1:
+        at = (at + 1) & mask
+    index_keys[at] = key
+    index_positions[at] = position
+
+
+@kernel
+def move_keys(
+    old_keys: Int64s,
+    old_positions: Int64s,
+    index_keys: Int64s,
+    index_positions: Int64s,
+    keys: Int64sIn,
+) -> None:
+    """Move the entries of `keys` that the old table has to the new one."""
+    mask = np.int64(old_keys.shape[0] - 1)
+    for i in range(keys.shape[0]):
+        at = _home(keys[i], mask)
+        while old_keys[at] != keys[i] and old_keys[at] != -1:
+            at = (at + 1) & mask
+        if old_keys[at] == keys[i]:
+            _insert(index_keys, index_positions, keys[i], old_positions[at])
+            _erase(old_keys, old_positions, at, mask)
+
+
+@kernel
+def move_some(
+    old_keys: Int64s,
+    old_positions: Int64s,
+    index_keys: Int64s,
+    index_positions: Int64s,
+    at: Int,
+    count: Int,
+) -> int:
+    """Move up to `count` entries from the old table's places `at` and up; return where to go on."""
+    mask = np.int64(old_keys.shape[0] - 1)
+    while at <= mask and count > 0:
+        if old_keys[at] == -1:
+            at += 1
+        else:
+            _insert(index_keys, index_positions, old_keys[at], old_positions[at])
+            # Another entry may come to this place.
+            _erase(old_keys, old_positions, np.int64(at), mask)
+            count -= 1
+    return int(at)
+
+
 @kernel
 def add_keys(index_keys: Int64s, keys: Int64sIn, shift: Int) -> int:
     """Add every key >> shift to a table of keys alone; return how many are new."""
@@ -171,15 +231,21 @@ class RowIndex:
     def __init__(self) -> None:
         self.size = 0
         self._keys, self._positions = _entries(_INITIAL)
+        self._old: _Old | None = None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of host memory that the index takes."""
-        return self._keys.nbytes + self._positions.nbytes
+        return sum(2 * keys.nbytes for keys, _ in self._tables())
 
     def find(self, keys: Keys, positions: NDArray[np.int64]) -> None:
         """Write each key's position, or -1, into `positions`."""
         find(self._keys, self._positions, keys, positions)
+        if self._old is not None:
+            missing = np.flatnonzero(positions < 0)
+            others = np.empty(len(missing), np.int64)
+            find(self._old.keys, self._old.positions, keys[missing], others)
+            positions[missing] = others
 
     def put(
         self,
@@ -194,6 +260,9 @@ class RowIndex:
         superseded. Of a repeated key the last counts.
         """
         self.make_room(len(keys))
+        if (old := self._old) is not None:
+            move_keys(old.keys, old.positions, self._keys, self._positions, keys)
+            self._move(max(_MOVED_LEAST, 4 * len(keys)))
         self.size += put(self._keys, self._positions, keys, positions, live, frozen)
 
     def repoint(
@@ -204,14 +273,16 @@ class RowIndex:
         live: NDArray[np.int64],
     ) -> None:
         """Point keys that still have their old position to the new one, or to none (-1)."""
-        self.size -= repoint(self._keys, self._positions, keys, olds, news, live)
+        for table in self._tables():
+            self.size -= repoint(*table, keys, olds, news, live)
         if _SHRINK * self.size < len(self._keys) and len(self._keys) > _INITIAL:
-            self._rebuild(max(_INITIAL, 1 << (2 * self.size).bit_length()))
+            self._begin_moving(max(_INITIAL, 1 << (2 * self.size).bit_length()))
+            self._move(self.size)
 
     def keys_between(self, low: int, high: int) -> Keys:
         """Return the row keys in [low, high), in no order."""
-        keys: Keys = self._keys[(self._keys >= low) & (self._keys < high)]
-        return keys
+        found = [keys[(keys >= low) & (keys < high)] for keys, _ in self._tables()]
+        return np.concatenate(found)
 
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:
         """Return a new array of each key's position, or -1."""
@@ -221,22 +292,42 @@ class RowIndex:
 
     def positions(self) -> NDArray[np.int64]:
         """Return every position, in no order."""
-        found: NDArray[np.int64] = self._positions[self._keys != EMPTY_KEY]
-        return found
+        return np.concatenate([p[keys != EMPTY_KEY] for keys, p in self._tables()])
 
     def make_room(self, count: int) -> None:
         """Grow once for `count` keys more, rather than again and again."""
         size = self.size + count
-        if 10 * size <= 7 * len(self._keys):
-            return
-        self._rebuild(1 << (2 * size - 1).bit_length())
+        if 10 * size > 7 * len(self._keys):
+            self._begin_moving(1 << (2 * size - 1).bit_length())
+            self._move(_MOVED_LEAST)
 
-    def _rebuild(self, capacity: int) -> None:
-        # Into new arrays first: a failure half way must not leave an index without its rows.
+    def _tables(self) -> list[tuple[Keys, NDArray[np.int64]]]:
+        tables = [(self._keys, self._positions)]
+        if self._old is not None:
+            tables.append((self._old.keys, self._old.positions))
+        return tables
+
+    def _begin_moving(self, capacity: int) -> None:
+        """Begin a table of another size, to which the entries move little by little."""
+        # Memory first: a failure half way must not leave an index without its rows.
         keys, positions = _entries(capacity)
-        used = self._keys != EMPTY_KEY
-        old_keys, old_positions = self._keys[used], self._positions[used]
-        places = int(old_positions.max(initial=0) >> PLACE_BITS) + 1
-        nothing, frozen = np.zeros(places, np.int64), np.ones(places, np.uint8)
-        put(keys, positions, old_keys, old_positions, nothing, frozen)
+        if self._old is not None:
+            self._move(self.size)
+        self._old = _Old(self._keys, self._positions)
         self._keys, self._positions = keys, positions
+
+    def _move(self, count: int) -> None:
+        old = self._old
+        assert old is not None
+        old.next = move_some(old.keys, old.positions, self._keys, self._positions, old.next, count)
+        if old.next == len(old.keys):
+            self._old = None
+
+
+@dataclass
+class _Old:
+    """The table before it was made larger: entries that have not been moved yet."""
+
+    keys: Keys
+    positions: NDArray[np.int64]
+    next: int = 0

@@ -35,7 +35,7 @@ from embstore.storage.format import (
     pack_header,
     unpack_header,
 )
-from embstore.storage.row_index import PLACE_BITS
+from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS
 
 _TRAILER = struct.Struct("<8sQQQQQQQ")
 _TRAILER_MAGIC = b"EMBS.END"
@@ -235,3 +235,41 @@ def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.i
     sizes = np.array([run[2] for run in segment.runs], np.int64)
     result: NDArray[np.int64] = sizes[np.searchsorted(starts, offsets, side="right") - 1]
     return result
+
+
+def places_of(
+    segments: list[Segment], positions: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return bytes and address of the record at each position in some segments."""
+    sizes = np.empty(len(positions), np.int64)
+    addresses = np.empty(len(positions), np.uint64)
+    places = positions >> PLACE_BITS
+    for segment in segments:
+        here = np.flatnonzero(places == segment.place)
+        sizes[here] = record_sizes(segment, positions[here])
+        offsets = (positions[here] & OFFSET_MASK).astype(np.uint64)
+        addresses[here] = np.uint64(segment.map.ctypes.data) + offsets
+    return sizes, addresses
+
+
+def newest_in(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
+    """Return the keys of some segments, ascending, and where the newest record of each is."""
+    parts = [segment.keys_and_positions() for segment in segments]
+    keys = np.concatenate([k for k, _ in parts])
+    positions = np.concatenate([p for _, p in parts])
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    last = np.append(keys[1:] != keys[:-1], True) if len(keys) else np.empty(0, bool)
+    return keys[last], positions[order[last]]
+
+
+def first_of(segments: list[Segment], size: int) -> list[Segment]:
+    """Return the first segments, one at least, of together no more than `size` bytes."""
+    total = 0
+    chosen: list[Segment] = []
+    for segment in segments:
+        total += segment.bytes
+        if chosen and total > size:
+            break
+        chosen.append(segment)
+    return chosen

@@ -1,11 +1,11 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""Storage: log, bases, catalogue and merges of a store's directory.
+"""Storage: log, base, catalogue and merges of a store's directory.
 
     rows       reads rows that are not in the cache                            stored_rows.py
     appender   logs dirty rows that leave the cache                            appender.py
     commit     makes all of it durable, by one rename; optionally under a label
     restore    makes a kept checkpoint the head again
-    merges     folds and compactions in the background                         merges.py
+    merges     folds, merges and compactions in the background                merges.py
 
 The base does not change between commits, the log only grows, and the catalogue is replaced
 whole; so the store opens at its last commit after a crash at any instant, without a repair.
@@ -28,6 +28,7 @@ from embstore.host.workers import Workers
 from embstore.results import Checkpoint, State, TableEntry
 from embstore.stats import counter, document, flag, gauge, text, texts
 from embstore.storage.appender import Appender
+from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
 from embstore.storage.files import Files
@@ -60,7 +61,11 @@ class StorageStats:
         lambda s: s.appender.bytes_written,
         metric="storage_written_bytes",
     )
-    folds: int = counter("Merges of the log into the base.", lambda s: s.merges.folds)
+    base_bytes: int = gauge("Size of the base.", lambda s: s.base.bytes)
+    base_runs: int = gauge("Runs of the base, which a lookup asks.", lambda s: len(s.base.runs))
+    base_files: int = gauge("Files of the base.", lambda s: len(s.base.maps))
+    folds: int = counter("Folds: log segments made a run of the base.", lambda s: s.merges.folds)
+    base_merges: int = counter("Merges of runs of the base.", lambda s: s.merges.base_merges)
     compactions: int = counter("Merges within the log.", lambda s: s.merges.compactions)
     merge_running: bool = flag("A merge runs in the background.", lambda s: s.merges.running)
     merge_failures: int = counter("Merges that failed.", lambda s: s.merges.failures)
@@ -105,6 +110,11 @@ class Storage:
         return self._contents.log
 
     @property
+    def base(self) -> Base:
+        """The base; another one after a restore."""
+        return self._contents.base
+
+    @property
     def failure(self) -> EmbstoreError | None:
         """What made the storage fail, or None."""
         return self._contents.failure
@@ -134,14 +144,8 @@ class Storage:
     # Tables
 
     def create_table(self, table: TableEntry) -> None:
-        """Make the base of a new table; where there is no room for it, nothing has changed."""
-        try:
-            base = self._contents.open_base(table)
-            base.create(table.rows)
-        except EmbstoreError as exc:
-            self.files.remove_directory(f"base/{table.table_id}")
-            raise type(exc)(f"table {table.identity['name']!r}: {exc}") from exc
-        self._contents.bases[table.table_id] = base
+        """Note a new table. It has no rows yet, so nothing is written."""
+        self._contents.name(table)
         self._contents.next_table_id = max(self.next_table_id, table.table_id + 1)
 
     def drop_table(self, table_id: int) -> None:
@@ -174,14 +178,17 @@ class Storage:
             )
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
         new = self._next_catalogue(head, label, metadata or {})
+        drops = new.runs != self.catalogue.runs
+        if drops:
+            self.merges.stop()  # it may be reading what is about to go
+            new = self._next_catalogue(head, label, metadata or {})
         self.files.reached("commit:synced")
         self._contents.replace_catalogue(new)
         self.files.reached("commit:renamed")
         self.log.mark_committed(new.head.commit)
         self.committed_at = monotonic()
-        if self._contents.dropped():
-            self.merges.stop()  # it may be writing to a base that is about to go
-            self._contents.remove_dropped()
+        if drops:
+            self._contents.use_runs(self.base.open(new.runs))
         # Before the freeze: only now does the index say which records this commit needs.
         self.merges.poll()
         if label is not None:
@@ -204,10 +211,8 @@ class Storage:
             checkpoints = (*checkpoints, Checkpoint(label, metadata, head))[-self._keep :]
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
         new = replace(old, head=head, checkpoints=checkpoints, tail=False)
-        alive = {str(table_id) for table_id in new.table_ids()}
         return replace(
-            new,
-            written={i: path for i, path in old.written.items() if i in alive},
+            new.without_dropped(),
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
             segments=(*old.segments, *entries),

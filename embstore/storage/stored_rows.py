@@ -2,9 +2,8 @@
 
 A read has two halves: `locate` finds the records' addresses in maps of the files, and copying them
 checks every record. The second half may run in any thread (`collect`), whatever the engine does
-meanwhile: what was located stays mapped as long as the `Located` lives; a fold writes to the base
-only rows that the log has, and a key that is located in the base is in the log only once a newer
-row of it has left the cache.
+meanwhile: files of log and base never change where they have records, and what was located stays
+mapped as long as the `Located` lives.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ class Located:
     keys: Keys  # (n,) unique
     addresses: NDArray[np.uint64]  # (n,), 0: nowhere
     found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base
-    maps: tuple[NDArray[np.uint8], ...]  # what the addresses point into
+    maps: tuple[object, ...]  # what the addresses point into
 
 
 class StoredRows:
@@ -110,7 +109,7 @@ class StoredRows:
         """Return a table's blocks (of `block_keys` keys, dividing 32,768) with a stored row."""
         first = table_id << KEY_BITS
         logged = self._contents.log.index.keys_between(first, first + KEY_MASK + 1) - first
-        in_base = self._contents.bases[table_id].written.blocks(block_keys)
+        in_base = self._contents.base.blocks(table_id, block_keys)
         return np.union1d(in_base, logged // block_keys)
 
     def _locate(self, keys: Keys, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -118,15 +117,5 @@ class StoredRows:
         found = self._contents.log.locate(keys, np.empty(len(keys), np.int64), addresses)
         in_log: NDArray[np.bool_] = addresses != 0
         if found < len(keys):
-            self._locate_in_bases(keys, np.flatnonzero(~in_log), addresses)
+            self._contents.base.locate(keys, np.flatnonzero(~in_log), addresses)
         return in_log
-
-    def _locate_in_bases(
-        self, keys: Keys, missing: NDArray[np.int64], addresses: NDArray[np.uint64]
-    ) -> None:
-        tables = keys[missing] >> KEY_BITS
-        if len(tables) and tables[0] == tables[-1] and (tables == tables[0]).all():
-            self._contents.bases[int(tables[0])].locate(keys, missing, addresses)
-            return
-        for table_id in np.unique(tables).tolist():
-            self._contents.bases[table_id].locate(keys, missing[tables == table_id], addresses)

@@ -22,6 +22,8 @@ from embstore.cache.pool import Pool
 from embstore.storage.row_index import add_keys
 
 _CHUNK_BLOCKS = 16
+_AHEAD_BLOCKS = 256
+"""Blocks that the disk is asked for at a time, while the ones before are hashed."""
 _HASH_THREADS = 2
 _BLOCK_SHIFT = BLOCK_KEYS.bit_length() - 1
 
@@ -91,7 +93,11 @@ def _hash_blocks(pool: Pool, table_id: int, rows: int, blocks: Keys) -> NDArray[
     leaves = np.empty((len(blocks), 32), np.uint8)
     pending: list[Future[None]] = []
     with ThreadPoolExecutor(_HASH_THREADS) as hashers:
+        _ask_for(pool, table_id, rows, blocks[:_AHEAD_BLOCKS])
         for low in range(0, len(blocks), _CHUNK_BLOCKS):
+            if low % _AHEAD_BLOCKS == 0:
+                ahead = low + _AHEAD_BLOCKS
+                _ask_for(pool, table_id, rows, blocks[ahead : ahead + _AHEAD_BLOCKS])
             chunk = blocks[low : low + _CHUNK_BLOCKS]
             keys, records = _written_rows(pool, table_id, rows, chunk)
             cuts = np.searchsorted(keys, [*chunk * BLOCK_KEYS, (KEY_MASK + 1)])
@@ -107,9 +113,18 @@ def _hash_blocks(pool: Pool, table_id: int, rows: int, blocks: Keys) -> NDArray[
     return leaves
 
 
+def _keys_of(blocks: Keys, rows: int) -> Keys:
+    keys: Keys = (blocks[:, None] * BLOCK_KEYS + np.arange(BLOCK_KEYS)).ravel()
+    return keys[: np.searchsorted(keys, rows)]
+
+
+def _ask_for(pool: Pool, table_id: int, rows: int, blocks: Keys) -> None:
+    keys = _keys_of(blocks, rows) | table_id << KEY_BITS
+    pool.storage.rows.prefetch(keys, pool.layout.record_bytes)
+
+
 def _written_rows(pool: Pool, table_id: int, rows: int, blocks: Keys) -> tuple[Keys, NDArray[Any]]:
-    keys = (blocks[:, None] * BLOCK_KEYS + np.arange(BLOCK_KEYS)).ravel()
-    keys = keys[: np.searchsorted(keys, rows)]
+    keys = _keys_of(blocks, rows)
     records, written = pool.reader.peek_written(keys | table_id << KEY_BITS)
     return keys[written], records
 

@@ -19,6 +19,7 @@ CONTENDERS = {
 PARTS = {
     "wire": ("one_key", "bulk", "crowd"),
     "storage": ("write_back", "checkpoint", "digest", "cold_rows"),
+    "space": ("sizes",),
     "durability": ("served", "embedded", "replay"),
 }
 """What is measured one after the other in one process, by its module."""

@@ -83,6 +83,18 @@ class Goal:
         return {"name": self.name, "goal": self.goal, "value": value, "reached": reached}
 
 
+def _worst(*path: str) -> Callable[[Results], float]:
+    """Return what finds the largest figure at `path` of all sizes."""
+    return lambda results: max(
+        float(figure(size, *path)) for size in figure(results, "space", "sizes").values()
+    )
+
+
+def _least_digest(results: Results) -> float:
+    sizes = figure(results, "space", "sizes").values()
+    return min(float(size["digest_share_of_disk"]) for size in sizes)
+
+
 _FBGEMM = ("fbgemm", "fbgemm-1-thread")
 _ALLOWED = f"<= {ALLOWANCE_BYTES / 2**20:g} MiB"
 
@@ -130,6 +142,14 @@ GOALS = (
     Goal(
         "checkpoint : plain write and fsync", at("storage", "checkpoint", "ratio"), ">= 0.6 times"
     ),
+    Goal("written per byte updated at random", _worst("updates", "written_per_byte"), "<= 8 times"),
+    Goal("space per byte of rows", _worst("space"), "<= 1.6 times"),
+    Goal(
+        "the longest update while a table is loaded", _worst("load", "longest_call_s"), "<= 0.5 s"
+    ),
+    Goal("the longest update later", _worst("updates", "longest_call_s"), "<= 0.5 s"),
+    Goal("opening after a kill, cold", _worst("open_s"), "<= 2 s"),
+    Goal("a cold digest : reading the files in order, rates", _least_digest, ">= 0.5 times"),
     *(
         Goal(
             f"served at durability {level} : checkpoint",
@@ -224,6 +244,29 @@ def _wire_lines(wire: dict[str, Any]) -> list[str]:
     return [line for name, part in parts.items() if name in wire for line in part(wire[name])]
 
 
+def _space_lines(space: dict[str, Any]) -> list[str]:
+    columns = {
+        "load s": lambda f: f["load"]["seconds"],
+        "written": lambda f: f["load"]["written_per_byte"],
+        "longest s": lambda f: f["load"]["longest_call_s"],
+        "updates": lambda f: f["updates"]["written_per_byte"],
+        "their longest": lambda f: f["updates"]["longest_call_s"],
+        "space": lambda f: f["space"],
+        "files": lambda f: f["base_files"],
+        "open s": lambda f: f["open_s"],
+        "B a row": lambda f: f["memory_per_row"],
+        "cold ms": lambda f: 1e3 * f["cold_lookup_s"],
+        "digest s": lambda f: f["digest_s"],
+        "of the disk": lambda f: f["digest_share_of_disk"],
+    }
+    lines = []
+    for name, found in space.get("sizes", {}).items():
+        if not lines:
+            lines = ["", " " * 18 + "".join(f"{column:>14}" for column in columns)]
+        lines.append(f"{name:18}" + "".join(f"{of(found):14.3g}" for of in columns.values()))
+    return lines
+
+
 def _durability_lines(durability: dict[str, Any]) -> list[str]:
     lines = []
     for way in ("served", "embedded"):
@@ -249,7 +292,8 @@ def table(results: Results) -> str:
     """Return the text that is printed at the end."""
     lines = _lane_lines(results["lanes"]) if results["lanes"] else []
     lines += _stage_lines(results["lanes"]) + _call_lines(results["lanes"])
-    lines += _wire_lines(results["wire"]) + _durability_lines(results["durability"])
+    lines += _wire_lines(results["wire"]) + _space_lines(results["space"])
+    lines += _durability_lines(results["durability"])
     return "\n".join([*lines, "", *closing_lines(results)])
 
 

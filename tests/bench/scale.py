@@ -43,6 +43,9 @@ class Scale:
     digest_rows: int = 2_000_000
     storage_repeats: int = 5
 
+    space_rows: tuple[int, ...] = (1_000_000, 10_000_000, 40_000_000)
+    """Rows of 80 bytes."""
+
     replay_steps: int = 100
     """Logged and executed again."""
 
@@ -88,6 +91,7 @@ def quick() -> Scale:
         checkpoint_rows=10_000,
         digest_rows=51_200,
         storage_repeats=1,
+        space_rows=(20_000, 100_000),
         replay_steps=5,
         wire_rounds=2,
         one_key_calls=20,

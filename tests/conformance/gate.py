@@ -33,7 +33,7 @@ class GatedFiles(UnsyncedFiles):
     def reached(self, point: str) -> None:
         if point.startswith("commit:") and self.at_commit:
             self.at_commit(point)
-        if not point.startswith(("fold:", "compaction:")):
+        if not point.startswith(("fold:", "base_merge:", "compaction:")):
             return  # the engine's own thread
         with self._turn:
             self.waits_at = point

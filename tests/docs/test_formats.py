@@ -97,20 +97,22 @@ def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> 
 
 def test_header_page(written: tuple[Path, Any, Any]) -> None:
     store_id = json.loads((written[0] / "store.json").read_text())["store_id"]
-    files = [p for name in ("log/*", "base/*/*", "commands/*") for p in written[0].glob(name)]
+    files = [p for name in ("log/*", "base/*", "commands/*") for p in written[0].glob(name)]
     magics = set()
     for file in files:
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        assert (number(header["format"]), number(header["byte order"])) == (1, 0x01020304)
+        form = 2 if file.parent.name == "base" else 1
+        assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
         assert header["store id"].hex() == store_id
         assert number(header["checksum"]) == zlib.crc32(page[: layout("header")["checksum"][0]])
         assert not any(page[sum(layout("header")["checksum"]) :])
         if file.parent.name in ("log", "commands"):
             assert number(header["first number"]) == int(file.stem)
-        elif file.suffix == ".written":
-            assert number(header["first number"]) == int(file.stem) << 24
+        else:
+            numbers = [number(header["first number"]), number(header["second number"])]
+            assert numbers == [int(name) for name in file.stem.split("-")]
     (magic_row,) = (row for row in rows_of("bytes | header | content") if row[1] == "magic")
     assert magics == set(re.findall(r"`(\S{8})`", magic_row[2]))
 
@@ -174,23 +176,26 @@ def test_record_of_the_page_is_the_one_parsed_above() -> None:
 
 
 def test_base(written: tuple[Path, Any, Any]) -> None:
-    (bitmap,) = written[0].glob("base/0/*.written")
-    content = bitmap.read_bytes()
-    header = parsed("header", content)
-    pages, checksum = divmod(number(header["second number"]), 1 << 32)
-    assert (pages, checksum) == (1, zlib.crc32(content[PAGE_BYTES:]))
-    assert number(content[PAGE_BYTES : PAGE_BYTES + 8]) == 0
-    bits = np.unpackbits(np.frombuffer(content[PAGE_BYTES + 8 :], np.uint8), bitorder="little")
-    assert np.flatnonzero(bits).tolist() == [5]
-    (rows,) = written[0].glob("base/0/*.rows")
-    at = PAGE_BYTES + 5 * 32  # 128 records of 32 bytes on a page
-    record = rows.read_bytes()[at : at + 32]
+    (file,) = written[0].glob("base/*")
+    content = file.read_bytes()
+    trailer = parsed("run trailer", content[-64:])
+    assert trailer["magic"] == b"EMBS.RUN"
+    assert number(trailer["checksum"]) == zlib.crc32(content[-64:-16])
+    assert number(trailer["run number"]) == int(file.stem.split("-")[0])
+    assert (number(trailer["records"]), number(trailer["groups"])) == (1, 1)
+    record = content[PAGE_BYTES : PAGE_BYTES + 32]
     assert (number(record[:8]), number(record[8:16])) == (crc32c(record[8:]), 5)
+    index = content[number(trailer["index offset"]) : -64]
+    assert number(trailer["index checksum"]) == zlib.crc32(index)
+    entry = parsed("directory", index)
+    expected = {"group": 0, "keys": 1, "record bytes": 32, "offset": PAGE_BYTES, "place": 0}
+    assert {name: number(value) for name, value in entry.items()} == expected
+    assert index[40:] == (5).to_bytes(8, "little")
 
 
 def test_catalogue(written: tuple[Path, Any, Any]) -> None:
     line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
-    assert line.decode() == f"EMBSTORE CATALOGUE 1 {blake2b(body, digest_size=32).hexdigest()}"
+    assert line.decode() == f"EMBSTORE CATALOGUE 2 {blake2b(body, digest_size=32).hexdigest()}"
     document = json.loads(body)
     fields = {name for row in rows_of("field | meaning") for name in re.findall(r"`(\w+)`", row[0])}
     assert document.keys() == fields

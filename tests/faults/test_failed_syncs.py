@@ -43,7 +43,7 @@ class FailingSync(RecordingFiles):
 
 @pytest.mark.parametrize("settled", [True, False], ids=["settled", "merging"])
 @pytest.mark.parametrize("nth", [1, 3, 8])
-@pytest.mark.parametrize("suffix", [".log", ".rows", ".written", "CATALOGUE.new", ".commands"])
+@pytest.mark.parametrize("suffix", [".log", ".rows", "CATALOGUE.new", ".commands"])
 def test_what_a_failed_sync_lost_is_not_relied_on(
     quick_path: Path, suffix: str, nth: int, settled: bool
 ) -> None:

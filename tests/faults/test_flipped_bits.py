@@ -14,7 +14,7 @@ from tests.faults.promises import Promise
 PROPER = {"right", "CorruptTableError", "TableMismatchError"}
 
 
-@pytest.mark.parametrize("kind", ["store.json", "CATALOGUE", ".log", ".rows", ".written"])
+@pytest.mark.parametrize("kind", ["store.json", "CATALOGUE", ".log", ".rows"])
 def test_flipped_bit_is_an_error_or_harmless(
     forks: Forks, made: tuple[Path, Promise], kind: str
 ) -> None:

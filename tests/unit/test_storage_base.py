@@ -1,49 +1,44 @@
-"""The base: rows by key in sparse segments, and the bitmap of which there are any."""
+"""The base: runs of rows by key, the newer run winning, wherever the keys are."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from embstore.storage.base import Base
-from embstore.storage.format import BaseGeometry
-from embstore.storage.written import BITMAP_PAGE_KEYS, Written
+from embstore.storage.run import RunWriter
 from tests.unit.small_stores import UnsyncedFiles, generator
-from tests.unit.storage_samples import (
-    STORE_ID,
-    layout_of,
-    records_for,
-    rows_for,
-    same_rows,
-    unpacked,
-)
+from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
 
 SEED = 67
-TABLE = 4
-BITMAP = f"base/{TABLE}/000000000001.written"
+TABLE = 4 << 40
+PART_BYTES = 1 << 20
 
 
-def new_base(path, stride=4, segment_bytes=2 << 20, rows=1 << 40):
-    geometry = BaseGeometry(layout_of(stride).record_bytes, segment_bytes)
-    base = Base(UnsyncedFiles(path), STORE_ID, TABLE, geometry)
-    base.create(rows)
+def new_base(path):
+    return Base(UnsyncedFiles(path), STORE_ID)
+
+
+def written(path, number, keys, version=0, stride=4, part_bytes=PART_BYTES, pieces=1):
+    """Write a run of row keys; return its entries."""
+    writer = RunWriter(UnsyncedFiles(path), STORE_ID, number, part_bytes)
+    for piece in np.array_split(np.unique(np.asarray(keys, np.int64)) | TABLE, pieces):
+        writer.append(piece, records_for(piece, version, stride))
+    writer.close()
+    return tuple(writer.entries)
+
+
+def base_of(path, *runs):
+    base = new_base(path)
+    base.use(base.open(runs))
     return base
-
-
-def fold(base, keys, version=0, stride=4, path=BITMAP):
-    """Do what a fold does: rows, then the bitmap; then what a commit does: use it."""
-    keys = np.unique(np.asarray(keys, np.int64))
-    base.write(keys, records_for(keys, version, stride))
-    base.sync(int(keys[0]), int(keys[-1]))
-    written, path = base.save_written(keys, path)
-    base.map_rows(written)
-    base.use(written, path)
-    return keys
 
 
 def read(base, keys, stride=4):
     """Return which keys the base has, and their rows, every record checked."""
-    keys = np.asarray(keys, np.int64)
+    keys = np.asarray(keys, np.int64) | TABLE
     addresses = np.zeros(len(keys), np.uint64)
-    count = base.locate(keys | TABLE << 40, np.arange(len(keys)), addresses)
+    count = base.locate(keys, np.arange(len(keys)), addresses)
     have = addresses != 0
     assert count == have.sum()
     return have.tolist(), unpacked(addresses, keys, stride)[have]
@@ -52,138 +47,114 @@ def read(base, keys, stride=4):
 def check_has(base, keys, version=0, stride=4):
     have, rows = read(base, keys, stride)
     assert all(have)
-    assert same_rows(rows, rows_for(np.asarray(keys), version, stride))
+    assert same_rows(rows, rows_for(np.asarray(keys, np.int64) | TABLE, version, stride))
 
 
-def loaded(path, base, stride=4, segment_bytes=2 << 20):
-    geometry = BaseGeometry(layout_of(stride).record_bytes, segment_bytes)
-    again = Base(UnsyncedFiles(path), STORE_ID, TABLE, geometry)
-    again.load(base.written_path)
-    return again
-
-
-def test_a_table_never_folded_has_no_rows(tmp_path):
+def test_a_base_without_runs_has_no_rows(tmp_path):
     base = new_base(tmp_path)
-    assert read(base, [0, 1, 1 << 39]) == ([False] * 3, pytest.approx(np.empty((0, 4))))
-    assert base.written.blocks(256).tolist() == []
+    assert read(base, [0, 1, 1 << 39])[0] == [False] * 3
+    assert base.blocks(4, 256).tolist() == []
+    assert base.maps == () and base.bytes == 0
 
 
-def test_folded_rows_are_found_and_no_others(tmp_path):
-    keys = generator(SEED).choice(200_000, 3_000, replace=False)
-    base = new_base(tmp_path)
-    keys = fold(base, keys)
+def test_rows_of_a_run_are_found_and_no_others(tmp_path):
+    keys = np.sort(generator(SEED).choice(200_000, 3_000, replace=False))
+    base = base_of(tmp_path, written(tmp_path, 1, keys, pieces=3))
     check_has(base, keys)
-    others = np.setdiff1d(np.arange(200_000), keys)
-    assert not any(read(base, others)[0])
-    check_has(loaded(tmp_path, base), keys)
+    assert not any(read(base, np.setdiff1d(np.arange(200_000), keys))[0])
+    assert base.blocks(4, 256).tolist() == np.unique(keys // 256).tolist()
+    assert base.blocks(3, 256).tolist() == [] == base.blocks(5, 256).tolist()
 
 
-def test_a_second_fold_keeps_and_replaces(tmp_path):
-    base = new_base(tmp_path)
-    fold(base, range(0, 1_000, 2), version=1)
-    fold(base, range(0, 1_000, 3), version=2, path=BITMAP.replace("1", "2"))
+def test_a_newer_run_wins(tmp_path):
+    first = written(tmp_path, 1, range(0, 1_000, 2), version=1)
+    second = written(tmp_path, 2, range(0, 1_000, 3), version=2)
+    base = base_of(tmp_path, first, second)
     check_has(base, range(0, 1_000, 3), version=2)
     check_has(base, [key for key in range(0, 1_000, 2) if key % 3], version=1)
     assert not any(read(base, [1, 5, 7, 997])[0])
 
 
-def test_rows_fold_over_several_segments(tmp_path):
-    base = new_base(tmp_path)
-    per_segment = base.geometry.rows_per_segment
-    assert per_segment > BITMAP_PAGE_KEYS
-    edges = [0, per_segment - 1, per_segment, 2 * per_segment - 1, 5 * per_segment + 3]
-    fold(base, edges)
-    check_has(base, edges)
-    check_has(loaded(tmp_path, base), edges)
-    names = sorted(p.name for p in (tmp_path / base.directory).glob("*.rows"))
-    assert names == ["000000.rows", "000001.rows", "000005.rows"]
-    assert not any(read(base, [1, per_segment + 1, 3 * per_segment, 9 * per_segment])[0])
-
-
-@pytest.mark.parametrize("segment_bytes", [8192, 40_960, 1 << 18])
-def test_segments_may_be_smaller_than_a_bitmap_page(tmp_path, segment_bytes):
-    """A bitmap page spans many segments; each that has a row must be mapped, or reads crash."""
-    base = new_base(tmp_path, segment_bytes=segment_bytes)
-    per_segment = base.geometry.rows_per_segment
-    keys = fold(base, [0, 3 * per_segment + 1, 9 * per_segment, 25_000, 40_000, 70_000])
-    assert set(base._maps) == set((keys // per_segment).tolist())
+def test_a_run_has_as_many_parts_as_its_bytes_need(tmp_path):
+    keys = np.arange(0, 90_000, 3)
+    entries = written(tmp_path, 7, keys, part_bytes=1 << 18, pieces=5)
+    assert len(entries) == -(-len(keys) * 32 // (1 << 18))
+    assert [entry.part for entry in entries] == list(range(len(entries)))
+    assert all(a.high <= b.low for a, b in pairwise(entries))
+    base = base_of(tmp_path, entries)
     check_has(base, keys)
-    check_has(loaded(tmp_path, base, segment_bytes=segment_bytes), keys)
-
-
-@pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_a_bitmap_page_may_straddle_two_segments(tmp_path, offset):
-    """Rows on one side of the border only: that side's segment is needed, and mapped."""
-    for side in (0, 1):
-        base = new_base(tmp_path / f"{side}")
-        border = base.geometry.rows_per_segment
-        assert border % BITMAP_PAGE_KEYS
-        keys = fold(base, [border + 500 * (2 * side - 1) + offset])
-        assert set(base._maps) == {side}
-        check_has(base, keys)
-        check_has(loaded(tmp_path / f"{side}", base), keys)
-
-
-def test_keys_up_to_the_last_one_have_a_place(tmp_path):
-    base = new_base(tmp_path, segment_bytes=1 << 30)
-    keys = fold(base, [0, (1 << 39) + 7, (1 << 40) - 1])
-    check_has(base, keys)
-    assert not any(read(base, [(1 << 40) - 2, 1 << 39])[0])
-    assert base.written.blocks(256).tolist() == [0, 1 << 31, (1 << 32) - 1]
-    assert base.written.keys_between(0, 1 << 40).tolist() == keys.tolist()
-    assert base.written.bits.nbytes == 3 * 4096, "the bitmap grows with rows, not with the table"
+    assert not any(read(base, keys + 1)[0])
 
 
 @pytest.mark.parametrize("stride", [4, 16, 1016, 1020, 1024, 3072, 12288])
 def test_rows_of_every_size_are_kept(tmp_path, stride):
-    base = new_base(tmp_path, stride)
-    per_segment = base.geometry.rows_per_segment
-    keys = [0, 1, 2, 3, 7, per_segment - 1, per_segment, per_segment + 1]
-    keys = fold(base, keys, version=3, stride=stride)
+    keys = [0, 1, 2, 3, 7, 100, 32_767, 32_768, 1 << 39, (1 << 40) - 1]
+    base = base_of(tmp_path, written(tmp_path, 1, keys, version=3, stride=stride))
     check_has(base, keys, version=3, stride=stride)
-    check_has(loaded(tmp_path, base, stride), keys, version=3, stride=stride)
 
 
-def test_many_neighbouring_pages_are_written_whole(tmp_path):
-    """More pages than one system call takes, with and without gaps."""
-    base = new_base(tmp_path, stride=1020, segment_bytes=8 << 20)
-    dense, gaps = np.arange(0, 700), np.arange(800, 1_600, 2)
-    keys = fold(base, np.concatenate([dense, gaps]), stride=1020)
-    check_has(base, keys, stride=1020)
+def test_a_run_may_have_tables_of_other_row_sizes(tmp_path):
+    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1 << 14)
+    tables = {1: 4, 2: 40, 6: 4}
+    for table_id, stride in tables.items():
+        keys = np.arange(0, 900, 2) | table_id << 40
+        writer.append(keys, records_for(keys, table_id, stride))
+    writer.close()
+    base = base_of(tmp_path, tuple(writer.entries))
+    assert base.table_ids().tolist() == [1, 2, 6]
+    for table_id, stride in tables.items():
+        keys = np.arange(900) | table_id << 40
+        addresses = np.zeros(len(keys), np.uint64)
+        assert base.locate(keys, np.arange(len(keys)), addresses) == 450
+        rows = unpacked(addresses, keys, stride)
+        assert same_rows(rows[::2], rows_for(keys[::2], table_id, stride))
+        assert not addresses[1::2].any()
 
 
-def test_the_file_is_sparse(tmp_path):
-    base = new_base(tmp_path, segment_bytes=1 << 30)
-    fold(base, [base.geometry.rows_per_segment - 1])
-    (file,) = (tmp_path / base.directory).glob("*.rows")
-    assert file.stat().st_size > 1_000_000_000
-    assert file.stat().st_blocks * 512 < 1 << 20
+def test_a_part_may_be_cut_and_have_a_hole(tmp_path):
+    """What the catalogue names is what there is; the rest of the file is dead."""
+    (run,) = new_base(tmp_path).open((written(tmp_path, 1, range(2_000)),))
+    left = run[0].without(TABLE | 500, TABLE | 1_500)
+    assert [part.bytes for part in left] == [500 * 32, 500 * 32]
+    assert left[0].without(TABLE, TABLE | 500) == ()
+    assert left[0].without(TABLE | 500, TABLE | 900) == left[:1]
+    base = new_base(tmp_path)
+    base.use((left,))
+    assert len(base.maps) == 1
+    check_has(base, [0, 499, 1_500, 1_999])
+    assert not any(read(base, [500, 1_000, 1_499])[0])
+    assert base.blocks(4, 500).tolist() == [0, 3]
 
 
-# The written bitmap
+def test_files_are_in_proportion_to_rows_wherever_their_keys_are(tmp_path):
+    keys = np.unique(generator(SEED).integers(0, 1 << 40, 60_000))
+    base = base_of(tmp_path, written(tmp_path, 1, keys, part_bytes=1 << 30))
+    check_has(base, keys)
+    assert len(base.maps) == 1
+    assert base.bytes < len(keys) * (32 + 48) + 3 * 4096
 
 
-def random_keys(rng, count=500):
-    return np.unique(rng.integers(0, 20 * BITMAP_PAGE_KEYS, count))
+def test_the_index_of_a_complete_table_takes_next_to_nothing(tmp_path):
+    keys = np.arange(1 << 17)
+    base = base_of(tmp_path, written(tmp_path, 1, keys, part_bytes=1 << 30))
+    assert base.bytes <= len(keys) * 32 + 4096 + 4 * 40 + 64
+    check_has(base, keys)
 
 
-def test_bitmap_is_a_set_of_keys():
-    rng, written, model = generator(SEED), Written.none(), set()
-    for _ in range(10):
-        keys = random_keys(rng, 200)
-        written = written.with_keys(keys)
-        model |= set(keys.tolist())
-        assert written.keys_between(0, 1 << 40).tolist() == sorted(model)
-    assert (np.diff(written.pages) > 0).all()
-    for _ in range(20):
-        low, high = np.sort(rng.integers(0, 21 * BITMAP_PAGE_KEYS, 2)).tolist()
-        expected = sorted(key for key in model if low <= key < high)
-        assert written.keys_between(low, high).tolist() == expected
-    for block in (256, 8, BITMAP_PAGE_KEYS):
-        assert written.blocks(block).tolist() == sorted({key // block for key in model})
+def test_only_wanted_keys_are_located(tmp_path):
+    base = base_of(tmp_path, written(tmp_path, 1, [0, 1, 2]))
+    addresses = np.full(3, 7, np.uint64)
+    assert base.locate(np.array([0, 1, 2]) | TABLE, np.array([2, 0]), addresses) == 2
+    assert addresses[1] == 7 and 7 not in (addresses[0], addresses[2])
 
 
-def test_a_bitmap_does_not_change_the_one_it_came_from():
-    first = Written.none().with_keys(np.array([1, 5]))
-    first.with_keys(np.array([2, 1 << 30]))
-    assert first.keys_between(0, 1 << 40).tolist() == [1, 5]
+def test_what_was_located_stays_when_its_file_is_gone(tmp_path):
+    entries = written(tmp_path, 1, range(10), version=5)
+    base = base_of(tmp_path, entries)
+    keys = np.arange(10) | TABLE
+    addresses, maps = np.zeros(10, np.uint64), base.maps
+    base.locate(keys, np.arange(10), addresses)
+    base.use(())
+    (tmp_path / entries[0].path).unlink()
+    assert same_rows(unpacked(addresses, keys), rows_for(keys, 5))
+    assert len(maps) == 1

@@ -10,6 +10,7 @@ from embstore.errors import CorruptTableError, TableMismatchError
 from embstore.storage.catalogue import (
     Catalogue,
     Checkpoint,
+    PartEntry,
     SegmentEntry,
     State,
     decode,
@@ -26,20 +27,18 @@ def full():
     metadata = {"step": 7, "loss": 0.1, "nested": {"ä": [1, None, True, "\n"]}}
     return Catalogue(
         STORE_ID.hex(),
-        base_segment_bytes=1 << 30,
         epoch=2,
         next_table_id=5,
         next_segment=17,
         head=states[2],
         checkpoints=(Checkpoint("a", metadata, states[0]), Checkpoint("b", {}, states[1])),
         segments=tuple(SegmentEntry(*s, 4096, 7) for s in ((3, 4), (9, 5), (8, 6), (16, 8))),
-        written={"0": "base/0/2.written", "3": "base/3/2.written"},
+        runs=((PartEntry(2, 0, 5, 1 << 41, 4096, 9), PartEntry(2, 1, 1 << 41, 3 << 40 | 9, 64, 1)),
+              (PartEntry(7, 0, 3 << 40, 3 << 40 | 5, 8192, 2),)),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "catalogue", [full(), Catalogue(STORE_ID.hex(), 1 << 30)], ids=["full", "new"]
-)
+@pytest.mark.parametrize("catalogue", [full(), Catalogue(STORE_ID.hex())], ids=["full", "new"])
 def test_a_catalogue_is_decoded_as_it_was_encoded(catalogue):
     assert decode(encode(catalogue)) == catalogue
     assert encode(decode(encode(catalogue))) == encode(catalogue)
@@ -52,8 +51,8 @@ def test_a_table_entry_gives_its_configuration_back():
 
 
 def test_another_format_is_a_mismatch():
-    content = encode(full()).replace(b"EMBSTORE CATALOGUE 1 ", b"EMBSTORE CATALOGUE 2 ", 1)
-    with pytest.raises(TableMismatchError, match="expected format 1, found 2"):
+    content = encode(full()).replace(b"EMBSTORE CATALOGUE 2 ", b"EMBSTORE CATALOGUE 3 ", 1)
+    with pytest.raises(TableMismatchError, match="expected format 2, found 3"):
         decode(content)
 
 
@@ -106,6 +105,14 @@ def test_a_label_that_is_not_kept_is_none():
 
 
 def test_unnamed_files_are_leftovers():
-    named = ["log/000000000003.log", "base/0/2.written", "base/3/000007.rows"]
-    leftovers = ["log/000000000004.log", "base/0/1.written", "base/9/000000.rows", "log/x"]
+    named = ["log/000000000003.log", "base/000000000002-000001.rows"]
+    leftovers = ["log/000000000004.log", "base/000000000002-000002.rows", "base/1.rows", "log/x"]
     assert unnamed(full(), named + leftovers) == leftovers
+
+
+def test_parts_with_rows_of_dropped_tables_only_are_left_out():
+    catalogue = replace(full(), checkpoints=(), head=State(8, 20, (table_entry(3, dim=7),)))
+    kept = catalogue.without_dropped()
+    assert [[(p.number, p.part) for p in run] for run in kept.runs] == [[(2, 1)], [(7, 0)]]
+    assert replace(catalogue, head=State()).without_dropped().runs == ()
+    assert full().without_dropped() == full()

@@ -15,8 +15,13 @@ KEYS = np.arange(600)
 OPTIONS = {"cache_bytes": 60_000, "limits": small_limits(), "checkpoints_keep": 2}
 
 
-def base_of(path, table_id):
-    return path / "base" / str(table_id)
+def tables_in_base(store):
+    """Return the ids of the tables whose rows the files of the base have."""
+    return storage_of(store).base.table_ids().tolist()
+
+
+def base_bytes(path):
+    return sum(file.stat().st_size for file in (path / "base").glob("*"))
 
 
 def log_bytes(path):
@@ -29,16 +34,17 @@ def filled(store, name):
     return table
 
 
-def test_a_table_that_no_commit_named_is_gone_at_the_next(tmp_path):
+def test_the_base_has_no_rows_of_a_table_that_no_commit_named(tmp_path):
     with opened(tmp_path, **OPTIONS) as store:
         filled(store, "stays")
         filled(store, "goes")
         store.drop_table("goes")
         store.checkpoint("a")
-        assert base_of(tmp_path, 0).exists() and not base_of(tmp_path, 1).exists()
+        settle(store)
+        assert tables_in_base(store) == [0]
 
 
-def test_files_stay_while_a_checkpoint_names_them_and_then_go(tmp_path):
+def test_rows_stay_while_a_checkpoint_names_them_and_then_go(tmp_path):
     with opened(tmp_path, **OPTIONS) as store:
         filled(store, "stays")
         filled(store, "goes")
@@ -47,14 +53,27 @@ def test_files_stay_while_a_checkpoint_names_them_and_then_go(tmp_path):
         store.drop_table("goes")
         store.checkpoint("without-1")
         settle(store)
-        assert base_of(tmp_path, 1).exists()
+        assert tables_in_base(store) == [0, 1]
+        before = base_bytes(tmp_path)
         store.checkpoint("without-2")
-        assert not base_of(tmp_path, 1).exists()
         settle(store)
+        assert tables_in_base(store) == [0]
+        assert base_bytes(tmp_path) < 0.65 * before
         store.check_integrity()
     with opened(tmp_path, **OPTIONS) as store:
         assert store.tables() == ["stays"]
-        assert not base_of(tmp_path, 1).exists()
+        assert tables_in_base(store) == [0]
+
+
+def test_a_file_with_rows_of_dropped_tables_only_goes_with_the_commit(tmp_path):
+    with opened(tmp_path, **OPTIONS | {"checkpoints_keep": 1}) as store:
+        filled(store, "goes")
+        store.checkpoint("a")
+        settle(store)
+        assert tables_in_base(store) == [0]
+        store.drop_table("goes")
+        store.checkpoint("b")
+        assert tables_in_base(store) == [] and base_bytes(tmp_path) == 0
 
 
 def test_the_log_lets_dropped_rows_go(tmp_path):
@@ -68,18 +87,3 @@ def test_the_log_lets_dropped_rows_go(tmp_path):
             settle(store)
         assert storage_of(store).log.index.size <= len(KEYS)
         assert log_bytes(tmp_path) < 3 * len(KEYS) * 48 + 64_000
-
-
-def test_the_catalogue_forgets_the_bitmap_of_a_table_that_is_gone(tmp_path):
-    with opened(tmp_path, **OPTIONS) as store:
-        for number in range(3):
-            filled(store, f"t{number}")
-            for label in ("a", "b"):
-                store.checkpoint(f"{label}{number}")
-            settle(store)
-            store.drop_table(f"t{number}")
-        for label in ("x", "y", "z"):
-            store.checkpoint(label)
-        catalogue = storage_of(store).catalogue
-        assert storage_of(store).stats()["folds"] >= 1
-        assert {int(table_id) for table_id in catalogue.written} <= catalogue.table_ids()

@@ -1,4 +1,4 @@
-"""Headers are checked by every byte; the base's geometry keeps records inside pages."""
+"""Headers are checked by every byte."""
 
 import pytest
 
@@ -8,11 +8,10 @@ from embstore.storage.format import (
     BASE_MAGIC,
     LOG_MAGIC,
     PAGE_BYTES,
-    BaseGeometry,
     pack_header,
     unpack_header,
 )
-from tests.unit.storage_samples import STORE_ID, layout_of
+from tests.unit.storage_samples import STORE_ID
 
 
 def test_a_header_gives_back_its_numbers():
@@ -36,27 +35,8 @@ def test_what_is_wrong_with_a_header_is_said(magic, store_id, length, message):
 
 
 def test_another_format_is_a_mismatch_and_no_corruption(monkeypatch):
-    monkeypatch.setattr(formats, "FORMAT", 2)
+    monkeypatch.setitem(formats._FORMATS, LOG_MAGIC, 3)
     page = pack_header(LOG_MAGIC, STORE_ID)
     monkeypatch.undo()
-    with pytest.raises(TableMismatchError, match=r"expected format 1, .* found format 2"):
+    with pytest.raises(TableMismatchError, match=r"expected format 1, .* found format 3"):
         unpack_header(page, LOG_MAGIC, STORE_ID, "f")
-
-
-@pytest.mark.parametrize("stride", [4, 8, 64, 68, 1020, 1024, 4096, 12288])
-def test_geometry_fills_pages_and_wastes_no_more_than_it_must(stride):
-    size = layout_of(stride).record_bytes
-    geometry = BaseGeometry(size, 1 << 20)
-    per_segment = geometry.rows_per_segment
-    assert size % 16 == 0
-    if size <= PAGE_BYTES:
-        assert geometry.records_per_page == PAGE_BYTES // size
-        assert per_segment == 255 * geometry.records_per_page
-    else:
-        assert geometry.records_per_page == 0
-        assert (geometry.pages_per_record - 1) * PAGE_BYTES < size
-        assert per_segment == 255 // geometry.pages_per_record
-    assert geometry.file_bytes(per_segment) <= 1 << 20
-    assert geometry.file_bytes(0) == PAGE_BYTES
-    lengths = [geometry.file_bytes(rows) for rows in range(min(per_segment, 300))]
-    assert lengths == sorted(lengths)

@@ -36,6 +36,32 @@ def test_index_grows_and_shrinks_as_a_dictionary_does():
     assert len(sizes) == 3, "the index must have grown twice"
 
 
+def test_a_large_index_grows_little_by_little_and_loses_nothing_meanwhile():
+    rng, index, live = generator(SEED), RowIndex(), np.zeros(PLACES, np.int64)
+    keys = rng.permutation(400_000) << 3
+    shared = removed = 0
+    for low in range(0, len(keys), 2_000):
+        part = keys[low : low + 2_000]
+        index.put(part, part | 1 << PLACE_BITS, live, np.zeros(PLACES, np.uint8))
+        shared += index._old is not None
+        if index._old is not None and low % 10_000 == 0:  # of both tables, some
+            gone = keys[removed : removed + 500]
+            index.repoint(gone, gone | 1 << PLACE_BITS, np.full(500, -1), live)
+            again = keys[removed + 500 : removed + 600]
+            index.put(again, again | 2 << PLACE_BITS, live, np.zeros(PLACES, np.uint8))
+            removed += 600
+            assert (index.positions_of(gone) == -1).all()
+            assert index.positions_of(again).tolist() == (again | 2 << PLACE_BITS).tolist()
+        assert index.size == len(index.positions())
+    assert shared > 8, "expected to see it grow"
+    left = np.setdiff1d(
+        keys, np.concatenate([keys[at : at + 500] for at in range(0, removed, 600)])
+    )
+    assert index.size == len(left)
+    assert (index.positions_of(left) & ~(3 << PLACE_BITS)).tolist() == left.tolist()
+    assert np.array_equal(np.sort(index.keys_between(0, 1 << 40)), left)
+
+
 def test_growth_counts_nothing_twice():
     index, live = RowIndex(), np.zeros(2, np.int64)
     for start in range(0, 40_000, 1_000):

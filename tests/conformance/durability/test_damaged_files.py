@@ -22,7 +22,7 @@ def path(backend):
         backend.settle(store)
         assert store.stats()["storage"]["folds"] > 0
         table.assign([1, 3], ones(2, 64, 3.0))
-    assert {".log", ".rows", ".written"} <= {p.suffix for p in backend.path().rglob("*")}
+    assert {".log", ".rows"} <= {p.suffix for p in backend.path().rglob("*")}
     return backend.path()
 
 
@@ -80,7 +80,7 @@ def test_any_flipped_bit_of_the_catalogue(path, backend):
             backend.open_store()
 
 
-@pytest.mark.parametrize("pattern", ["*.log", "*.rows", "*.written"])
+@pytest.mark.parametrize("pattern", ["*.log", "*.rows"])
 @pytest.mark.parametrize("length", ["lost", 0, 63, 4095, 4096, -1])
 def test_cut_or_lost(path, backend, pattern, length):
     file = one_of(path, pattern)
@@ -89,7 +89,7 @@ def test_cut_or_lost(path, backend, pattern, length):
     assert_corrupt(backend, file.name, *["found"] * (length == "lost"))
 
 
-@pytest.mark.parametrize("pattern", ["*.log", "*.rows", "*.written"])
+@pytest.mark.parametrize("pattern", ["*.log", "*.rows"])
 def test_overwritten_header(path, backend, pattern):
     file = one_of(path, pattern)
     whole = file.read_bytes()
@@ -98,23 +98,24 @@ def test_overwritten_header(path, backend, pattern):
         assert_corrupt(backend, file.name)
 
 
-@pytest.mark.parametrize("pattern", ["*.log", "*.rows", "*.written"])
-@pytest.mark.parametrize(("place", "value"), [(8, 2), (12, 0x04030201)], ids=["format", "order"])
+@pytest.mark.parametrize("pattern", ["*.log", "*.rows"])
+@pytest.mark.parametrize(("place", "value"), [(8, 3), (12, 0x04030201)], ids=["format", "order"])
 def test_header_of_another_format_or_byte_order(path, backend, pattern, place, value):
     file = one_of(path, pattern)
     whole = bytearray(file.read_bytes())
     whole[place : place + 4] = value.to_bytes(4, "little")
     whole[56:64] = zlib.crc32(whole[:56]).to_bytes(8, "little")
     file.write_bytes(whole)
-    with pytest.raises(TableMismatchError, match=f"{file.name}.*format 1, little-endian"):
+    form = 2 if pattern == "*.rows" else 1
+    with pytest.raises(TableMismatchError, match=f"{file.name}.*format {form}, little-endian"):
         backend.open_store()
 
 
-@pytest.mark.parametrize("pattern", ["*.log", "*.written"])
-def test_any_flipped_bit_of_index_and_bitmap(path, backend, pattern):
+@pytest.mark.parametrize("pattern", ["*.log", "*.rows"])
+def test_any_flipped_bit_of_an_index(path, backend, pattern):
     file, rng = one_of(path, pattern), generator(162)
     whole = file.read_bytes()
-    first = 4096 if pattern == "*.written" else 4096 + 2 * (16 + 256)  # what follows the records
+    first = 4096 + (2 if pattern == "*.log" else 50) * (16 + 256)  # what follows the records
     for place in rng.integers(first, len(whole), 25).tolist():
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(rng.integers(8))
@@ -161,7 +162,7 @@ def test_a_row_in_the_wrong_place_is_found_out(path, backend):
     data[first], data[third] = data[third], data[first]
     file.write_bytes(data)
     store = backend.open_store()
-    for key in (0, 2):
+    for key in (0, 4):
         with pytest.raises(CorruptTableError, match=f"key {key}"):
             store.table("a").lookup([key])
 

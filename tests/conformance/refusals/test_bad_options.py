@@ -136,9 +136,3 @@ def test_cache_larger_than_the_address_space(backend):
     store = backend.open_store(cache_bytes=1 << 60)
     with refused(store, CapacityError, "cache_bytes"):
         store.create_table("a", **config())
-
-
-def test_base_segment_too_small_for_one_row(open_twin):
-    twin = open_twin(limits=Limits(base_segment_bytes=4096))
-    with pytest.raises((InvalidArgumentError, CapacityError), match="base_segment_bytes"):
-        twin.store.create_table("a", **config())

@@ -306,4 +306,5 @@ def again(store: Any, command: type[c.Command[Any]], sequence: int) -> Any:
     origin = replace(origin, attempt=1, finished_below=1)
     request = verb.outgoing(commands[command])
     deadline = monotonic() + PATIENCE_S
+    store.tables()  # waits for a server that is starting
     return verb.answer(transport._reply(verb, request, 0, origin, deadline)).value

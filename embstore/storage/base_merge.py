@@ -1,0 +1,112 @@
+"""A merge of runs of the base: the newest record of each row, in a range of keys.
+
+tiers.py says which runs and which range. What is written takes the place of that range in the
+oldest of them; the newer ones are cut to what is left.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.contents import Contents
+from embstore.storage.copying import Stored, newest, records_of
+from embstore.storage.key_index import GROUP_BITS
+from embstore.storage.run import Run, RunWriter
+from embstore.storage.tiers import Choice, arranged, choose
+
+_PIECE_ROWS = 1 << 20
+"""Rows whose keys are in memory at a time."""
+
+
+@dataclass
+class BaseMerge:
+    """One merge of runs."""
+
+    choice: Choice
+    inputs: list[Run]  # oldest first
+    writer: RunWriter
+    needed: Keys  # ids of the tables of which some state is kept
+    runs: tuple[Run, ...] = ()
+
+    @classmethod
+    def due(cls, contents: Contents) -> "BaseMerge | None":
+        """Return one if it is due. Engine thread only."""
+        runs, part_bytes = contents.base.runs, contents.limits.base_segment_bytes
+        needed = np.array(sorted(contents.catalogue.table_ids()), np.int64)
+        choice = choose(runs, part_bytes, np.setdiff1d(contents.base.table_ids(), needed))
+        if choice is None:
+            return None
+        inputs = list(runs[choice.oldest : choice.newest + 1])
+        cuts = np.array([choice.low, choice.high], np.int64)
+        size = sum(int(part.bytes_between(cuts)[0]) for run in inputs for part in run)
+        parts = max(1, -(-size // part_bytes))  # all of like size
+        return cls(choice, inputs, contents.new_run(-(-size // parts)), needed)
+
+    def run(self, reached: Callable[[str], None]) -> None:
+        """Write the newest records durably to new parts."""
+        for low, high in pairwise(self._cuts()):
+            stored = newest([_rows(run, low, high) for run in self.inputs])
+            kept = np.isin(stored.keys >> KEY_BITS, self.needed)
+            for keys, records in records_of(stored.at(kept)):
+                self.writer.append(keys, records)
+                reached("base_merge:rows")
+        self.writer.close()
+        reached("base_merge:synced")
+
+    def catalogue(self, contents: Contents) -> Catalogue:
+        """Return the catalogue with the new parts in the place of what was merged."""
+        choice = self.choice
+        (new,) = contents.base.open((tuple(self.writer.entries),))
+        changed = []
+        for number, run in enumerate(contents.base.runs):
+            if choice.oldest <= number <= choice.newest:
+                run = tuple(p for part in run for p in part.without(choice.low, choice.high))
+            if number == choice.oldest:
+                run = tuple(sorted((*run, *new), key=lambda part: part.entry.low))
+            changed.append(run)
+        self.runs = arranged(changed, contents.limits.base_segment_bytes)
+        return contents.with_runs(self.runs)
+
+    def install(self, contents: Contents) -> None:
+        """Make the result current; what it replaces goes."""
+        contents.use_runs(self.runs)
+
+    def discard(self, contents: Contents) -> None:
+        """Remove what was written."""
+        self.writer.abandon()
+
+    def _cuts(self) -> Iterator[int]:
+        """Yield row keys that cut the range into pieces of about _PIECE_ROWS rows."""
+        yield self.choice.low
+        directories = [part.file.index.directory for run in self.inputs for part in run]
+        groups = np.concatenate([d[:, 0] for d in directories])
+        counts = np.concatenate([d[:, 1] for d in directories])
+        inside = (groups >= self.choice.low >> GROUP_BITS) & (
+            groups <= self.choice.high >> GROUP_BITS
+        )
+        groups, counts = groups[inside], counts[inside]
+        order = np.argsort(groups, kind="stable")
+        piece = np.cumsum(counts[order]) // _PIECE_ROWS
+        for at in np.flatnonzero(np.diff(piece)).tolist():
+            cut = int(groups[order[at]]) << GROUP_BITS
+            if self.choice.low < cut < self.choice.high:
+                yield cut
+        yield self.choice.high
+
+
+def _rows(run: Run, low: int, high: int) -> Stored:
+    """Return the rows of a run in [low, high)."""
+    found = [_none()]
+    for part in run:
+        a, b = max(part.entry.low, low), min(part.entry.high, high)
+        if a < b:
+            found.append(Stored(*part.file.rows_between(a, b)))
+    return Stored(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _none() -> Stored:
+    return Stored(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))

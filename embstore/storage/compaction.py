@@ -1,0 +1,110 @@
+"""A compaction: the live records of some log segments, written to one new segment.
+
+It takes segments of which less than half is live, or many small ones. Liveness is what the index
+says, and the index is of the state in memory; so committed segments are judged only directly after
+a commit, when memory and commit agree, and frozen ones never. At other times uncommitted segments
+qualify: a cache that thrashes between two checkpoints must not fill the disk.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.layout import RECORD_HEADER_BYTES, ROW_ALIGNMENT_BYTES
+from embstore.storage.catalogue import Catalogue, SegmentEntry
+from embstore.storage.contents import Contents
+from embstore.storage.copying import Stored, records_of
+from embstore.storage.segment import (
+    Segment,
+    SegmentWriter,
+    capacity_for,
+    first_of,
+    newest_in,
+    places_of,
+)
+
+
+@dataclass
+class Compaction:
+    """One compaction: what was chosen, and, once it has run, what came of it."""
+
+    segments: list[Segment]  # oldest first
+    keys: Keys  # the live records, ascending by key
+    positions: NDArray[np.int64]
+    writer: SegmentWriter
+    result: Segment | None = None
+
+    @classmethod
+    def due(cls, contents: Contents) -> "Compaction | None":
+        """Return one if it is due. Engine thread only."""
+        log, limits = contents.log, contents.limits
+        sealed = [s for s in log.segments if not log.is_frozen(s)]
+        agreeing = not (log.uncommitted or log.appending or log.forgetful)
+        candidates = sealed if agreeing else [s for s in sealed if not s.commit]
+        dead = [s for s in candidates if 2 * log.live[s.place] < s.records]
+        small = [s for s in candidates if 8 * s.bytes < limits.segment_bytes]
+        chosen = dead if dead else small if len(small) >= limits.fold_segments else []
+        chosen = first_of(chosen, 2 * limits.segment_bytes)
+        if not chosen:
+            return None
+        keys, positions = newest_in(chosen)
+        live = log.index.positions_of(keys) == positions
+        keys, positions = keys[live], positions[live]
+        smallest = RECORD_HEADER_BYTES + ROW_ALIGNMENT_BYTES
+        size = max((run[2] for s in chosen for run in s.runs), default=smallest)
+        runs = len(np.unique(keys >> KEY_BITS))  # a run takes less than a record does
+        writer = log.new_writer(capacity_for(len(keys) + runs + 1, size, 4096))
+        return cls(chosen, keys, positions, writer)
+
+    def run(self, reached: Callable[[str], None]) -> None:
+        """Write the live records durably to the new segment."""
+        sizes, addresses = places_of(self.segments, self.positions)
+        for keys, records in records_of(Stored(self.keys, addresses, sizes)):
+            self.writer.reserve(len(keys), records.nbytes // len(keys))
+            self.writer.append(keys, records)
+            reached("compaction:records")
+        self.result = self.writer.seal()
+        assert self.result.file is not None
+        self.result.file.sync()
+        reached("compaction:synced")
+
+    def catalogue(self, contents: Contents) -> Catalogue | None:
+        """Return the catalogue with the new segment, if the old ones were committed."""
+        number = self.segments[-1].commit
+        if self.result is not None:
+            self.result.commit = number
+        return self._catalogue(contents) if number else None
+
+    def install(self, contents: Contents) -> None:
+        """Make the result current; what it replaces goes."""
+        if not len(self.keys):  # nothing was live: nothing replaces
+            self.discard(contents)
+            self.result = None
+        elif self.result is not None and self.result.commit:
+            self.result.close()
+        contents.log.replace(self.segments, self.result, self.keys, self.positions)
+        for segment in self.segments:
+            contents.files.discard(segment.path)
+
+    def discard(self, contents: Contents) -> None:
+        """Remove what was written."""
+        contents.log.abandon(self.writer)
+
+    def _catalogue(self, contents: Contents) -> Catalogue:
+        """Return the catalogue with the new segment where the newest of the old ones was."""
+        result = self.result if len(self.keys) else None
+        catalogue = contents.catalogue
+        merged = {s.number for s in self.segments}
+        entries = list(catalogue.segments)
+        at = max(i for i, s in enumerate(entries) if s.number in merged)
+        if result is not None:
+            entry = SegmentEntry(result.number, result.commit, result.bytes, result.checksum)
+            entries.insert(at + 1, entry)
+        return replace(
+            catalogue,
+            next_segment=max(catalogue.next_segment, contents.log.next_number),
+            segments=tuple(s for s in entries if s.number not in merged),
+        )

@@ -1,0 +1,74 @@
+"""A fold: the newest records of the oldest log segments, written to a new run of the base.
+
+It takes committed segments, none newer than the oldest kept checkpoint, so that every kept state
+is the base and the segments that are left. It is due when these segments have grown to
+`fold_bytes`, or are many.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.contents import Contents
+from embstore.storage.copying import Stored, records_of
+from embstore.storage.run import Run, RunWriter
+from embstore.storage.segment import Segment, first_of, newest_in, places_of
+from embstore.storage.tiers import arranged
+
+
+@dataclass
+class Fold:
+    """One fold: what was chosen, and, once it has run, what came of it."""
+
+    segments: list[Segment]  # oldest first
+    writer: RunWriter
+    needed: NDArray[np.int64]  # ids of the tables of which some state is kept
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
+    positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    runs: tuple[Run, ...] = ()
+
+    @classmethod
+    def due(cls, contents: Contents) -> "Fold | None":
+        """Return one if it is due. Engine thread only."""
+        limits, horizon = contents.limits, contents.catalogue.fold_horizon
+        foldable = [s for s in contents.log.segments if 0 < s.commit <= horizon]
+        is_due = sum(s.bytes for s in foldable) >= limits.fold_bytes
+        if not foldable or not (is_due or len(foldable) >= limits.fold_segments):
+            return None
+        chosen = first_of(foldable, limits.segment_bytes)
+        needed = np.array(sorted(contents.catalogue.table_ids()), np.int64)
+        return cls(chosen, contents.new_run(limits.base_segment_bytes), needed)
+
+    def run(self, reached: Callable[[str], None]) -> None:
+        """Write the newest records durably to the run."""
+        self.keys, self.positions = newest_in(self.segments)
+        kept = np.isin(self.keys >> KEY_BITS, self.needed)
+        sizes, addresses = places_of(self.segments, self.positions)
+        for keys, records in records_of(Stored(self.keys, addresses, sizes).at(kept)):
+            self.writer.append(keys, records)
+            reached("fold:rows")
+        self.writer.close()
+        reached("fold:synced")
+
+    def catalogue(self, contents: Contents) -> Catalogue:
+        """Return the catalogue with the run, the newest, in the place of the segments."""
+        base, folded = contents.base, {s.number for s in self.segments}
+        (new,) = base.open((tuple(self.writer.entries),))
+        self.runs = arranged((*base.runs, new), contents.limits.base_segment_bytes)
+        left = tuple(s for s in contents.catalogue.segments if s.number not in folded)
+        return replace(contents.with_runs(self.runs), segments=left)
+
+    def install(self, contents: Contents) -> None:
+        """Make the result current; what it replaces goes."""
+        contents.use_runs(self.runs)
+        contents.log.replace(self.segments, None, self.keys, self.positions)
+        for segment in self.segments:
+            contents.files.discard(segment.path)
+
+    def discard(self, contents: Contents) -> None:
+        """Remove what was written."""
+        self.writer.abandon()

@@ -1,0 +1,264 @@
+"""The key index of a run: which row keys it has, and where the record of each is.
+
+Records of a run are in key order, so the place of a key is its **rank**: how many keys are below
+it. Keys go by groups of 32,768. A group has one entry in the **directory**, and a container that
+says which of its keys there are:
+
+    keys           container                                                        bytes
+    all            none                                                             0
+    over 2,048     a bit for each key, low bit first; then, for each 512 keys,
+                   how many are below (u16)                                         4,224
+    fewer          the key of each within its group (u16), ascending                2 a key
+
+So the index takes what the rows take that there are, wherever their keys are: nothing where all
+rows of a table are there, a bit a key where most are, 2 bytes where few are, and 40 bytes a group.
+It is read in place, from the map of the file: a lookup reads two or three cache lines of it.
+
+Rejected: an array of the keys (8 bytes a row, and a search of it reads several cold pages); the
+keys in the records themselves with a filter before them (a key that is not there then costs a read
+of the disk now and then).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.jit import (
+    Int,
+    Int64RowsIn,
+    Int64s,
+    Int64sIn,
+    Uint16s,
+    Uint64s,
+    address,
+    bit_count,
+    building_block,
+    carray,
+    kernel,
+    pointer_at,
+)
+from embstore.arrays import Keys
+
+GROUP_BITS = 15
+GROUP_KEYS = 1 << GROUP_BITS
+LIST_MAX = 2048
+"""Keys of a group up to which they are listed: a list is then no longer than a bitmap."""
+COLUMNS = 5
+_GROUP, _COUNT, _SIZE, _START, _PLACE = range(COLUMNS)
+_BITMAP_BYTES = GROUP_KEYS // 8
+_COUNTED_KEYS = 512
+_CONTAINER_BYTES = _BITMAP_BYTES + 2 * GROUP_KEYS // _COUNTED_KEYS
+
+
+@building_block
+def directory_at(directory: int, at: int) -> NDArray[np.int64]:
+    """Return an entry of a directory: group, keys, record bytes, offset, place of the container."""
+    entry: NDArray[np.int64] = carray(
+        pointer_at(directory + at * COLUMNS * 8), (COLUMNS,), np.int64
+    )
+    return entry
+
+
+@building_block
+def group_at(directory: int, groups: int, group: int) -> int:
+    """Return where the entry of a group is, or of the first group behind it."""
+    entries = carray(pointer_at(directory), (groups, COLUMNS), np.int64)
+    guess = group - entries[0, 0]  # right where no group is left out
+    if 0 <= guess < groups and entries[guess, 0] == group:
+        return int(guess)
+    low, high = 0, groups
+    while low < high:
+        middle = (low + high) >> 1
+        if entries[middle, 0] < group:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@building_block
+def rank_below(container: int, count: int, offset: int) -> int:
+    """Return how many keys of a group are below `offset`."""
+    if count == GROUP_KEYS:
+        return offset
+    if count <= LIST_MAX:
+        listed = carray(pointer_at(container), (count,), np.uint16)
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) >> 1
+            if listed[middle] < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+    words = carray(pointer_at(container), (_BITMAP_BYTES // 8,), np.int64)
+    below = carray(pointer_at(container + _BITMAP_BYTES), (GROUP_KEYS // _COUNTED_KEYS,), np.uint16)
+    word = offset >> 6
+    rank = np.int64(below[word >> 3])
+    for i in range(word & ~7, word):
+        rank += bit_count(words[i])
+    return int(rank + bit_count(words[word] & ((np.int64(1) << (offset & 63)) - 1)))
+
+
+@building_block
+def has_key(container: int, count: int, offset: int, rank: int) -> bool:
+    """Return whether a group has the key `offset`, which has so many below it."""
+    if count == GROUP_KEYS:
+        return True
+    if count <= LIST_MAX:
+        listed = carray(pointer_at(container), (count,), np.uint16)
+        return bool(rank < count and listed[rank] == offset)
+    words = carray(pointer_at(container), (_BITMAP_BYTES // 8,), np.int64)
+    return bool((words[offset >> 6] >> (offset & 63)) & 1)
+
+
+@kernel
+def encode(
+    keys: Int64sIn,  # (n,) ascending
+    firsts: Int64sIn,  # (groups,) where in keys each group begins
+    directory: Int64RowsIn,  # (groups, COLUMNS)
+    containers: Uint16s,  # zeros
+) -> None:
+    """Write the container of each group."""
+    for g in range(directory.shape[0]):
+        count, at = directory[g, 1], directory[g, 4] >> 1
+        if count == GROUP_KEYS:
+            continue
+        if count <= LIST_MAX:
+            for i in range(count):
+                containers[at + i] = keys[firsts[g] + i] & (GROUP_KEYS - 1)
+            continue
+        for i in range(count):
+            offset = keys[firsts[g] + i] & (GROUP_KEYS - 1)
+            containers[at + (offset >> 4)] |= np.uint16(1 << (offset & 15))
+        below = 0
+        for i in range(GROUP_KEYS // _COUNTED_KEYS):
+            containers[at + _BITMAP_BYTES // 2 + i] = below
+            for j in range(_COUNTED_KEYS // 16):
+                below += bit_count(np.int64(containers[at + i * (_COUNTED_KEYS // 16) + j]))
+
+
+@kernel
+def decode(
+    directory: Int64RowsIn,  # (groups, COLUMNS)
+    containers: Int,  # their address
+    low: Int,  # the first group
+    high: Int,  # the last one, plus one
+    keys: Int64s,  # their keys
+    offsets: Uint64s,  # where in the file the record of each is
+    sizes: Int64s,  # and its bytes
+) -> None:
+    """Write the keys of some groups, ascending."""
+    at = 0
+    for g in range(low, high):
+        first, count, container = (
+            directory[g, 0] << GROUP_BITS,
+            directory[g, 1],
+            containers + directory[g, 4],
+        )
+        for i in range(count):
+            offsets[at + i] = directory[g, 3] + i * directory[g, 2]
+            sizes[at + i] = directory[g, 2]
+        if count == GROUP_KEYS:
+            for i in range(count):
+                keys[at + i] = first + i
+        elif count <= LIST_MAX:
+            listed = carray(pointer_at(container), (count,), np.uint16)
+            for i in range(count):
+                keys[at + i] = first + listed[i]
+        else:
+            words = carray(pointer_at(container), (_BITMAP_BYTES // 2,), np.uint16)
+            i = at
+            for word in range(_BITMAP_BYTES // 2):
+                bits = np.int64(words[word])
+                for bit in range(16):
+                    if (bits >> bit) & 1:
+                        keys[i] = first + word * 16 + bit
+                        i += 1
+        at += count
+
+
+@kernel
+def find_offsets(
+    directory: Int64RowsIn,
+    containers: Int,
+    end: Int,  # where the last record ends
+    keys: Int64sIn,  # (n,)
+    offsets: Int64s,  # (n,)
+) -> None:
+    """Write where in the file the first record is whose key is not below each of `keys`."""
+    groups = directory.shape[0]
+    for i in range(keys.shape[0]):
+        group = keys[i] >> GROUP_BITS
+        at = group_at(directory.ctypes.data, groups, group)
+        if at == groups:
+            offsets[i] = end
+        elif directory[at, 0] != group:
+            offsets[i] = directory[at, 3]
+        else:
+            offset = keys[i] & (GROUP_KEYS - 1)
+            rank = rank_below(containers + directory[at, 4], directory[at, 1], offset)
+            offsets[i] = directory[at, 3] + rank * directory[at, 2]
+
+
+@dataclass(frozen=True)
+class KeyIndex:
+    """The keys of one file, and their places in it. Any thread."""
+
+    directory: NDArray[np.int64]  # (groups, COLUMNS)
+    containers: NDArray[np.uint16]
+    end: int  # where in the file the last record ends
+
+    @classmethod
+    def of(cls, keys: Keys, runs: list[tuple[int, int, int]]) -> "KeyIndex":
+        """Return the index of ascending row keys, at least one.
+
+        runs : (first key's number, offset, record bytes) wherever the record size changes
+        """
+        groups = keys >> GROUP_BITS
+        firsts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
+        counts = np.diff(firsts, append=len(keys))
+        lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
+        lengths[counts == GROUP_KEYS] = 0
+        begins, offsets, sizes = np.array(runs, np.int64).T
+        run = np.searchsorted(begins, firsts, side="right") - 1
+        starts = offsets[run] + (firsts - begins[run]) * sizes[run]
+        places = np.cumsum(lengths) - lengths
+        columns = [groups[firsts], counts, sizes[run], starts, places]
+        directory = np.ascontiguousarray(np.stack(columns, axis=1), np.int64)
+        containers = np.zeros(int(lengths.sum()) // 2, np.uint16)
+        encode(keys, firsts, directory, containers)
+        end = int(offsets[-1] + (len(keys) - begins[-1]) * sizes[-1])
+        return cls(directory, containers, end)
+
+    @property
+    def count(self) -> int:
+        """How many keys there are."""
+        return int(self.directory[:, _COUNT].sum())
+
+    def table_bytes(self, key_bits: int) -> dict[int, int]:
+        """Return the bytes of the records of each table, by the upper bits of their row keys."""
+        tables = self.directory[:, _GROUP] >> (key_bits - GROUP_BITS)
+        ids, inverse = np.unique(tables, return_inverse=True)
+        sizes = self.directory[:, _COUNT] * self.directory[:, _SIZE]
+        return dict(
+            zip(ids.tolist(), np.bincount(inverse, sizes).astype(np.int64).tolist(), strict=True)
+        )
+
+    def offsets_of(self, keys: Keys) -> NDArray[np.int64]:
+        """Return where the first record is whose row key is not below each of `keys`."""
+        offsets = np.empty(len(keys), np.int64)
+        find_offsets(self.directory, address(self.containers), self.end, keys, offsets)
+        return offsets
+
+    def between(self, low: int, high: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the row keys in [low, high), ascending, and offset and bytes of their records."""
+        groups = self.directory[:, _GROUP]
+        first, last = np.searchsorted(groups, [low >> GROUP_BITS, -(-high >> GROUP_BITS)]).tolist()
+        count = int(self.directory[first:last, _COUNT].sum())
+        keys, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
+        offsets = np.empty(count, np.uint64)
+        decode(self.directory, address(self.containers), first, last, keys, offsets, sizes)
+        begin, end = np.searchsorted(keys, [low, high])
+        return keys[begin:end], offsets[begin:end], sizes[begin:end]

@@ -1,0 +1,202 @@
+"""A run of the base: records in key order, in files that never change.
+
+A run holds rows of one age, of any tables; a newer run wins. It is cut into files of about
+`base_segment_bytes`, its **parts**, so that a merge rewrites no more than a part at a time:
+
+    header | record record ... | directory | containers | trailer
+
+Directory and containers are the key index (key_index.py). The trailer (64 bytes, at the end) has
+their checksum. The catalogue may name a range of a file's keys, and the file twice: what is in
+between has been merged into another run, and is dead.
+"""
+
+import struct
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.errors import CorruptTableError
+from embstore.storage.catalogue import PartEntry, part_path
+from embstore.storage.files import File, Files
+from embstore.storage.format import BASE_MAGIC, PAGE_BYTES, checksum, pack_header, unpack_header
+from embstore.storage.key_index import COLUMNS, KeyIndex
+
+_TRAILER = struct.Struct("<8sQQQQQQQ")
+_TRAILER_MAGIC = b"EMBS.RUN"
+_ENTRY_BYTES = 8 * COLUMNS
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """One file, mapped. Any thread."""
+
+    path: str
+    map: NDArray[np.uint8] = field(repr=False)
+    index: KeyIndex = field(repr=False)
+    table_bytes: dict[int, int] = field(repr=False)
+
+    @classmethod
+    def open(cls, files: Files, store_id: bytes, entry: PartEntry) -> "RunFile":
+        """Map a file, which must be what the catalogue says of it. Records are not read."""
+        path, length = entry.path, entry.bytes
+        if not files.exists(path):
+            raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
+        with closing(files.open(path)) as file:
+            if file.size != length or length < PAGE_BYTES + _TRAILER.size:
+                raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
+            found = unpack_header(file.read(0, PAGE_BYTES), BASE_MAGIC, store_id, path)
+            groups, at = _read_trailer(
+                file.read(length - _TRAILER.size, _TRAILER.size), path, entry
+            )
+            content = file.read(at, length - _TRAILER.size - at)
+            if (
+                found != (entry.number, entry.part)
+                or len(content) < groups * _ENTRY_BYTES
+                or checksum(content) != entry.checksum
+            ):
+                raise CorruptTableError(f"{path}: the key index does not match its checksum")
+            mapped = file.map(length)
+        index = mapped[at : at + len(content)]
+        directory = index[: groups * _ENTRY_BYTES].view(np.int64).reshape(groups, COLUMNS)
+        keys = KeyIndex(directory, index[groups * _ENTRY_BYTES :].view(np.uint16), at)
+        return cls(path, mapped, keys, keys.table_bytes(KEY_BITS))
+
+    def rows_between(
+        self, low: int, high: int
+    ) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the row keys in [low, high), and address and bytes of their records."""
+        keys, offsets, sizes = self.index.between(low, high)
+        return keys, offsets + np.uint64(self.map.ctypes.data), sizes
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of the keys of a file, which a run has there."""
+
+    entry: PartEntry
+    file: RunFile = field(repr=False)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of the records of the range."""
+        return int(self.bytes_between(np.array([self.entry.low, self.entry.high]))[0])
+
+    def bytes_between(self, cuts: Keys) -> NDArray[np.int64]:
+        """Return the bytes of its records between each two of the ascending row keys `cuts`."""
+        return np.diff(self.file.index.offsets_of(cuts.clip(self.entry.low, self.entry.high)))
+
+    def without(self, low: int, high: int) -> "Run":
+        """Return what is left of it without the row keys in [low, high): up to two parts."""
+        own = self.entry
+        if high <= own.low or own.high <= low:
+            return (self,)
+        ranges = [(own.low, low), (high, own.high)]
+        cut = [Part(replace(own, low=a, high=b), self.file) for a, b in ranges if a < b]
+        return tuple(part for part in cut if part.bytes)
+
+
+Run = tuple[Part, ...]
+"""Parts by ascending key; no two have a key in common."""
+
+
+class RunWriter:
+    """Writes one run, part after part, durably. One thread.
+
+    Parameters
+    ----------
+    number : of the run; its files have it, and their own
+    part_bytes : about the bytes of the records of a part
+    """
+
+    def __init__(self, files: Files, store_id: bytes, number: int, part_bytes: int) -> None:
+        self.entries: list[PartEntry] = []
+        self._files = files
+        self._store_id = store_id
+        self._number = number
+        self._part_bytes = part_bytes
+        self._file: File | None = None
+        self._begin()
+
+    def append(self, keys: Keys, records: NDArray[np.uint64]) -> None:
+        """Write records (n, words) of ascending row keys, all above those before."""
+        size = 8 * records.shape[1]
+        low = 0
+        while low < len(keys):
+            room = max(1, -(-(self._part_bytes - self._end + PAGE_BYTES) // size))
+            piece = slice(low, min(low + room, len(keys)))
+            self._write(keys[piece], records[piece], size)
+            low = piece.stop
+            if self._end - PAGE_BYTES >= self._part_bytes:
+                self._finish()
+
+    def close(self) -> None:
+        """Finish the last part, and make the files' names durable."""
+        if self._keys:
+            self._finish()
+        if self.entries:
+            self._files.sync_directory("base")
+
+    def abandon(self) -> None:
+        """Remove what was written; nothing names it."""
+        if self._file is not None:
+            self._file.close()
+            self._files.discard(self._path)
+        for entry in self.entries:
+            self._files.discard(entry.path)
+
+    @property
+    def _path(self) -> str:
+        return part_path(self._number, len(self.entries))
+
+    def _begin(self) -> None:
+        self._keys: list[Keys] = []
+        self._runs: list[tuple[int, int, int]] = []
+        self._count = 0
+        self._end = PAGE_BYTES
+
+    def _write(self, keys: Keys, records: NDArray[np.uint64], size: int) -> None:
+        if self._file is None:
+            self._files.make_directory("base")
+            self._file = self._files.create(self._path)
+            part = len(self.entries)
+            self._file.write(0, pack_header(BASE_MAGIC, self._store_id, self._number, part))
+        if not self._runs or self._runs[-1][2] != size:
+            self._runs.append((self._count, self._end, size))
+        self._file.write(self._end, np.ascontiguousarray(records).data)
+        self._keys.append(keys)
+        self._count += len(keys)
+        self._end += records.nbytes
+
+    def _finish(self) -> None:
+        assert self._file is not None
+        keys = np.concatenate(self._keys)
+        index = KeyIndex.of(keys, self._runs)
+        content = index.directory.tobytes() + index.containers.tobytes()
+        crc = checksum(content)
+        groups = len(index.directory)
+        trailer = struct.pack(
+            "<8sQQQQQ", _TRAILER_MAGIC, self._number, len(keys), groups, self._end, crc
+        )
+        trailer += struct.pack("<QQ", checksum(trailer), 0)
+        self._file.write(self._end, content + trailer)
+        length = self._end + len(content) + len(trailer)
+        self._file.truncate(length)
+        self._file.sync()
+        self._file.close()
+        part = len(self.entries)
+        low, high = int(keys[0]), int(keys[-1]) + 1
+        self.entries.append(PartEntry(self._number, part, low, high, length, crc))
+        self._file = None
+        self._begin()
+
+
+def _read_trailer(data: bytes, path: str, entry: PartEntry) -> tuple[int, int]:
+    magic, number, _, groups, at, index_crc, crc, _ = _TRAILER.unpack(data)
+    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]))
+    if (magic, number, index_crc, crc) != expected:
+        raise CorruptTableError(f"{path}: the trailer is not the committed one")
+    return groups, at

@@ -1,0 +1,132 @@
+"""Which runs of the base are merged next.
+
+The oldest run is the **bottom**: nearly all rows are there, once. The others are **deltas**. A row
+that is written again and again is copied by each merge that it takes part in, so merges are few:
+
+- Deltas are merged with each other, four or more at a time, where they are of like size (the
+  largest no more than twice the others together). So there are few of them for a lookup to ask, and
+  a row is copied about once for each factor of four by which the deltas grow. A group of more than
+  a tenth of the bottom is left alone: it would take as much space once more while it is merged.
+  There are never more than 12 runs: then those four go together that cost the least.
+- Deltas go to the bottom when the base takes more than SPACE times the bottom; but only those rows
+  whose keys are in the range of one part, the part for which the deltas have the most. Updates all
+  over the table find that part at twice the mean, so a byte in a delta costs (1 + 2 s) / 2 s bytes
+  there, s being SPACE - 1: 2.7. What a delta had in that range is dead until its file goes.
+- A part of a delta is moved to the bottom, unread, where nothing older has a key in its range: rows
+  that are written in key order are never merged.
+
+With one write to the log and one in a fold, a byte that is updated at random costs about six. The
+functions here decide by sizes alone; tests/unit/test_storage_tiers.py plays years of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.storage.run import Part, Run
+
+SPACE = 1.3
+_FAN = 4
+_RUNS_MAX = 12
+_LIKE = 2
+_SHARE = 0.1
+_KEY_END = 1 << 62
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Merge what the runs [oldest, newest] have in [low, high), into the oldest of them."""
+
+    oldest: int
+    newest: int
+    low: int = 0
+    high: int = _KEY_END
+
+
+def choose(runs: Sequence[Run], part_bytes: int, dropped: Keys) -> Choice | None:
+    """Return what should be merged next, if anything is due.
+
+    Parameters
+    ----------
+    runs : oldest first
+    part_bytes : about the size of a part
+    dropped : ids of tables whose rows are not needed any more
+    """
+    if not runs:
+        return None
+    bottom = sum(part.bytes for part in runs[0])
+    if (choice := _like_sized(runs, bottom, part_bytes)) is not None:
+        return choice
+    is_large = _file_bytes(runs) > SPACE * _file_bytes(runs[:1])
+    if is_large or _dead(runs[0], dropped) > (SPACE - 1) * bottom:
+        return _densest(runs, part_bytes, dropped)
+    return None
+
+
+def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
+    """Return the runs with those parts moved to the bottom, unread, that can be; none is empty."""
+    kept: list[Run] = list(runs[:1])
+    for run in runs[1:]:
+        stays: list[Part] = []
+        for part in run:
+            low, high = part.entry.low, part.entry.high
+            older = (p.entry for r in kept for p in r)
+            is_alone = all(high <= other.low or other.high <= low for other in older)
+            if is_alone and 4 * part.bytes >= part_bytes:
+                kept[0] = tuple(sorted((*kept[0], part), key=lambda p: p.entry.low))
+            else:
+                stays.append(part)
+        kept.append(tuple(stays))
+    return tuple(run for run in kept if run)
+
+
+def _file_bytes(runs: Sequence[Run]) -> int:
+    """Return the bytes of the files of some runs, with what is dead in them."""
+    return sum({part.entry.path: part.entry.bytes for run in runs for part in run}.values())
+
+
+def _like_sized(runs: Sequence[Run], bottom: int, part_bytes: int) -> Choice | None:
+    """Return the newest group of deltas of like size; where there are many, the smallest group."""
+    sizes = [sum(part.bytes for part in run) for run in runs]
+    if len(runs) > _RUNS_MAX:
+        totals = [sum(sizes[at : at + _FAN]) for at in range(1, len(runs) - _FAN + 1)]
+        at = 1 + totals.index(min(totals))
+        return Choice(at, at + _FAN - 1)
+    for newest in range(len(runs) - 1, _FAN - 1, -1):
+        for oldest in range(newest - _FAN + 1, 0, -1):
+            group = sizes[oldest : newest + 1]
+            largest, total = max(group), sum(group)
+            if total > max(_SHARE * bottom, part_bytes):
+                break
+            if largest <= _LIKE * (total - largest):
+                return Choice(oldest, newest)
+    return None
+
+
+def _dead(run: Run, dropped: Keys) -> int:
+    if not len(dropped):
+        return 0
+    gone = set(dropped.tolist())
+    tables = {part.entry.path: part.file.table_bytes for part in run}
+    return sum(size for by_id in tables.values() for i, size in by_id.items() if i in gone)
+
+
+def _densest(runs: Sequence[Run], part_bytes: int, dropped: Keys) -> Choice:
+    """Return the range of one part of the bottom for which deltas and dead rows are the most."""
+    bottom = runs[0]
+    cuts = np.array([0, *(part.entry.low for part in bottom[1:]), _KEY_END], np.int64)
+    own = np.array([part.bytes for part in bottom], np.float64)
+    gain = np.zeros(len(bottom))
+    for part in (part for run in runs[1:] for part in run):
+        gain += part.bytes_between(cuts)
+    gain += [_dead((part,), dropped) for part in bottom]
+    at = int(np.argmax(gain / np.maximum(own, 1)))
+    first, last = at, at + 1  # with its neighbours, where they are small
+    while own[first:last].sum() < part_bytes / 2 and last - first < len(bottom):
+        if last < len(bottom):
+            last += 1
+        else:
+            first -= 1
+    return Choice(0, len(runs) - 1, int(cuts[first]), int(cuts[last]))

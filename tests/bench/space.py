@@ -1,0 +1,158 @@
+"""What storage costs in the long run: bytes written, space, stalls, opening, memory, cold reads.
+
+A table is loaded in random order, then a hundredth of its rows is updated at random, six times,
+with a commit after each; all merges are waited for. It is done at several sizes, with a cache that
+is small beside them. Bytes written are those of every write of the process (wchar of
+/proc/self/io).
+
+A kill is a copy of the files, made of links, while the store is open.
+"""
+
+import contextlib
+import gc
+import pathlib
+import shutil
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+import embstore
+from tests.bench import disk
+from tests.bench.scale import Scale, row_bytes
+from tests.bench.stores import copy_store, create_table
+from tests.bench.turns import seconds_of
+from tests.bench.workload import Keys, Rows
+
+DIM = 16
+"""Rows of 80 bytes, records of 96."""
+_CACHED_ROWS = 500_000
+_CALL_KEYS = 50_000
+_ROUNDS = 6
+
+
+class SpaceContender:
+    """One method for each part, each in a folder that it removes."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+
+    def sizes(self) -> dict[str, dict[str, Any]]:
+        """Measure each size."""
+        return {f"{rows:,} rows": self._size(rows) for rows in self._scale.space_rows}
+
+    def _size(self, rows: int) -> dict[str, Any]:
+        folder = pathlib.Path(self._scale.data_dir) / "space"
+        folder.mkdir()
+        try:
+            return _measured(folder, rows, self._scale)
+        finally:
+            shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
+    path, rng = folder / "store", np.random.default_rng(scale.seed)
+    gradients = rng.standard_normal((_CALL_KEYS, DIM), dtype=np.float32) * np.float32(0.01)
+    cache_bytes = scale.cache_bytes(min(_CACHED_ROWS, rows / 4), DIM)
+    found: dict[str, Any] = {"rows": rows, "row_bytes": row_bytes(DIM)}
+    store = _opened(path, cache_bytes)
+    table = create_table(store, "ads", rows, DIM)
+
+    begin = time.perf_counter()
+    written, calls = _update(store, table, rng.permutation(rows), gradients)
+    found["load"] = {
+        "seconds": time.perf_counter() - begin,
+        "written_per_byte": written / (rows * row_bytes(DIM)),
+        "longest_call_s": max(calls),
+        "median_call_s": statistics.median(calls),
+    }
+    share = max(1, rows // 100)
+    rounds = [
+        _update(store, table, rng.choice(rows, share, replace=False), gradients)
+        for _ in range(_ROUNDS)
+    ]
+    total = sum(written for written, _ in rounds)
+    found["updates"] = {
+        "written_per_byte": total / (_ROUNDS * share * row_bytes(DIM)),
+        "longest_call_s": max(max(calls) for _, calls in rounds),
+    }
+    found["space"] = disk.allocated_bytes(path) / (rows * row_bytes(DIM))
+    storage = store.stats()["storage"]
+    found |= {name: storage[name] for name in ("base_files", "base_runs", "log_rows")}
+    table.update(np.arange(1000), gradients[:1000])
+    killed = copy_store(path, folder / "killed")
+    store.close()
+    del store, table
+    shutil.rmtree(path)
+    return found | _opened_again(killed, cache_bytes, rows, scale)
+
+
+def _update(store: Any, table: Any, keys: Keys, gradients: Rows) -> tuple[int, list[float]]:
+    """Update rows call by call, commit, settle; return bytes written and seconds of the calls."""
+    before, calls = _written_bytes(), []
+    for low in range(0, len(keys), _CALL_KEYS):
+        chunk = keys[low : low + _CALL_KEYS]
+        calls.append(seconds_of(table.update, chunk, gradients[: len(chunk)]))
+    store.checkpoint(f"at {store.command}")
+    store.executor.storage.merges.finish()
+    return _written_bytes() - before, calls
+
+
+def _opened_again(path: pathlib.Path, cache_bytes: int, rows: int, scale: Scale) -> dict[str, Any]:
+    opens, lookups, found = [], [], {}
+    rng = np.random.default_rng(scale.seed)
+    for _ in range(scale.cold_repeats):
+        disk.drop_page_cache(path)
+        before = _anonymous_bytes()
+        begin = time.perf_counter()
+        with contextlib.closing(_opened(path, cache_bytes, read_only=True)) as store:
+            opens.append(time.perf_counter() - begin)
+            found["memory_per_row"] = (_anonymous_bytes() - before) / rows
+            keys = rng.integers(0, rows, min(scale.cold_reads, rows // 10))
+            lookups.append(seconds_of(store.table("ads").lookup, keys))
+        del store
+    disk.drop_page_cache(path)
+    with contextlib.closing(_opened(path, cache_bytes, read_only=True)) as store:
+        digest_s = seconds_of(store.table("ads").digest)
+    del store
+    disk.drop_page_cache(path)
+    read_s = sum(seconds_of(_read, file) for file in path.glob("base/*"))
+    return found | {
+        "open_s": statistics.median(opens),
+        "cold_reads": len(keys),
+        "cold_lookup_s": statistics.median(lookups),
+        "digest_s": digest_s,
+        "plain_read_s": read_s,
+        "digest_share_of_disk": read_s / digest_s,
+    }
+
+
+def _opened(path: pathlib.Path, cache_bytes: int, *, read_only: bool = False) -> Any:
+    return embstore.open(
+        path, device="cpu", cache_bytes=cache_bytes, checkpoints_keep=1, read_only=read_only
+    )
+
+
+def _read(path: pathlib.Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(disk.CHUNK_BYTES):
+            pass
+
+
+def _written_bytes() -> int:
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["wchar"])
+
+
+def _anonymous_bytes() -> int:
+    gc.collect()
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":\t") for line in status if ":\t" in line)
+    return 1024 * int(fields["RssAnon"].split()[0])
+
+
+start = SpaceContender
