@@ -16,8 +16,10 @@ refused, nothing more is committed, and opening the directory again finds the la
 import errno
 import json
 import uuid
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import groupby
 
 from embstore.arrays import KEY_BITS
 from embstore.config import Limits
@@ -40,6 +42,7 @@ from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
 from embstore.storage.run import Run, RunWriter
+from embstore.storage.tiers import arranged
 
 _IDENTITY = "store.json"
 _UNFINISHED = {"LOCK", f"{_IDENTITY}.new", "lost+found"}
@@ -108,10 +111,20 @@ class Contents:
         """Note the name of a table, for messages."""
         self.names[table.table_id] = table.config().name
 
-    def new_run(self, part_bytes: int) -> RunWriter:
+    def new_run(self, commit: int, part_bytes: int) -> RunWriter:
         """Start a run of the base, which nothing names yet."""
         number, self.log.next_number = self.log.next_number, self.log.next_number + 1
-        return RunWriter(self.files, self.store_id, number, part_bytes)
+        return RunWriter(self.files, self.store_id, number, commit, part_bytes)
+
+    def grouped(self, runs: Iterable[Run]) -> list[list[Run]]:
+        """Return runs in groups that may be merged: between two kept checkpoints."""
+        groups = groupby(runs, lambda run: self.catalogue.interval(run[0].entry.commit))
+        return [list(group) for _, group in groups]
+
+    def arranged(self, runs: Iterable[Run]) -> tuple[Run, ...]:
+        """Return the runs with those parts moved to another, unread, that can be."""
+        groups = self.grouped(filter(None, runs))
+        return tuple(r for g in groups for r in arranged(g, self.limits.base_segment_bytes))
 
     def with_runs(self, runs: tuple[Run, ...]) -> Catalogue:
         """Return the catalogue with other runs."""

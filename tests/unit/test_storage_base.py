@@ -21,7 +21,7 @@ def new_base(path):
 
 def written(path, number, keys, version=0, stride=4, part_bytes=PART_BYTES, pieces=1):
     """Write a run of row keys; return its entries."""
-    writer = RunWriter(UnsyncedFiles(path), STORE_ID, number, part_bytes)
+    writer = RunWriter(UnsyncedFiles(path), STORE_ID, number, 1, part_bytes)
     for piece in np.array_split(np.unique(np.asarray(keys, np.int64)) | TABLE, pieces):
         writer.append(piece, records_for(piece, version, stride))
     writer.close()
@@ -94,7 +94,7 @@ def test_rows_of_every_size_are_kept(tmp_path, stride):
 
 
 def test_a_run_may_have_tables_of_other_row_sizes(tmp_path):
-    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1 << 14)
+    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1, 1 << 14)
     tables = {1: 4, 2: 40, 6: 4}
     for table_id, stride in tables.items():
         keys = np.arange(0, 900, 2) | table_id << 40
