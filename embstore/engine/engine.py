@@ -110,6 +110,7 @@ class Engine:
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
+        self.tables.frame.wrote = self.commits.consider
         self.recovered_commands, self.recovered_s = 0, 0.0
         if not storage.read_only:
             self._recover(codec, durability, sync_every_s)
@@ -135,7 +136,6 @@ class Engine:
             on_host=on_host(self.device),
         )
         frame.log.replay_s = self.recovered_s if self.recovered_commands else 0.0
-        frame.log.appended = self.commits.consider
         frame.is_covered = frame.log.is_durable
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ any other failure is reported in the stats, and stops merging until the store is
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 from embstore.errors import CapacityError, EmbstoreError
@@ -30,6 +31,9 @@ from embstore.storage.fold import Fold
 from embstore.storage.log import Log
 
 _NEVER = 1 << 62
+_BEHIND_FOLDS = 4
+_BYTES_PER_S = 64 << 20
+_WAIT_MAX_S = 0.2
 
 
 class Merge(Protocol):
@@ -68,6 +72,7 @@ class Merges:
         self.base_merges = 0
         self.compactions = 0
         self.failures = 0
+        self.waited_s = 0.0
         self.error: str | None = None
         self._contents = contents
         self._merge: Merge | None = None
@@ -106,6 +111,17 @@ class Merges:
             return
         if plan is not None:
             self._start(plan)
+
+    def hold_back(self, wanted_bytes: int) -> None:
+        """Let a command that logs so many bytes wait, if merges are far behind: in proportion to
+        its bytes and to how far, so that all commands become slower and none waits for a merge."""
+        if self._thread is not None:
+            waiting = sum(s.bytes for s in self._contents.log.segments if s.commit)
+            behind = waiting / (_BEHIND_FOLDS * self._contents.limits.fold_bytes) - 1
+            if behind > 0:
+                began = monotonic()
+                self._thread.join(min(behind * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S))
+                self.waited_s += monotonic() - began
 
     def finish(self) -> None:
         """Run all merges that are due, and wait for them. For tests, and before a measurement."""

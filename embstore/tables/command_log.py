@@ -219,8 +219,6 @@ class CommandLog:
         """Of the call that has the engine."""
         self.replay_s = 0.0
         """What replaying takes, about: the time of the commands that no commit has."""
-        self.appended: Callable[[], None] = lambda: None
-        """Called after each command."""
         self._codec = codec
         self._storage = storage
         self._on_host = on_host
@@ -267,7 +265,6 @@ class CommandLog:
         if is_borrowed:
             self._borrowed = mark
         self.replay_s += perf_counter() - began
-        self.appended()
 
     def answered(self, command: Command[Any], result: Any, context: Context) -> None:
         """Keep what the call that has the engine is answered. Replaying finds it out again, but for
