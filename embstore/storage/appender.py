@@ -26,10 +26,10 @@ class Appender:
     """Appends rows to the log of a store. Engine thread only."""
 
     def __init__(
-        self, contents: Contents, workers: Workers, hold_back: Callable[[int], None]
+        self, contents: Contents, workers: Workers, slow_down: Callable[[int], None]
     ) -> None:
         self.bytes_written = 0
-        self._hold_back = hold_back
+        self._slow_down = slow_down
         self._contents = contents
         self._workers = workers
 
@@ -40,7 +40,7 @@ class Appender:
         """
         if records:
             if bounded:
-                self._hold_back(records * record_bytes)
+                self._slow_down(records * record_bytes)
             self._contents.log.reserve(records, record_bytes, bounded=bounded)
 
     def expect(self, records: int) -> None:

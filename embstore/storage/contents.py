@@ -41,6 +41,7 @@ from embstore.storage.files import File, Files
 from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
+from embstore.storage.removal import Removal
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.tiers import arranged
 
@@ -62,6 +63,7 @@ class Contents:
         self.names: dict[int, str] = {}  # for messages: of every table opened so far
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
+        self.removal = Removal(files)
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             self.use(_read_catalogue(files, read_only=read_only, limits=limits))
@@ -136,10 +138,10 @@ class Contents:
 
     def use_runs(self, runs: tuple[Run, ...]) -> None:
         """Make opened runs, which the catalogue names, the current ones; remove the others."""
-        before = {part.entry.path for run in self.base.runs for part in run}
+        before = {part.entry.path: part.file.map for run in self.base.runs for part in run}
         self.base.use(runs)
-        for path in before - {part.entry.path for run in runs for part in run}:
-            self.files.discard(path)
+        gone = before.keys() - {part.entry.path for run in runs for part in run}
+        self.removal.remove(gone, [before[path] for path in gone])
 
     def _remove_unnamed(self) -> int:
         """Remove what no commit names; return the highest number of a segment or run seen."""
@@ -168,6 +170,7 @@ class Contents:
     def close(self) -> None:
         """Remove what was never committed, and release the lock."""
         self.log.close()
+        self.removal.finish()
         try:
             if self.failure is None and not self.read_only:
                 self._remove_unnamed()

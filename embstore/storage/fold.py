@@ -68,8 +68,8 @@ class Fold:
         """Make the result current; what it replaces goes."""
         contents.use_runs(self.runs)
         contents.log.replace(self.segments, None, self.keys, self.positions)
-        for segment in self.segments:
-            contents.files.discard(segment.path)
+        paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]
+        contents.removal.remove(paths, maps)
 
     def discard(self, contents: Contents) -> None:
         """Remove what was written."""

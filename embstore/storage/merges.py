@@ -112,7 +112,7 @@ class Merges:
         if plan is not None:
             self._start(plan)
 
-    def hold_back(self, wanted_bytes: int) -> None:
+    def slow_down(self, wanted_bytes: int) -> None:
         """Let a command that logs so many bytes wait, if merges are far behind: in proportion to
         its bytes and to how far, so that all commands become slower and none waits for a merge."""
         if self._thread is not None:
@@ -128,8 +128,9 @@ class Merges:
         while True:
             self.poll()
             if self._thread is None:
-                return
+                break
             self._thread.join()
+        self._contents.removal.finish()
 
     def stop(self) -> None:
         """End a running merge: its result is installed if it is there, else thrown away."""

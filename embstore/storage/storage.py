@@ -103,7 +103,7 @@ class Storage:
         self.irreversible = self._contents.irreversible
         self.rows = StoredRows(self._contents, self._workers)
         self.merges = Merges(self._contents)
-        self.appender = Appender(self._contents, self._workers, self.merges.hold_back)
+        self.appender = Appender(self._contents, self._workers, self.merges.slow_down)
 
     @property
     def catalogue(self) -> Catalogue:
