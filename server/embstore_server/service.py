@@ -102,7 +102,9 @@ class Service:
     ) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.instance = uuid4().hex
+        self.process = uuid4().hex
+        """Of this process alone, whatever outlives it."""
+        self.instance = self.process
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
@@ -262,7 +264,9 @@ class Service:
                 if len(self._ranks) > _MEMBERS_MAX:
                     self._ranks.popitem(last=False)
             case ServerInfo() as info:
-                info = replace(info, context=answered.context, server=self.limits)
+                info = replace(
+                    info, context=answered.context, server=self.limits, process=self.process
+                )
                 return answered._replace(value=info)
         return answered
 
