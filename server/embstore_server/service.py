@@ -238,7 +238,8 @@ class Service:
     async def _until_durable(self, answered: Answered) -> None:
         """Wait until a crash cannot take back what an answer says, also of what others wrote.
 
-        Not for the rows of a session's step: what was looked up is void where its session is gone.
+        Not for the rows of a session's step: a step before it that a crash takes back is not
+        acknowledged, and so is sent again, with the same gradients.
         """
         is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
         if self.durable is not None and is_known:
