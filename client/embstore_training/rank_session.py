@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from embstore.arrays import Keys
 from embstore.errors import (
@@ -40,6 +40,7 @@ from embstore.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
     TableHeldError,
+    TableNotFoundError,
 )
 from embstore.handles.sessions import Serving, Sessions
 from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
@@ -241,7 +242,12 @@ class RankSession:
                     process, ended = serving.process, again
 
     def _resume(self, member: str, serving: Serving) -> None:
-        place = self._join(member).last_step
+        try:
+            place = self._join(member).last_step
+        except (TableNotFoundError, TableHeldError) as refused:
+            if serving.epoch != self._serving.epoch:
+                self._end(f"commands that no commit had are lost; it cannot be opened: {refused}")
+            raise
         try:
             if self._sessions.serving() != serving:
                 raise SessionExpiredError("the server was started again while it was joined")
@@ -283,8 +289,10 @@ class RankSession:
             )
         else:
             return
-        self._lost = SessionExpiredError(
-            f"session {self._opening.name!r}: the server was started again, and {what} open the "
-            f"session again: it goes on after step {place}"
-        )
+        self._end(f"{what} open the session again: it goes on after step {place}")
+
+    def _end(self, why: str) -> NoReturn:
+        """Go on no more."""
+        where = f"session {self._opening.name!r}: the server was started again, and"
+        self._lost = SessionExpiredError(f"{where} {why}")
         raise self._lost

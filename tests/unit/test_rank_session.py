@@ -10,6 +10,7 @@ from embstore.errors import (
     SessionExpiredError,
     StoreClosedError,
     TableHeldError,
+    TableNotFoundError,
 )
 from embstore.handles.sessions import Serving
 from embstore.results import AcknowledgedUpdate
@@ -29,17 +30,19 @@ class RestartingPort(PrefetchingPort):
         self.process = self.epoch = 1
         self.kills = []
         self.unanswered = []
-        self.t_now = 0
         self.is_skipping = False
+        self._whole = threading.RLock()  # A restart comes before a call or after it.
 
     def restart(self, *, epoch=1):
-        self.process, self.epoch, self.member, self.announced = self.process + 1, epoch, None, {}
+        with self._whole:
+            self.process, self.epoch = self.process + 1, epoch
+            self.member, self.announced = None, {}
 
     def serving(self):
         return Serving(str(self.process), self.epoch)
 
     def t(self, tables):
-        return dict.fromkeys(tables, self.t_now)
+        return dict.fromkeys(tables, 0 if self.is_skipping else len(self.updates))
 
     def _called(self, *call):
         super()._called(*call)
@@ -50,19 +53,24 @@ class RestartingPort(PrefetchingPort):
                 raise SessionExpiredError("no such member")
 
     def announce(self, member, steps):
-        self._check(member)
-        new = {n: k for n, k in steps.items() if n > self.last_step and n not in self.announced}
-        return super().announce(member, new) if new else None
+        with self._whole:
+            self._check(member)
+            old = {*range(self.last_step + 1), *self.announced}
+            new = {number: keys for number, keys in steps.items() if number not in old}
+            return super().announce(member, new) if new else None
 
     def update_step(self, member, *args, **options):
-        self._check(member)
-        before = self.t_now
-        self.t_now += not self.is_skipping
-        try:
+        with self._whole:
+            self._check(member)
             return super().update_step(member, *args, **options)
-        except SessionExpiredError:
-            self.t_now = before
-            raise
+
+    def release_step(self, member, step):
+        with self._whole:
+            return super().release_step(member, step)
+
+    def skip_step(self, member, step):
+        with self._whole:
+            return super().skip_step(member, step)
 
     def renew(self, member, *, timeout_s):
         self._check(member)
@@ -73,7 +81,7 @@ class RestartingPort(PrefetchingPort):
         if step in self.unanswered:
             self.restart()
             raise OutcomeUnknownError("its last step tells")
-        return AcknowledgedUpdate(100 + step, {"a": self.t_now}, self.is_skipping)
+        return AcknowledgedUpdate(100 + step, self.t("a"), self.is_skipping)
 
     def close(self, member, *, forget, timeout_s):
         self._called("close", forget)
@@ -179,6 +187,16 @@ def test_a_run_that_cannot_go_on_says_where_to_go_on_from(place, epoch, message)
                 port.refuses["open"] = [AssertionError("it is not tried again")]
             step.update({"a": gradients_of(step.batch)})
     assert (len(port.updates), port.last_step, port.member) == (4, place, None)
+
+
+def test_tables_that_were_lost_are_no_other_error():
+    port = RestartingPort()
+    with pytest.raises(SessionExpiredError, match="cannot be opened: no table"):
+        with Run(port, ["a"]) as run:
+            for step in run.steps(batches_of(3), of_a):
+                port.restart(epoch=2)
+                port.refuses["open"] = [TableNotFoundError("no table 'a'")]
+                step.release()
 
 
 def test_a_session_that_ended_otherwise_is_not_opened_again():

@@ -219,27 +219,62 @@ def test_a_loop_says_which_finished_steps_were_lost(
     server.stop()
 
 
-def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path) -> None:
-    """A hot/cold run, whose server is killed in each phase, and before each exchange."""
-    hot_set = HotSet({"rows": np.arange(20)})
+@pytest.mark.parametrize("durability", ["checkpoint", "interval"])
+def test_every_rank_is_told_of_lost_steps(forks: Forks, quick_path: Path, durability: str) -> None:
+    """Also one that had not been told that the last of them was finished."""
+    server = ForkedServer(forks, quick_path / "store", durability=durability, sync_every_s=3600.0)
+    server.start()
+    progress = Progress()
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
+        ]
+        make_tables(stores[0])
+        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
+        stack.callback(progress.end)
+        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+        until(lambda: progress.finished >= 5 or any(rank.done() for rank in ranks))
+        server.kill()
+        server.start()
+        for rank in ranks:
+            with pytest.raises(SessionExpiredError, match="the server was started again, and"):
+                rank.result(PATIENCE_S)
+    server.stop()
+
+
+def train_hot_and_cold(store: Store, progress: Progress) -> tuple[str, int]:
+    """Train batches of hot rows at the trainer, others at the store; return digest and t."""
     rng = np.random.default_rng(SEED)
-    chunks = [{"id": rng.integers(0, 20 if n % 2 else ROWS, 64)} for n in range(12)]
+    chunks = [{"id": rng.integers(0, 20 if n % 2 else ROWS, 64)} for n in range(30)]
+    hot_set = HotSet({"rows": np.arange(20)})
+    table = store.create_table("rows", **TABLES["rows"])
+    options: dict[str, Any] = {"batch_size": 8, "window_batches": 8, "lease_ms": LEASE_MS}
+    with HotColdRun(store, hot_set, {"id": "rows"}, **options) as run:
+        for step in run.steps(chunks):
+            step.update({"rows": 0.1 * step.lookup()["rows"] + 1})
+            progress.finished += 1
+        assert run.stats()["switches"] > 3
+    return table.digest(), table.t
 
-    def trained(store: Store, server: ForkedServer | None) -> tuple[str, int]:
-        table = store.create_table("rows", **TABLES["rows"])
-        with HotColdRun(store, hot_set, {"id": "rows"}, batch_size=8, window_batches=8) as run:
-            for n, step in enumerate(run.steps(chunks)):
-                if server is not None and n % 5 == 2:
-                    server.kill()
-                    server.start()
-                step.update({"rows": 0.1 * step.lookup()["rows"] + 1})
-            assert run.stats()["switches"] > 3
-        return table.digest(), table.t
 
+def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path, soak: int) -> None:
+    """A hot/cold run over kills, in phases of either kind and in exchanges."""
+    sys.stdout.write(f"seed {SEED + soak}\n")
+    rng = np.random.default_rng(SEED + soak)
     with embstore.open(quick_path / "other", cache_bytes=1 << 22, threads=1) as store:
-        wanted = trained(store, None)
+        wanted = train_hot_and_cold(store, Progress())
     server = ForkedServer(forks, quick_path / "store", durability="commands")
     server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        assert trained(store, server) == wanted
+    progress = Progress()
+    with (
+        connect(server.address, timeout_s=PATIENCE_S) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        training = pool.submit(train_hot_and_cold, store, progress)
+        while not training.done():
+            at = progress.finished + int(rng.integers(1, 12))
+            until(lambda at=at: progress.finished >= at or training.done())
+            server.kill()
+            server.start()
+        assert training.result() == wanted
     server.stop()
