@@ -102,7 +102,9 @@ class Service:
     ) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.instance = uuid4().hex
+        self.process = uuid4().hex
+        """Of this process alone, whatever outlives it."""
+        self.instance = self.process
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
@@ -236,7 +238,8 @@ class Service:
     async def _until_durable(self, answered: Answered) -> None:
         """Wait until a crash cannot take back what an answer says, also of what others wrote.
 
-        Not for the rows of a session's step: what was looked up is void where its session is gone.
+        Not for the rows of a session's step: a step before it that a crash takes back is not
+        acknowledged, and so is sent again, with the same gradients.
         """
         is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
         if self.durable is not None and is_known:
@@ -262,7 +265,9 @@ class Service:
                 if len(self._ranks) > _MEMBERS_MAX:
                     self._ranks.popitem(last=False)
             case ServerInfo() as info:
-                info = replace(info, context=answered.context, server=self.limits)
+                info = replace(
+                    info, context=answered.context, server=self.limits, process=self.process
+                )
                 return answered._replace(value=info)
         return answered
 
