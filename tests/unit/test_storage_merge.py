@@ -363,3 +363,29 @@ def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
     assert storage.merges.compactions == 1
     assert versions(storage, range(100)) == [2] * 80 + [1] * 20
     storage.close()
+
+
+# Behind
+
+
+def test_a_command_waits_a_little_where_merges_are_far_behind(tmp_path):
+    files = PausedFiles(tmp_path, "fold:rows")
+    storage, entries = opened(tmp_path, files=files, fold_bytes=1 << 12)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1)  # starts the fold
+    files.wait()
+    append(storage, range(10), version=1)
+    assert storage.merges.waited_s == 0, "one fold is not far"
+    for version in range(2, 6):
+        append(storage, range(1_000), version)
+        storage.commit(entries, version)
+    before = storage.merges.waited_s
+    append(storage, range(1_000), version=6)
+    assert storage.merges.waited_s > before
+    storage.commit(entries, 7)
+    files.go_on.set()
+    settle(storage)
+    after = storage.merges.waited_s
+    append(storage, range(1_000), version=7)
+    assert storage.merges.waited_s == after, "nothing is behind"
+    storage.close()
