@@ -10,22 +10,22 @@ files, and hashed on two others, which hold no lock while they hash.
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import BLOCK_KEYS, leaf, root
+from embstore.arithmetic import BLOCK_KEYS, leaves, root
 from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys
 from embstore.cache.pool import Pool
 from embstore.storage.row_index import add_keys
 from embstore.tables.written_keys import WrittenKeys
 
-_CHUNK_ROWS = 4096
+_CHUNK_BYTES = 2 << 20
 """Rows that are hashed by one thread at a time."""
-_LISTED_BLOCKS = 256
-"""Blocks that the disk is asked for at a time, while the ones before are hashed."""
+_AHEAD_BYTES = 32 << 20
+"""Rows that the disk is asked for at a time, at most, while the ones before are hashed."""
 _HASH_THREADS = 2
 _BLOCK_SHIFT = BLOCK_KEYS.bit_length() - 1
 
@@ -94,14 +94,16 @@ def _hash_blocks(pool: Pool, written: WrittenKeys, blocks: Keys) -> NDArray[np.u
     """Return the leaf of each of `blocks`, which all have a written row."""
     leaves = np.empty((len(blocks), 32), np.uint8)
     pending: list[Future[None]] = []
-    parts = [slice(low, low + _LISTED_BLOCKS) for low in range(0, len(blocks), _LISTED_BLOCKS)]
+    step = max(1, _AHEAD_BYTES // (BLOCK_KEYS * pool.layout.record_bytes))
+    parts = [slice(low, low + step) for low in range(0, len(blocks), step)]
+    rows_max = max(1, _CHUNK_BYTES // pool.layout.record_bytes)
     ahead = _asked_for(pool, written, blocks[parts[0]]) if parts else blocks
     with ThreadPoolExecutor(_HASH_THREADS) as hashers:
         for part, after in zip_longest(parts, parts[1:]):
             keys = ahead
             if after is not None:
                 ahead = _asked_for(pool, written, blocks[after])
-            for low, high, cuts in _chunks(keys, blocks[part]):
+            for low, high, cuts in _chunks(keys, blocks[part], rows_max):
                 records, _ = pool.reader.peek_written(keys[cuts[0] : cuts[-1]])
                 into = leaves[part][low:high]
                 rows = keys[cuts[0] : cuts[-1]] & KEY_MASK
@@ -122,13 +124,15 @@ def _asked_for(pool: Pool, written: WrittenKeys, blocks: Keys) -> Keys:
     return keys
 
 
-def _chunks(keys: Keys, blocks: Keys) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Yield blocks [low, high) of about _CHUNK_ROWS rows, and where in keys each begins and the
-    last ends."""
+def _chunks(
+    keys: Keys, blocks: Keys, rows_max: int
+) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    """Yield blocks [low, high) of so many rows, or a block more, and where in keys each begins and
+    the last ends."""
     starts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))
     low = 0
     while low < len(blocks):
-        high = int(np.searchsorted(starts, starts[low] + _CHUNK_ROWS))
+        high = int(np.searchsorted(starts, starts[low] + rows_max))
         high = min(max(high, low + 1), len(blocks))
         yield low, high, starts[low : high + 1]
         low = high
@@ -139,9 +143,7 @@ def _hash_chunk(
     keys: Keys,
     records: NDArray[Any],
     cuts: NDArray[np.int64],
-    leaves: NDArray[np.uint8],
+    into: NDArray[np.uint8],
 ) -> None:
     dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
-    for i, (low, high) in enumerate(pairwise(cuts.tolist())):
-        rows = records[low:high]
-        leaves[i] = np.frombuffer(leaf(keys[low:high], rows[:, :dim], rows[:, dim:end]), np.uint8)
+    into[:] = leaves(keys, records[:, :dim], records[:, dim:end], cuts.tolist())

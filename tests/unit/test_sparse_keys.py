@@ -50,7 +50,7 @@ def test_rows_cost_what_is_written_not_what_is_spanned(tmp_path, span, monkeypat
         )
         assert table.digest() == before
         assert sum(asked) == len(keys), "no key is asked for that was not written"
-        assert max(asked) <= digests._CHUNK_ROWS + digests.BLOCK_KEYS
+        assert max(asked) <= digests._CHUNK_BYTES // 32 + digests.BLOCK_KEYS
         table.assign(keys[:3], rows_of([1, 2, 3]))
         changed = table.digest()
         assert sum(asked) <= len(keys) + 3 * digests.BLOCK_KEYS
