@@ -33,8 +33,8 @@ Verbs = dict[str, dict[str, float]]
 class Server:
     """A server with an empty store, and one connection to it. Not thread-safe.
 
-    It logs no commands, as its peers log none; what that costs is measured by itself. `store` is the
-    client's. Raises SkippedError where the extra `server` is not installed.
+    It logs no commands, as its peers log none; what that costs is measured by itself. `store` is
+    the client's. Raises SkippedError where the extra `server` is not installed.
     """
 
     def __init__(self, folder: pathlib.Path, cache_bytes: int, *options: str) -> None:

@@ -1,9 +1,9 @@
 """What storage costs in the long run: bytes written, space, stalls, opening, memory, cold reads.
 
-A table is loaded in random order, then a hundredth of its rows is updated at random, again and
-again until folds and merges have settled, with a commit after each; all merges are waited for. It is done at several sizes, with a cache that
-is small beside them. Bytes written are those of every write of the process (wchar of
-/proc/self/io).
+A table is loaded in random order. Then a hundredth of its rows is updated at random, with a commit
+after it, and again, until there was much to fold; all merges are waited for. It is done at several
+sizes, with a cache that is small beside them. Bytes written are those of every write of the process
+(wchar of /proc/self/io).
 
 A kill is a copy of the files, made of links, while the store is open.
 """
