@@ -175,17 +175,17 @@ class Merges:
         if self._contents.failure is not None:
             return  # nothing is committed any more; what the merge wrote has no name
         self._looked_at = None  # what was due may still be
-        try:
-            if outcome is not None:
-                raise outcome
-            self._install(merge)
-        except EmbstoreError as exc:
-            if self._contents.failure is not None:
-                raise  # the disk may have the new catalogue, and need what the merge wrote
-            merge.discard(self._contents)
-            self._failed(exc)
-        except _StoppedError:
-            merge.discard(self._contents)
+        if outcome is None:
+            try:
+                self._install(merge)
+                return
+            except EmbstoreError as exc:
+                if self._contents.failure is not None:
+                    raise  # the disk may have the new catalogue, and need what the merge wrote
+                outcome = exc
+        merge.discard(self._contents)
+        if not isinstance(outcome, _StoppedError):
+            self._failed(outcome)
 
     def _install(self, merge: Merge) -> None:
         contents = self._contents

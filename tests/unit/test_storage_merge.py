@@ -389,3 +389,22 @@ def test_a_command_waits_a_little_where_merges_are_far_behind(tmp_path):
     append(storage, range(1_000), version=7)
     assert storage.merges.waited_s == after, "nothing is behind"
     storage.close()
+
+
+class BrokenFiles(UnsyncedFiles):
+    """Raises what no disk does, in the merge."""
+
+    def reached(self, point):
+        if point == "fold:rows":
+            raise MemoryError
+
+
+def test_a_merge_that_ends_with_any_error_is_reported_and_harms_no_command(tmp_path):
+    storage, entries = opened(tmp_path, files=BrokenFiles(tmp_path), fold_bytes=1)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1)
+    storage.merges.finish()
+    assert (storage.merges.failures, storage.merges.folds) == (1, 0)
+    assert versions(storage, range(100)) == [1] * 100
+    assert not list((tmp_path / "base").glob("*"))
+    storage.close()
