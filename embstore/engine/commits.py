@@ -87,7 +87,7 @@ class OwnCommits:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._tried_at = monotonic()
-        self._seen = -1, 0  # changes of the log, and its uncommitted bytes then
+        self._seen: tuple[object, int, int] = None, 0, 0  # log, its changes, uncommitted bytes then
 
     @property
     def age_s(self) -> float:
@@ -132,12 +132,14 @@ class OwnCommits:
         """
         tables = self._tables
         log = tables.storage.log
-        if log.changes != self._seen[0]:
-            self._seen = log.changes, log.uncommitted_bytes
+        if (log, log.changes) != self._seen[:2]:
+            self._seen = log, log.changes, log.uncommitted_bytes
         dirty = max(ROWS_BYTES_LEAST, tables.arena.memory_bytes)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
-        is_worth = self._seen[1] > ROWS_BYTES_LEAST // 4
-        return self._seen[1] > dirty or (log.index.size > rows and is_worth)
+        uncommitted = self._seen[2]
+        # Where folds are behind, another commit only adds to what they have to do.
+        is_worth = uncommitted > max(ROWS_BYTES_LEAST // 4, log.bytes // 2)
+        return uncommitted > dirty or (log.index.size > rows and is_worth)
 
     def join_threads(self) -> None:
         """Wait for the end of the thread. Not with the engine."""

@@ -67,13 +67,12 @@ class BaseMerge:
     def catalogue(self, contents: Contents) -> Catalogue:
         """Return the catalogue with the new parts in the place of what was merged."""
         choice = self.choice
-        (new,) = contents.base.open((tuple(self.writer.entries),))
         changed = []
         for number, run in enumerate(contents.base.runs):
             if choice.oldest <= number <= choice.newest:
                 run = tuple(p for part in run for p in part.without(choice.low, choice.high))
             if number == choice.oldest:
-                run = tuple(sorted((*run, *new), key=lambda part: part.entry.low))
+                run = tuple(sorted((*run, *self.writer.run), key=lambda part: part.entry.low))
             changed.append(run)
         self.runs = contents.arranged(changed)
         return contents.with_runs(self.runs)
@@ -89,13 +88,12 @@ class BaseMerge:
     def _cuts(self) -> Iterator[int]:
         """Yield row keys that cut the range into pieces of about _PIECE_ROWS rows."""
         yield self.choice.low
-        directories = [part.file.index.directory for run in self.inputs for part in run]
-        groups = np.concatenate([d[:, 0] for d in directories])
-        counts = np.concatenate([d[:, 1] for d in directories])
-        inside = (groups >= self.choice.low >> GROUP_BITS) & (
-            groups <= self.choice.high >> GROUP_BITS
-        )
-        groups, counts = groups[inside], counts[inside]
+        ends = [self.choice.low >> GROUP_BITS, -(-self.choice.high >> GROUP_BITS)]
+        found = [np.empty((0, 2), np.int64)]
+        for index in {id(p.file): p.file.index for run in self.inputs for p in run}.values():
+            first, last = np.searchsorted(index.directory[:, 0], ends)
+            found.append(index.directory[first:last, :2])
+        groups, counts = np.concatenate(found).T
         order = np.argsort(groups, kind="stable")
         piece = np.cumsum(counts[order]) // _PIECE_ROWS
         for at in np.flatnonzero(np.diff(piece)).tolist():

@@ -51,7 +51,7 @@ class PartEntry:
 
     number: int
     part: int
-    commit: int  # which it has everything of
+    commit: int  # on the side of every kept checkpoint that its rows are on
     low: int  # row keys in [low, high)
     high: int
     bytes: int

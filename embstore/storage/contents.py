@@ -273,6 +273,8 @@ def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalog
         raise CorruptTableError(f"{catalogues.PATH}: missing from {files.root}")
     else:
         catalogue = Catalogue(store_id)
+        if form != FORMAT:
+            _write_identity(files, store_id)
         files.replace(catalogues.PATH, catalogues.encode(catalogue))
     if catalogue.store_id != store_id:
         raise CorruptTableError(

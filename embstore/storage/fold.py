@@ -58,9 +58,8 @@ class Fold:
 
     def catalogue(self, contents: Contents) -> Catalogue:
         """Return the catalogue with the run, the newest, in the place of the segments."""
-        base, folded = contents.base, {s.number for s in self.segments}
-        (new,) = base.open((tuple(self.writer.entries),))
-        self.runs = contents.arranged((*base.runs, new))
+        folded = {s.number for s in self.segments}
+        self.runs = contents.arranged((*contents.base.runs, self.writer.run))
         left = tuple(s for s in contents.catalogue.segments if s.number not in folded)
         return replace(contents.with_runs(self.runs), segments=left)
 

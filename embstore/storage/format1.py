@@ -3,7 +3,10 @@
 In format 1 each table had a directory, `base/T`, with its rows at fixed places of sparse files
 `S.rows`, and a bitmap `G.written` of which there are any. The other files are those of format 2. So
 the rows of all bases are written to one run, then the catalogue of format 2 is put in the place of
-the old one, then store.json; last, the old files go. A crash before the end is done again.
+the old one, the old files go, and store.json says format 2. A crash before the end is done again.
+
+Folds of format 1 wrote rows in place, so one that was cut off left torn rows. The log still has
+them, and is read first; so the base's rows are left out where the log has all states' newer ones.
 """
 
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from embstore.storage.copying import Stored, records_of
 from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, PAGE_BYTES, checksum, unpack_header
 from embstore.storage.run import RunWriter
+from embstore.storage.segment import read_segment
 
 _WRITTEN_MAGIC = b"EMBSWRIT"
 _PAGE_KEYS = 8 * PAGE_BYTES
@@ -47,8 +51,10 @@ def migrate(files: Files, store_id: str, content: bytes, part_bytes: int) -> Cat
         commit = min(state.commit for state in states)  # it folded no further
         writer = RunWriter(files, bytes.fromhex(store_id), old.next_segment, commit, part_bytes)
         try:
+            logged = _logged(files, store_id, old, commit)
             for base in _bases(files, store_id, old, segment_bytes, bitmaps):
                 for stored in base.pages():
+                    stored = stored.at(~np.isin(stored.keys, logged, assume_unique=True))
                     for keys, records in records_of(stored):
                         writer.append(keys, records)
             writer.close()
@@ -64,12 +70,21 @@ def migrate(files: Files, store_id: str, content: bytes, part_bytes: int) -> Cat
     return new
 
 
+def _logged(files: Files, store_id: str, old: Catalogue, commit: int) -> Keys:
+    """Return the row keys of the segments that every kept state reads."""
+    entries = [entry for entry in old.segments if entry.commit <= commit]
+    segments = [read_segment(files, bytes.fromhex(store_id), 0, entry) for entry in entries]
+    return np.unique(
+        np.concatenate([np.empty(0, np.int64), *(k for s in segments for k in s.keys)])
+    )
+
+
 def _bases(
     files: Files, store_id: str, old: Catalogue, segment_bytes: int, bitmaps: dict[str, str]
 ) -> Iterator["_Base"]:
     states = [old.head, *(c.state for c in old.checkpoints)]
     tables = {t.table_id: t for state in states for t in state.tables}
-    for table_id in sorted(map(int, bitmaps)):
+    for table_id in sorted(tables.keys() & set(map(int, bitmaps))):
         size = tables[table_id].config().layout.record_bytes
         path = bitmaps[str(table_id)]
         yield _Base(files, bytes.fromhex(store_id), table_id, size, segment_bytes, path)

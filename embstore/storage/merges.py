@@ -12,8 +12,9 @@ point to the old records*, so whatever happened meanwhile is newer and stays. A 
 leaves either the old files or the new ones named; what is not named is removed at the next opening,
 and the merge is done again.
 
-A merge that fails has changed nothing. For lack of room it is tried again after the next commit;
-any other failure is reported in the stats, and stops merging until the store is opened again.
+A merge that fails has changed nothing, and is reported in the stats. For lack of room it is tried
+again after the next commit; any other failure ends merges of its kind until the store is opened
+again.
 """
 
 import threading
@@ -29,6 +30,7 @@ from embstore.storage.compaction import Compaction
 from embstore.storage.contents import Contents
 from embstore.storage.fold import Fold
 from embstore.storage.log import Log
+from embstore.storage.segment import Segment
 
 _NEVER = 1 << 62
 _BEHIND_FOLDS = 4
@@ -83,7 +85,9 @@ class Merges:
         self._threads: list[threading.Thread] = []  # the one above; shared with the finalizer
         # A thread that the interpreter's end cuts off inside a kernel takes the process with it.
         weakref.finalize(self, _end, self._stop, self._threads)
-        self._not_before = 0  # the commit number from which merging may go on after a failure
+        # By kind of merge: the commit number from which it may go on after a failure.
+        self._not_before: dict[type, int] = {}
+        self._was_stopped = False
 
     @property
     def running(self) -> bool:
@@ -102,21 +106,16 @@ class Merges:
         if seen == self._looked_at:
             return  # nothing is due that was not before
         self._looked_at = seen
-        if self._contents.catalogue.head.commit < self._not_before:
-            return
-        try:
-            plan = self._due()
-        except EmbstoreError as exc:  # no room for a compaction's file, say
-            self._failed(exc)
-            return
+        plan = self._due()
         if plan is not None:
             self._start(plan)
 
     def slow_down(self, wanted_bytes: int) -> None:
-        """Let a command that logs so many bytes wait, if merges are far behind: in proportion to
-        its bytes and to how far, so that all commands become slower and none waits for a merge."""
+        """Let a command that logs so many bytes (an update, or a lookup that evicts dirty rows)
+        wait, if merges are far behind: in proportion to its bytes and to how far, so that all
+        become slower and none waits for a merge."""
         if self._thread is not None:
-            waiting = sum(s.bytes for s in self._contents.log.segments if s.commit)
+            waiting = sum(s.bytes for s in self._committed())
             behind = waiting / (_BEHIND_FOLDS * self._contents.limits.fold_bytes) - 1
             if behind > 0:
                 began = monotonic()
@@ -141,12 +140,31 @@ class Merges:
 
     def try_again(self) -> None:
         """Forget that a merge had no room: a restore has changed what there is."""
-        self._not_before = 0 if self._not_before < _NEVER else _NEVER
+        self._not_before = {k: n for k, n in self._not_before.items() if n == _NEVER}
 
     def _due(self) -> Merge | None:
-        # The base first: a fold adds to it, and would else never let it come to its turn.
-        contents = self._contents
-        return BaseMerge.due(contents) or Fold.due(contents) or Compaction.due(contents)
+        # The base first: a fold adds to it, and would else never let it come to its turn. But not
+        # where folds are behind, or the base's merges are stopped again and again.
+        limits, committed = self._contents.limits, self._committed()
+        is_behind = (
+            sum(s.bytes for s in committed) > _BEHIND_FOLDS * limits.fold_bytes
+            or len(committed) > _BEHIND_FOLDS * limits.fold_segments
+        )
+        order = (Fold, BaseMerge) if is_behind or self._was_stopped else (BaseMerge, Fold)
+        for kind in (*order, Compaction):
+            if self._contents.catalogue.head.commit < self._not_before.get(kind, 0):
+                continue
+            try:
+                plan: Merge | None = kind.due(self._contents)
+            except EmbstoreError as exc:  # no room for a compaction's file, say
+                self._failed(kind, exc)
+                continue
+            if plan is not None:
+                return plan
+        return None
+
+    def _committed(self) -> list[Segment]:
+        return [s for s in self._contents.log.segments if s.commit]
 
     # Running
 
@@ -178,21 +196,24 @@ class Merges:
         if outcome is None:
             try:
                 self._install(merge)
+                self._was_stopped = False
                 return
             except EmbstoreError as exc:
                 if self._contents.failure is not None:
                     raise  # the disk may have the new catalogue, and need what the merge wrote
                 outcome = exc
         merge.discard(self._contents)
-        if not isinstance(outcome, _StoppedError):
-            self._failed(outcome)
+        self._was_stopped = isinstance(outcome, _StoppedError)
+        if not self._was_stopped:
+            self._failed(type(merge), outcome)
 
     def _install(self, merge: Merge) -> None:
         contents = self._contents
         new = merge.catalogue(contents)
         if new is not None:
-            with contents.irreversible():
-                contents.files.sync_directory("log")
+            if isinstance(merge, Compaction):
+                with contents.irreversible():
+                    contents.files.sync_directory("log")
             contents.replace_catalogue(new)
             contents.files.reached("merge:renamed")
         # From here on files, catalogue and index change together.
@@ -202,11 +223,12 @@ class Merges:
         self.base_merges += isinstance(merge, BaseMerge)
         self.compactions += isinstance(merge, Compaction)
 
-    def _failed(self, outcome: BaseException) -> None:
+    def _failed(self, kind: type, outcome: BaseException) -> None:
         self.failures += 1
         self.error = str(outcome)
-        passing = isinstance(outcome, CapacityError)
-        self._not_before = self._contents.catalogue.head.commit + 1 if passing else _NEVER
+        is_passing = isinstance(outcome, (CapacityError, MemoryError))
+        after = self._contents.catalogue.head.commit + 1
+        self._not_before[kind] = after if is_passing else _NEVER
 
 
 def _end(stop: threading.Event, threads: list[threading.Thread]) -> None:

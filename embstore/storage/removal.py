@@ -23,8 +23,13 @@ class Removal:
             return
         arguments = self._files, paths, [maps]
         thread = threading.Thread(target=_remove, args=arguments, name="removal", daemon=True)
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        thread.start()
+        self._threads = [t for t in self._threads if t.is_alive()]
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads
+            _remove(*arguments)
+        else:
+            self._threads.append(thread)
 
     def finish(self) -> None:
         """Wait until all are gone."""

@@ -16,6 +16,7 @@ Keys given to one call may repeat: entries are written in order, so the last cou
 pure functions of their arguments; host memory only.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,7 @@ from embstore.arithmetic.jit import (
     prefetch,
 )
 from embstore.arrays import EMPTY_KEY, Keys
+from embstore.errors import CapacityError
 from embstore.host.memory import reserve
 
 PLACE_BITS = 40
@@ -38,6 +40,7 @@ OFFSET_MASK = (1 << PLACE_BITS) - 1
 _AHEAD = 12
 """How many keys ahead the entry is asked for: a few memory latencies."""
 _INITIAL = 1 << 12
+_ALL = 1 << 62
 _MOVED_LEAST = 1 << 15
 """Entries that a call moves: a few milliseconds."""
 _SHRINK = 16
@@ -193,11 +196,14 @@ def move_some(
     at: Int,
     count: Int,
 ) -> int:
-    """Move up to `count` entries from the old table's places `at` and up; return where to go on."""
+    """Move up to `count` entries from the old table's places `at` and up, or look at so many that
+    have none; return where to go on."""
     mask = np.int64(old_keys.shape[0] - 1)
-    while at <= mask and count > 0:
+    empty = count
+    while at <= mask and count > 0 and empty > 0:
         if old_keys[at] == -1:
             at += 1
+            empty -= 1
         else:
             _insert(index_keys, index_positions, old_keys[at], old_positions[at])
             # Another entry may come to this place.
@@ -280,8 +286,9 @@ class RowIndex:
         for table in self._tables():
             self.size -= repoint(*table, keys, olds, news, live)
         if _SHRINK * self.size < len(self._keys) and len(self._keys) > _INITIAL:
-            self._begin_moving(max(_INITIAL, 1 << (2 * self.size).bit_length()))
-            self._move(self.size)
+            with suppress(CapacityError, MemoryError):  # it is right as it is
+                self._begin_moving(max(_INITIAL, 1 << (2 * self.size).bit_length()))
+                self._move(_ALL)
 
     def keys_between(self, low: int, high: int) -> Keys:
         """Return the row keys in [low, high), in no order."""
@@ -316,7 +323,7 @@ class RowIndex:
         # Memory first: a failure half way must not leave an index without its rows.
         keys, positions = _entries(capacity)
         if self._old is not None:
-            self._move(self.size)
+            self._move(_ALL)
         self._old = _Old(self._keys, self._positions)
         self._keys, self._positions = keys, positions
 

@@ -117,6 +117,7 @@ class RunWriter:
         self, files: Files, store_id: bytes, number: int, commit: int, part_bytes: int
     ) -> None:
         self.entries: list[PartEntry] = []
+        self.run: Run = ()
         self._files = files
         self._store_id = store_id
         self._number = number
@@ -138,11 +139,13 @@ class RunWriter:
                 self._finish()
 
     def close(self) -> None:
-        """Finish the last part, and make the files' names durable."""
+        """Finish the last part, make the files' names durable, and open them as `run`."""
         if self._keys:
             self._finish()
         if self.entries:
             self._files.sync_directory("base")
+        files = (RunFile.open(self._files, self._store_id, entry) for entry in self.entries)
+        self.run = tuple(Part(*each) for each in zip(self.entries, files, strict=True))
 
     def abandon(self) -> None:
         """Remove what was written; nothing names it."""

@@ -156,7 +156,6 @@ class Storage:
 
     def drop_table(self, table_id: int) -> None:
         """Forget a table's rows. Its files stay as long as a kept checkpoint names them."""
-        self.merges.stop()
         self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
 
     # Commit, restore

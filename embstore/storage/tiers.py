@@ -7,7 +7,8 @@ that is written again and again is copied by each merge that it takes part in, s
   largest no more than twice the others together). So there are few of them for a lookup to ask, and
   a row is copied about once for each factor of four by which the deltas grow. A group of more than
   a tenth of the bottom is left alone: it would take as much space once more while it is merged.
-  There are never more than 12 runs: then those four go together that cost the least.
+  There are never more than 12 runs between two kept checkpoints: then those four go together that
+  cost the least.
 - Deltas go to the bottom when the base takes more than SPACE times the bottom; but only those rows
   whose keys are in the range of one part, the part for which the deltas have the most. Updates all
   over the table find that part at twice the mean, so a byte in a delta costs (1 + 2 s) / 2 s bytes

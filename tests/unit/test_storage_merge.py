@@ -408,3 +408,49 @@ def test_a_merge_that_ends_with_any_error_is_reported_and_harms_no_command(tmp_p
     assert versions(storage, range(100)) == [1] * 100
     assert not list((tmp_path / "base").glob("*"))
     storage.close()
+
+
+def test_a_damaged_row_of_the_base_does_not_end_folds(tmp_path):
+    limits = {"fold_bytes": 1 << 14, "fold_segments": 4}
+    storage, entries = opened(tmp_path, **limits)
+    append(storage, range(2_000), version=1)
+    storage.commit(entries, 1)
+    settle(storage)
+    storage.close()
+    (file,) = (tmp_path / "base").iterdir()
+    content = bytearray(file.read_bytes())
+    content[4096 + 20] ^= 1
+    file.write_bytes(content)
+    storage = open_storage(tmp_path, **limits)
+    for version in range(2, 30):
+        append(storage, range(500, 2_000), version)
+        storage.commit(entries, version)
+        storage.merges.finish()
+    assert "checksum" in storage.merges.error
+    assert storage.merges.folds > 10
+    assert len(storage.log.segments) < 8
+    assert versions(storage, range(500, 2_001)) == [29] * 1_500 + [-1]
+    storage.close()
+
+
+def test_merges_that_are_stopped_again_and_again_do_not_keep_folds_from_their_turn(tmp_path):
+    """Sessions that are shorter than a merge of the base."""
+    limits = {"fold_bytes": 1 << 14, "fold_segments": 4}
+    storage, entries = opened(tmp_path, **limits)
+    append(storage, range(2_000), version=1)
+    storage.commit(entries, 1)
+    settle(storage)
+    storage.close()
+    for version in range(2, 40):
+        files = PausedFiles(tmp_path, "base_merge:rows")
+        storage = open_storage(tmp_path, files=files, **limits)
+        append(storage, range(0, 2_000, 2), version)
+        storage.commit(entries, version)
+        while storage.merges.running and not files.there.is_set():
+            storage.merges.poll()
+        files.go_on.set()
+        storage.close()
+    storage = open_storage(tmp_path, **limits)
+    assert len(storage.log.segments) <= 5 * 4 + 2
+    assert versions(storage, range(3)) == [39, 1, 39]
+    storage.close()

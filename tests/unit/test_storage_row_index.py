@@ -88,3 +88,13 @@ def test_memory_is_bounded_by_rows():
         index.put(keys, np.zeros(500, np.int64), live, np.zeros(1, np.uint8))
         if index.size > 5_000:
             assert index.memory_bytes <= 47 * index.size
+
+
+def test_an_index_that_was_emptied_gives_its_memory_back():
+    index, live = RowIndex(), np.zeros(2, np.int64)
+    keys = np.arange(300_000)
+    for part in np.array_split(keys, 10):
+        index.put(part, part, live, np.zeros(2, np.uint8))
+    index.repoint(keys, keys, np.full(len(keys), -1), live)
+    assert index.size == 0
+    assert index.memory_bytes < 1 << 20
