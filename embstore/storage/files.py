@@ -68,6 +68,14 @@ class File:
                 pieces.append(os.pread(self.descriptor, left, offset + length - left))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def will_read(self, offset: int, length: int) -> None:
+        """Have the system read bytes that are to be read soon."""
+        os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def was_read(self, offset: int, length: int) -> None:
+        """Say that bytes need not stay in memory, where nothing maps them: each is read once."""
+        os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
     def write(self, offset: int, data: memoryview | bytes) -> None:
         """Write all of `data` at `offset`."""
         with _named(self.path):

@@ -22,6 +22,7 @@ import pytest
 import typer
 from pyarrow import parquet
 
+import embstore
 from embstore.config import Limits
 from embstore.errors import EmbstoreError
 from embstore_proto.status import ANSWERS
@@ -42,7 +43,7 @@ EXAMPLES = {
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""
 
-OF_FILES = ("profile", "size", "hotset")
+OF_FILES = ("profile", "size", "hotset", "verify")
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 
 
@@ -99,6 +100,7 @@ def test_commands_of_a_page_run_in_their_order(
     monkeypatch.chdir(tmp_path)
     ids = np.random.default_rng(1).zipf(1.2, 50_000) % 1_000_000
     parquet.write_table(pyarrow.table({"item_id": ids}), "days.parquet")
+    embstore.open("tables", device="cpu", cache_bytes=1 << 24).close()
     paste(PREPARED, server)
     for words in filter(is_run, COMMANDS[page]):
         if words[0] == "embstore":

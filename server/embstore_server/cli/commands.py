@@ -16,6 +16,7 @@ _COMMANDS = {
     "embstore_tools.commands.demo": ["demo"],
     "embstore_server.cli.stats": ["stats", "sessions"],
     "embstore_server.cli.store": ["checkpoint", "digest", "call"],
+    "embstore_server.cli.directory": ["verify"],
     "embstore_tools.commands.bench": ["bench"],
     "embstore_tools.commands.profile": ["profile"],
     "embstore_tools.commands.size": ["size"],

@@ -1,0 +1,95 @@
+"""`embstore verify`: for the directory of a store that no server has open."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embstore_server.cli import exits, output
+from embstore_server.cli.flags import flag
+from embstore_server.parsing import bytes_text
+
+if TYPE_CHECKING:
+    from embstore.storage.verify import Affected, Verification
+
+_DIGEST_CACHE_BYTES = 256 << 20
+_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.")]
+
+
+def verify(
+    data: _Directory,
+    *,
+    digests: Annotated[
+        bool, flag("Also the digest of each table of the head.", None, "--digests")
+    ] = False,
+    as_json: output.AsJson = False,
+) -> None:
+    """Read every file of a store, and say what is wrong and which rows are affected.
+
+    No server may have the directory open. Status 1: something is wrong.
+    """
+    from embstore.storage.files import Files
+    from embstore.storage.verify import verify as verify_directory
+
+    def note(problem: str) -> None:
+        if not as_json:
+            output.show_text(f"wrong: {problem}")
+
+    with output.progress_of("bytes") as progress:
+        found = verify_directory(Files(data), note, progress)
+    document: dict[str, Any] = asdict(found) | {
+        "affected": [affected._asdict() for affected in found.affected]
+    }
+    lines = list(_lines(found))
+    if digests and not found.problems:
+        document["digests"] = _digests(data)
+        lines += [f"{digest}  {name}" for name, digest in document["digests"].items()]
+    elif digests:
+        lines.append("no digest: what is wrong comes first")
+    output.show(document, "\n".join(lines), as_json=as_json)
+    if found.problems:
+        raise typer.Exit(exits.FAILED)
+
+
+def _lines(found: "Verification") -> "list[str]":
+    lines = [f"affected: {_shown(affected)}" for affected in found.affected]
+    lines += [
+        f"left over: {path}, which no commit names; opening for writing removes what a crash left"
+        for path in found.leftovers
+    ]
+    verdict = f"{len(found.problems)} problems" if found.problems else "nothing is wrong"
+    return [
+        *lines,
+        f"read {found.files:,} files, {bytes_text(found.bytes)}, {found.rows:,} records, and "
+        f"{found.commands:,} records of the command log: {verdict}",
+    ]
+
+
+def _shown(affected: "Affected") -> str:
+    state = f"checkpoint {affected.label!r}" if affected.label else "the head"
+    if affected.rows is None:
+        return (
+            f"table {affected.table!r} of {state}: rows whose newest record is in {affected.path}"
+        )
+    keys = ", ".join(map(str, affected.first_keys))
+    more = ", ..." if affected.rows > len(affected.first_keys) else ""
+    return (
+        f"table {affected.table!r} of {state}: {affected.rows:,} rows, of keys {keys}{more} "
+        f"({affected.path})"
+    )
+
+
+def _digests(data: Path) -> dict[str, str]:
+    import embstore
+
+    with embstore.open(
+        data, device="cpu", cache_bytes=_DIGEST_CACHE_BYTES, read_only=True
+    ) as store:
+        names = store.tables()
+        with output.progress("digests", len(names)) as advance:
+            digests = {}
+            for name in names:
+                digests[name] = store.table(name).digest()
+                advance(1)
+    return digests
