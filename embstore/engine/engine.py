@@ -22,6 +22,7 @@ from embstore.device.base import Device
 from embstore.durability import Durability
 from embstore.engine import admin, rows
 from embstore.engine.admin import context
+from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
 from embstore.engine.recovery import recover
 from embstore.hotness.frequencies import Frequencies
@@ -111,6 +112,7 @@ class Engine:
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.tables.frame.wrote = self.commits.consider
+        self.backups = Backups(self.tables, self.commits)
         self.recovered_commands, self.recovered_s = 0, 0.0
         if not storage.read_only:
             self._recover(codec, durability, sync_every_s)
@@ -228,7 +230,7 @@ class Engine:
         CapacityError, StorageError, DeviceError : not everything could be committed; the store is
             closed all the same, and opens at its last commit.
         """
-        parts = (self.sessions, self.warming, self.hot_pins, self.commits)
+        parts = (self.sessions, self.warming, self.hot_pins, self.commits, self.backups)
         for part in parts:
             part.stop()
         self.tables.frame.close(self._commit_and_free)

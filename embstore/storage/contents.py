@@ -47,6 +47,8 @@ from embstore.storage.tiers import arranged
 
 IDENTITY = "store.json"
 LOCK = "LOCK"
+LINKS = "backup"
+"""Second names of files that are being backed up (backup.py); after a crash a leftover."""
 _UNFINISHED = {LOCK, f"{IDENTITY}.new", "lost+found"}
 
 
@@ -68,6 +70,8 @@ class Contents:
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             self.use(_read_catalogue(files, read_only=read_only, limits=limits))
+            if not read_only and files.exists(LINKS):
+                files.discard(LINKS, directory=True)
         except BaseException:
             self._lock.close()
             raise

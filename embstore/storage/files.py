@@ -199,6 +199,11 @@ class Files:
         with _named(target):
             self._rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file, by its absolute path, a second name here, which must be free."""
+        with _named(target):
+            self._link(source, target)
+
     def remove(self, path: str) -> None:
         """Remove a file; one that is gone already is fine."""
         with _named(path):
@@ -271,6 +276,9 @@ class Files:
 
     def _rename(self, source: str, target: str) -> None:
         os.rename(self.path(source), self.path(target))
+
+    def _link(self, source: str, target: str) -> None:
+        os.link(source, self.path(target))
 
     def _remove(self, path: str) -> None:
         Path(self.path(path)).unlink(missing_ok=True)

@@ -134,6 +134,7 @@ def _open(settings: Settings) -> Engine:
         read_only=settings.read_only,
         threads=settings.threads,
     )
+    cast(Engine, store.executor).backups.within = settings.backup_within
     begin = monotonic()
     note = "takes a while after an installation, then none"
     event(logging.INFO, "preparing kernels", device=store.device, note=note)

@@ -1,6 +1,6 @@
 """Examples of README and guide are pasted by everybody, so they run as they stand.
 
-The addresses are the one thing replaced: a server of the test's own answers on free ports. The
+Replaced are addresses, as a server of the test's own answers on free ports, and BACKUPS. The
 guide's tables of settings, errors, metrics, limits and routes are held against the code.
 """
 
@@ -43,7 +43,8 @@ EXAMPLES = {
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""
 
-OF_FILES = ("profile", "size", "hotset", "verify")
+OF_FILES = ("profile", "size", "hotset", "verify", "restore-from")
+BACKUPS = "/mnt/backups"
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 
 
@@ -65,7 +66,9 @@ ALL_COMMANDS = [words for page in COMMANDS.values() for words in page]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("examples") / "tables") as running:
+    path = tmp_path_factory.mktemp("examples")
+    with ServerProcess(path / "tables", "--backup-within", f"{path}{BACKUPS}") as running:
+        running.backups = f"{path}{BACKUPS}"
         yield running
 
 
@@ -105,7 +108,8 @@ def test_commands_of_a_page_run_in_their_order(
     for words in filter(is_run, COMMANDS[page]):
         if words[0] == "embstore":
             address = [] if words[1] in OF_FILES else ["--address", server.address]
-            run([sys.executable, "-m", "embstore_server", *words[1:], *address])
+            own = [word.replace(BACKUPS, server.backups) for word in words[1:]]
+            run([sys.executable, "-m", "embstore_server", *own, *address])
         else:
             found = run(
                 ["curl", "-sS", "--fail", *(w.replace(REST, server.admin) for w in words[1:])]

@@ -1,4 +1,4 @@
-"""`embstore verify`: for the directory of a store that no server has open."""
+"""`embstore verify`, `embstore restore-from`: for directories that no server has open."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +50,44 @@ def verify(
     output.show(document, "\n".join(lines), as_json=as_json)
     if found.problems:
         raise typer.Exit(exits.FAILED)
+
+
+def restore_from(
+    source: Annotated[
+        str, typer.Argument(metavar="DEST", help="Where backups are: a path or URL.")
+    ],
+    data: _Directory,
+    *,
+    label: Annotated[
+        str | None, flag("Of the backup. Default: that of the highest command number.", "LABEL")
+    ] = None,
+    new_id: Annotated[
+        bool, flag("Give the store another id: it is to be another one.", None, "--new-id")
+    ] = False,
+    as_json: output.AsJson = False,
+) -> None:
+    """Make DIR, which must be empty, the store that a backup is of; every row is verified.
+
+    If this is interrupted, DIR is no store.
+    """
+    from uuid import uuid4
+
+    from embstore.storage.backup import restore_from as restore
+    from embstore.storage.destinations import open_destination
+    from embstore.storage.files import Files
+
+    backups = open_destination(source, write=False)
+    store_id = uuid4().hex if new_id else None
+    with output.progress_of("bytes") as progress:
+        made = restore(backups, Files(data), label, store_id, progress)
+    document = {
+        "store_id": made.store_id,
+        "epoch": made.epoch,
+        "command": made.head.command,
+        "tables": len(made.head.tables),
+    }
+    text = f"{data} is a store, up to command {made.head.command:,}: store id {made.store_id}"
+    output.show(document, text, as_json=as_json)
 
 
 def _lines(found: "Verification") -> "list[str]":
