@@ -132,7 +132,7 @@ def is_within(destination: str, within: str) -> bool:
     if within == ANYWHERE:
         return True
     if is_url(within):
-        parts = destination.partition("://")[2].rstrip("/").split("/")
+        parts = destination.partition("://")[2].strip("/").split("/")
         is_plain = not {"", ".", ".."} & set(parts)
         return is_plain and f"{destination.rstrip('/')}/".startswith(f"{within.rstrip('/')}/")
     if is_url(destination):

@@ -54,6 +54,15 @@ class Affected(NamedTuple):
     first_keys: tuple[int, ...]
     path: str
 
+    def __str__(self) -> str:
+        state = f"checkpoint {self.label!r}" if self.label else "the head"
+        if self.rows is None:
+            return f"table {self.table!r} of {state}: rows whose newest record is in {self.path}"
+        keys = ", ".join(map(str, self.first_keys))
+        more = ", ..." if self.rows > len(self.first_keys) else ""
+        rows = f"{self.rows:,} rows, keys {keys}{more}"
+        return f"table {self.table!r} of {state}: {rows}: {self.path}"
+
 
 @dataclass
 class Verification:
@@ -177,8 +186,7 @@ class _Verifier:
             if check.report.problems:
                 reports[check.report.path] = check.report
         result.files, result.bytes = len(entries), total
-        for label, state in _states(catalogue):
-            result.affected += _affected(self._files, catalogue, label, state, reports)
+        result.affected = affected_by(self._files, catalogue, reports)
 
     def check_commands(self, catalogue: Catalogue) -> None:
         """Read the command log to its end; a torn tail is none, damage before it is."""
@@ -194,6 +202,17 @@ class _Verifier:
         here = [f"{room}/{name}" for room in _ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
         self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here)]
+
+
+def affected_by(
+    files: Files, catalogue: Catalogue, reports: dict[str, FileReport]
+) -> list[Affected]:
+    """Return what damaged files, by path, mean for the head and each kept checkpoint."""
+    return [
+        affected
+        for label, state in _states(catalogue)
+        for affected in _affected(files, catalogue, label, state, reports)
+    ]
 
 
 def _states(catalogue: Catalogue) -> Iterator[tuple[str, State]]:

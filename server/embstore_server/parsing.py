@@ -186,6 +186,12 @@ ADDRESS_OR_OFF = Kind(
 BYTES = Kind(
     'a number of bytes above 0, as 1073741824, "1GiB" or "10GB"', "BYTES", _byte_count, bytes_text
 )
+BYTES_OR_NONE = Kind(
+    f"{BYTES.expected}, or 0",
+    "BYTES",
+    lambda value: 0 if str(value) == "0" else _byte_count(value),
+    bytes_text,
+)
 BYTES_OR_SHARE = Kind(
     f'{BYTES.expected}, or a share of the device\'s memory above 0, as "80%"',
     "BYTES|SHARE%",

@@ -11,7 +11,7 @@ from embstore_server.cli.flags import flag
 from embstore_server.parsing import bytes_text
 
 if TYPE_CHECKING:
-    from embstore.storage.verify import Affected, Verification
+    from embstore.storage.verify import Verification
 
 _DIGEST_CACHE_BYTES = 256 << 20
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.")]
@@ -91,7 +91,7 @@ def restore_from(
 
 
 def _lines(found: "Verification") -> "list[str]":
-    lines = [f"affected: {_shown(affected)}" for affected in found.affected]
+    lines = [f"affected: {affected}" for affected in found.affected]
     lines += [
         f"left over: {path}, which no commit names; opening for writing removes what a crash left"
         for path in found.leftovers
@@ -102,20 +102,6 @@ def _lines(found: "Verification") -> "list[str]":
         f"read {found.files:,} files, {bytes_text(found.bytes)}, {found.rows:,} records, and "
         f"{found.commands:,} records of the command log: {verdict}",
     ]
-
-
-def _shown(affected: "Affected") -> str:
-    state = f"checkpoint {affected.label!r}" if affected.label else "the head"
-    if affected.rows is None:
-        return (
-            f"table {affected.table!r} of {state}: rows whose newest record is in {affected.path}"
-        )
-    keys = ", ".join(map(str, affected.first_keys))
-    more = ", ..." if affected.rows > len(affected.first_keys) else ""
-    return (
-        f"table {affected.table!r} of {state}: {affected.rows:,} rows, of keys {keys}{more} "
-        f"({affected.path})"
-    )
 
 
 def _digests(data: Path) -> dict[str, str]:
