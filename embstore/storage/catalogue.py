@@ -110,6 +110,17 @@ class Catalogue:
         runs = (tuple(filter(is_alive, run)) for run in self.runs)
         return replace(self, runs=tuple(run for run in runs if run))
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of files that wait for kept checkpoints: without them, log segments could be
+        folded, which drops what was overwritten, and files of dropped tables removed."""
+        horizon = self.fold_horizon
+        log = sum(segment.bytes for segment in self.segments if segment.commit > horizon)
+        left = replace(self, checkpoints=()).without_dropped()
+        needed = {part.path for run in left.runs for part in run}
+        base = {part.path: part.bytes for run in self.runs for part in run}
+        return log + sum(size for path, size in base.items() if path not in needed)
+
     def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
         commit = checkpoint.state.commit

@@ -89,3 +89,27 @@ def test_the_log_lets_dropped_rows_go(tmp_path):
             settle(store)
         assert storage_of(store).log.index.size <= len(KEYS)
         assert log_bytes(tmp_path) < 3 * len(KEYS) * 48 + 64_000
+
+
+def test_stats_tell_the_bytes_that_wait_for_a_checkpoint(tmp_path):
+    def waiting(store):
+        return storage_of(store).stats()["checkpoints_bytes"]
+
+    with opened(tmp_path, **OPTIONS) as store:
+        filled(store, "stays").assign(KEYS, rows_of(KEYS, version=1))
+        store.executor.commits.commit()
+        assert waiting(store) == 0
+        filled(store, "goes")
+        store.checkpoint("old")
+        settle(store)
+        assert (waiting(store), log_bytes(tmp_path)) == (0, 0)
+        before = base_bytes(tmp_path)
+        store.drop_table("goes")
+        store.table("stays").assign(KEYS, rows_of(KEYS, version=2))
+        store.executor.commits.commit()
+        settle(store)
+        assert log_bytes(tmp_path) <= waiting(store) <= log_bytes(tmp_path) + before
+        for label in ("new", "newer"):
+            store.checkpoint(label)
+            settle(store)
+        assert waiting(store) == 0
