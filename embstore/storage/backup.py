@@ -40,10 +40,10 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue, PartEntry
 from embstore.storage.checking import Entry, path_of
 from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
-from embstore.storage.destinations import Destination, Look
+from embstore.storage.destinations import Destination, DirectoryDestination, Look
 from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, LOG_MAGIC, pack_header
-from embstore.storage.verify import entries_of, verify_files
+from embstore.storage.verify import Verification, entries_of, verify_files
 
 _LABELS, _SUFFIX = "labels", ".catalogue"
 _NAME_BYTES_MAX = 240
@@ -98,8 +98,8 @@ def back_up(
     CapacityError, StorageError : the backups that were there are as they were.
     """
     own = _path_of_label(label)
-    others, is_sure = _backups(to)
-    named = {path_of(e) for other in others.values() for e in entries_of(other)}
+    others, unreadable = _backups(to)
+    named = {path_of(entry) for entry in entries_of(*others.values())}
     for other in others.values():
         if other.store_id != catalogue.store_id:
             raise InvalidArgumentError(
@@ -123,10 +123,26 @@ def back_up(
         done += entry.bytes
     progress(done, total)
     to.replace(own, catalogues.encode(catalogue))
-    if is_sure:
+    if not unreadable:
         others.pop(label, None)
         _remove_unnamed(to, [*others.values(), catalogue])
     return BackupFacts(label, catalogue.head.command, len(entries), total, new_files, new_bytes)
+
+
+def verify_backups(files: Files, note: Callable[[str], None], progress: Progress) -> Verification:
+    """Check all backups in a directory: see `verify`."""
+    backups, unreadable = _backups(DirectoryDestination(files, write=False))
+    for problem in unreadable:
+        note(problem)
+    if backups:
+        found = verify_files(files, backups, note, progress)
+        here = [f"{folder}/{name}" for folder in ("log", "base") for name in files.list(folder)]
+        named = {path_of(entry) for entry in entries_of(*backups.values())}
+        found.leftovers = [path for path in here if path not in named]
+    else:
+        found = Verification()
+    found.problems = [*unreadable, *found.problems]
+    return found
 
 
 def restore_from(
@@ -187,7 +203,7 @@ def _fetch_all(
         if target.exists(folder):
             target.sync_directory(folder)
     found = verify_files(
-        target, restored, lambda problem: None, lambda read, _: progress(done + read, total)
+        target, {"": restored}, lambda problem: None, lambda read, _: progress(done + read, total)
     )
     if found.problems:
         first = "; ".join(found.problems[:_PROBLEMS_MAX])
@@ -223,17 +239,17 @@ def _chosen(source: Destination, label: str | None) -> Catalogue:
     return found[label]
 
 
-def _backups(source: Destination) -> tuple[dict[str, Catalogue], bool]:
-    """Return the backups by label, and whether each file that may be one could be read."""
-    found, is_sure = {}, True
+def _backups(source: Destination) -> tuple[dict[str, Catalogue], list[str]]:
+    """Return the backups by label, and why other files that may be one cannot be read."""
+    found, unreadable = {}, []
     for name in source.list(_LABELS):
         if name.endswith(_SUFFIX):
             try:
                 content = source.read_all(f"{_LABELS}/{name}")
                 found[unquote(name.removesuffix(_SUFFIX))] = catalogues.decode(content)
-            except (CorruptTableError, TableMismatchError):
-                is_sure = False  # one that was cut off, or of another version
-    return found, is_sure
+            except (CorruptTableError, TableMismatchError) as exc:
+                unreadable.append(f"{_LABELS}/{name}: {exc}")  # cut off, or of another version
+    return found, unreadable
 
 
 def _path_of_label(label: str) -> str:
@@ -249,7 +265,7 @@ def _path_of_label(label: str) -> str:
 def _remove_unnamed(source: Destination, backups: list[Catalogue]) -> None:
     """Remove files that no backup names. If that fails they stay: the backup is there."""
     here = [f"{folder}/{name}" for folder in ("log", "base") for name in source.list(folder)]
-    named = {path_of(entry) for backup in backups for entry in entries_of(backup)}
+    named = {path_of(entry) for entry in entries_of(*backups)}
     for path in sorted({*here} - named):
         with suppress(StorageError):
             source.remove(path)

@@ -9,8 +9,8 @@ key indexes alone, and only where something is damaged.
 Files that nobody names are no error: a crash leaves them, and the next opening removes them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +100,8 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
         found = _Verifier(files, note, progress)
         catalogue = found.read_catalogue()
         if catalogue is not None:
-            found.check_files(catalogue)
+            reports = found.check_files(catalogue)
+            found.result.affected = affected_by(files, catalogue, reports)
             found.check_commands(catalogue)
             found.list_leftovers(catalogue)
         return found.result
@@ -109,21 +110,29 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
 
 
 def verify_files(
-    files: Files, catalogue: Catalogue, note: Note, progress: Progress
+    files: Files, catalogues: Mapping[str, Catalogue], note: Note, progress: Progress
 ) -> Verification:
-    """Check the files of log and base that a catalogue names, in any directory."""
+    """Check the files of log and base that catalogues name, in any directory.
+
+    catalogues : of one store, by label; what is affected is told of the head of each
+    """
     found = _Verifier(files, note, progress)
-    found.check_files(catalogue)
+    reports = found.check_files(*catalogues.values())
+    for label, catalogue in catalogues.items():
+        alone = replace(catalogue, checkpoints=())
+        affected = affected_by(files, alone, reports)
+        found.result.affected += [one._replace(label=label) for one in affected]
     return found.result
 
 
-def entries_of(catalogue: Catalogue) -> list[Entry]:
-    """Return an entry of each file that a catalogue names, each file once."""
+def entries_of(*catalogues: Catalogue) -> list[Entry]:
+    """Return an entry of each file that catalogues of one store name, each file once."""
     by_path: dict[str, Entry] = {}
-    parts = [part for run in catalogue.runs for part in run]
-    entries: list[Entry] = [*parts, *catalogue.segments]
-    for entry in entries:
-        by_path.setdefault(path_of(entry), entry)
+    for catalogue in catalogues:
+        parts = [part for run in catalogue.runs for part in run]
+        entries: list[Entry] = [*parts, *catalogue.segments]
+        for entry in entries:
+            by_path.setdefault(path_of(entry), entry)
     return list(by_path.values())
 
 
@@ -165,11 +174,11 @@ class _Verifier:
             )
         return catalogue
 
-    def check_files(self, catalogue: Catalogue) -> None:
-        """Check each named file, then say which rows are affected."""
-        entries = entries_of(catalogue)
+    def check_files(self, *catalogues: Catalogue) -> dict[str, FileReport]:
+        """Check each named file; return what is wrong, by path."""
+        entries = entries_of(*catalogues)
         total = sum(entry.bytes for entry in entries)
-        result, store_id = self.result, bytes.fromhex(catalogue.store_id)
+        result, store_id = self.result, bytes.fromhex(catalogues[0].store_id)
         reports = {}
         done = 0
         for entry in entries:
@@ -186,7 +195,7 @@ class _Verifier:
             if check.report.problems:
                 reports[check.report.path] = check.report
         result.files, result.bytes = len(entries), total
-        result.affected = affected_by(self._files, catalogue, reports)
+        return reports
 
     def check_commands(self, catalogue: Catalogue) -> None:
         """Read the command log to its end; a torn tail is none, damage before it is."""

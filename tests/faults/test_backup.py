@@ -329,6 +329,38 @@ def test_a_backup_that_is_given_up_goes_with_the_files_that_only_it_has(
     check_restored(tmp_path / "again", content_of(store))
 
 
+def test_backups_are_verified_where_they_are(
+    store: embstore.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    def shown(status: int) -> Any:
+        assert main(["verify", str(to), "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    to = tmp_path / "to"
+    store.backup(str(to))
+    train(store, SEED, 40)
+    store.executor.storage.merges.finish()  # type: ignore[attr-defined]
+    last = store.backup(str(to))
+    store.close()
+    found = shown(0)
+    assert not found["leftovers"]
+    assert found["files"] > last.files  # each file once
+    name = next(name for name in files_of(to) if name.startswith("base/"))
+    content = (to / name).read_bytes()
+    (to / name).unlink()
+    (to / "log" / "000000000999.log").write_bytes(b"")
+    (to / "labels" / "cut.catalogue").write_bytes(b"EMBSTORE CATALOGUE 2 ")
+    found = shown(1)
+    assert len(found["problems"]) == 2
+    assert {affected["path"] for affected in found["affected"]} == {name}
+    assert {affected["label"] for affected in found["affected"]} <= {"command-30", last.label}
+    assert found["leftovers"] == ["log/000000000999.log"]
+    assert main(["verify", str(to), "--digests"]) == 2
+    (to / name).write_bytes(content)
+    (to / "labels" / "cut.catalogue").unlink()
+    assert not shown(0)["problems"]
+
+
 def test_backups_of_another_store_or_another_life_are_refused(
     store: embstore.Store, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from embstore.errors import InvalidArgumentError
 from embstore_server.cli import exits, output
 from embstore_server.cli.flags import flag
 from embstore_server.parsing import bytes_text
@@ -25,19 +26,25 @@ def verify(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Read every file of a store, and say what is wrong and which rows are affected.
+    """Read every file of a store, or of backups; say what is wrong and which rows are affected.
 
     No server may have the directory open. Status 1: something is wrong.
     """
+    from embstore.storage.backup import verify_backups
     from embstore.storage.files import Files
-    from embstore.storage.verify import verify as verify_directory
+    from embstore.storage.verify import verify as verify_store
+
+    files = Files(data)
+    has_backups = files.is_directory("labels")
+    if has_backups and digests:
+        raise InvalidArgumentError("--digests: expected a store, found backups; restore one")
 
     def note(problem: str) -> None:
         if not as_json:
             output.show_text(f"wrong: {problem}")
 
     with output.progress_of("bytes") as progress:
-        found = verify_directory(Files(data), note, progress)
+        found = (verify_backups if has_backups else verify_store)(files, note, progress)
     document: dict[str, Any] = asdict(found) | {
         "affected": [affected._asdict() for affected in found.affected]
     }
@@ -92,10 +99,7 @@ def restore_from(
 
 def _lines(found: "Verification") -> "list[str]":
     lines = [f"affected: {affected}" for affected in found.affected]
-    lines += [
-        f"left over: {path}, which no commit names; opening for writing removes what a crash left"
-        for path in found.leftovers
-    ]
+    lines += [f"left over: {path}: nothing names it" for path in found.leftovers]
     verdict = f"{len(found.problems)} problems" if found.problems else "nothing is wrong"
     return [
         *lines,
