@@ -112,14 +112,17 @@ class Catalogue:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of files that wait for kept checkpoints: without them, log segments could be
-        folded, which drops what was overwritten, and files of dropped tables removed."""
-        horizon = self.fold_horizon
-        log = sum(segment.bytes for segment in self.segments if segment.commit > horizon)
+        """Bytes of files that wait for kept checkpoints: newer than the oldest one, so that they
+        are not merged with what is older; or of tables that the head has not."""
+        if not self.checkpoints:
+            return 0
+        horizon = self.checkpoints[0].state.commit
         left = replace(self, checkpoints=()).without_dropped()
         needed = {part.path for run in left.runs for part in run}
-        base = {part.path: part.bytes for run in self.runs for part in run}
-        return log + sum(size for path, size in base.items() if path not in needed)
+        base = {part.path: part for run in self.runs for part in run}
+        waiting = [p for p in base.values() if p.commit > horizon or p.path not in needed]
+        log = [segment for segment in self.segments if segment.commit > horizon]
+        return sum(part.bytes for part in waiting) + sum(segment.bytes for segment in log)
 
     def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""

@@ -46,8 +46,8 @@ class StorageStats:
         "Kept checkpoints, oldest first.", lambda s: [c.label for c in s.catalogue.checkpoints]
     )
     checkpoints_bytes: int = gauge(
-        "Files that wait for kept checkpoints: log that could be folded without them, and rows of "
-        "dropped tables.",
+        "Files that wait for kept checkpoints: newer than the oldest one, and so not merged with "
+        "older rows; or of dropped tables.",
         lambda s: s.catalogue.waiting_bytes,
     )
     log_bytes: int = gauge("Size of the log.", lambda s: s.log.bytes)

@@ -257,7 +257,8 @@ def _affected(
 
 def _newest_first(catalogue: Catalogue, state: State) -> list[Entry]:
     segments = [s for s in catalogue.segments if s.commit <= state.commit]
-    return [*reversed(segments), *(p for run in reversed(catalogue.runs) for p in run)]
+    runs = [run for run in catalogue.runs if run[0].commit <= state.commit]
+    return [*reversed(segments), *(part for run in reversed(runs) for part in run)]
 
 
 def _tables_within(entry: Entry, names: dict[int, str]) -> list[int]:

@@ -32,7 +32,7 @@ from tests.faults.damage import SEED, Damage, files_of
 from tests.faults.promises import Promise, check_content, content_of
 from tests.faults.recording import UnsyncedFiles
 from tests.faults.refusing import RefusingFiles
-from tests.faults.training import COMMANDS_PER_LABEL, open_store, stir, train
+from tests.faults.training import COMMANDS_PER_LABEL, commit, open_store, train
 
 VERBS = ("create", "write", "sync", "rename", "link", "make_directory", "sync_directory")
 
@@ -95,6 +95,8 @@ def store(tmp_path: Path) -> Iterator[embstore.Store]:
     path = tmp_path / "store"
     with open_store(path, files=UnsyncedFiles(path)) as opened:
         train(opened, SEED, 30)
+        commit(opened)
+        opened.executor.storage.merges.finish()  # type: ignore[attr-defined]
         yield opened
 
 
@@ -130,12 +132,13 @@ def test_without_a_label_it_has_what_there_is_and_gives_up_no_checkpoint(
 def test_a_second_backup_takes_only_what_is_new(
     store: embstore.Store, tmp_path: Path, way: str
 ) -> None:
+    store.checkpoint("kept")  # what is older is not merged with what comes
+    store.executor.storage.merges.finish()  # type: ignore[attr-defined]
     first = store.backup(str(tmp_path / "to"))
     again = store.backup(str(tmp_path / "to"))
     assert (again.files, again.new_files, again.new_bytes) == (first.files, 0, 0)
     then = content_of(store)
-    train(store, SEED, 4, label_last=False)
-    stir(store, SEED)
+    store.table("ads").assign([1, 2], np.ones((2, 5), np.float32))
     now = content_of(store)
     last = store.backup(str(tmp_path / "to"))
     assert 0 < last.new_files < last.files
@@ -164,6 +167,7 @@ def test_files_that_merges_replace_are_kept_until_they_are_copied(
             if store.command < promise.command + 40:
                 train(store, SEED, 2)
                 engine.storage.merges.finish()
+                engine.storage._contents.removal.finish()
             removed += len(before - set(files_of(tmp_path / "store")))
             progress(done, of)
 
@@ -183,7 +187,7 @@ def test_a_killed_backup_leaves_nothing_that_counts(store: embstore.Store, tmp_p
     copy = tmp_path / "copy"
     links = tmp_path / "store" / "backup"
     with backups.linked(store.executor.storage.files, store.executor.storage.catalogue):  # type: ignore[attr-defined]
-        assert len(list(links.iterdir())) > 3
+        assert len(list(links.iterdir())) > 1
         shutil.copytree(tmp_path / "store", copy)
     assert not links.exists()
     with open_store(copy, read_only=True):
