@@ -21,7 +21,7 @@ from embstore.errors import (
 from embstore.hotness.pins import turn
 from embstore.results import BackupFacts
 from embstore.stats import counter, flag, gauge, text
-from embstore.storage.backup import back_up, catalogue_of, linked
+from embstore.storage.backup import back_up, catalogue_of, linked, make_room
 from embstore.storage.destinations import is_url, open_destination
 from embstore.tables.tables import Tables
 
@@ -86,6 +86,8 @@ class Backups:
         elif not storage.read_only:
             self._commits.commit()
         with closing(open_destination(destination, write=True)) as to, ExitStack() as links:
+            if not storage.read_only:
+                make_room(storage.files)
             with self._tables.background():
                 kept = None if label is None else storage.kept(label)
                 catalogue = catalogue_of(storage.catalogue, kept)
@@ -106,7 +108,7 @@ class Backups:
         if not is_url(destination):
             path = Path(destination).resolve()
             if path.is_relative_to(root) or root.is_relative_to(path):
-                raise InvalidArgumentError(f"expected a place outside of {root}, found {path}")
+                raise InvalidArgumentError(f"expected a destination outside of {root}, found {path}")
         if self.within is None:
             raise PermissionDeniedError(
                 "this server lets no client have backups written: give it the directory or URL "
@@ -114,7 +116,7 @@ class Backups:
             )
         if not is_within(destination, self.within):
             raise PermissionDeniedError(
-                f"expected a place below {self.within} (backup_within), found {destination}"
+                f"expected a destination below {self.within} (backup_within), found {destination}"
             )
 
     def stop(self) -> None:

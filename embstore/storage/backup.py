@@ -59,15 +59,22 @@ def catalogue_of(catalogue: Catalogue, checkpoint: Checkpoint | None) -> Catalog
     return catalogue.restored(state, state.state.command).without_dropped()
 
 
+def make_room(files: Files) -> None:
+    """Make an empty directory for second names."""
+    files.remove_directory(LINKS)
+    files.make_directory(LINKS)
+
+
 @contextmanager
 def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]:
-    """Give what a catalogue names second names; yields the second name of each path."""
+    """Give what a catalogue names second names; yields the second name of each path.
+
+    `make_room` has been called: it waits for the disk, and this is done with the engine.
+    """
 
     def name(path: str) -> str:
         return f"{LINKS}/{path.replace('/', '-')}"
 
-    files.remove_directory(LINKS)
-    files.make_directory(LINKS)
     try:
         for entry in entries_of(catalogue):
             files.link(files.path(path_of(entry)), name(path_of(entry)))
