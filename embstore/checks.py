@@ -55,6 +55,7 @@ WORLD_SIZE_MAX = 1024
 GROUP_MAX = 1024
 MS_MAX = 86_400_000
 MEMBER_CHARACTERS = range(16, 65)
+_PATH_CHARACTERS_MAX = 4096
 _TEXT_CHARACTERS_MAX = 255
 _METADATA_DEPTH_MAX = 32
 """The catalogue is read with whatever recursion limit a process has."""
@@ -331,6 +332,15 @@ def _checkpoint(command: c.Checkpoint) -> c.Checkpoint:
     return c.Checkpoint(text(command.label, "a label"), _metadata(command.metadata))
 
 
+def _backup(command: c.Backup) -> c.Backup:
+    destination = command.destination
+    is_text = isinstance(destination, str) and 0 < len(destination) <= _PATH_CHARACTERS_MAX
+    expected = "a destination, a path or URL of printable characters"
+    expect(is_text and destination.isprintable(), expected, destination)
+    label = command.label
+    return c.Backup(destination, None if label is None else text(label, "a label"))
+
+
 def _metadata(value: Any) -> dict[str, Any]:
     """Return a copy of a JSON object."""
     is_object = isinstance(value, dict) and all(isinstance(key, str) for key in value)
@@ -568,6 +578,7 @@ _CHECKS: dict[type[Any], Callable[[Any], Any]] = {
     c.GrowTable: _grow_table,
     c.SetLearningRate: _set_learning_rate,
     c.Checkpoint: _checkpoint,
+    c.Backup: _backup,
     c.Restore: _restore,
     c.Lookup: _lookup,
     c.LookupPooled: _lookup_pooled,

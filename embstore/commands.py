@@ -301,6 +301,13 @@ class Restore(Command[Acknowledged], effect=Effect.WRITES):
     label: str
 
 
+class Backup(Command[results.BackupFacts], effect=Effect.LONG):
+    """Copy a kept checkpoint to a path or URL of the server; no label: what there is now."""
+
+    destination: str
+    label: str | None = None
+
+
 # Rows
 
 

@@ -212,6 +212,19 @@ class HotSetFacts:
 
 
 @dataclass(frozen=True)
+class BackupFacts:
+    """What a backup has, and what of it was new where it is."""
+
+    label: str
+    command: int
+    """The last command that it has."""
+    files: int
+    bytes: int
+    new_files: int
+    new_bytes: int
+
+
+@dataclass(frozen=True)
 class TableEntry:
     """One table as of a state."""
 

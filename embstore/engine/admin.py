@@ -184,6 +184,11 @@ def list_checkpoints(
         return tuple(deepcopy(engine.storage.catalogue.checkpoints))
 
 
+def backup(engine: "Engine", command: c.Backup, _: None) -> results.BackupFacts:
+    """Copy a state elsewhere, in the caller's thread."""
+    return engine.backups.back_up(command.destination, command.label)
+
+
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
     """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid."""
     tables = engine.tables
@@ -231,6 +236,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.Flush: flush,
     c.Checkpoint: checkpoint,
     c.ListCheckpoints: list_checkpoints,
+    c.Backup: backup,
     c.Restore: restore,
     c.ClearCounts: clear_counts,
 }

@@ -22,8 +22,10 @@ from embstore.device.base import Device
 from embstore.durability import Durability
 from embstore.engine import admin, rows
 from embstore.engine.admin import context
+from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
 from embstore.engine.recovery import recover
+from embstore.engine.scrubbing import Scrubber
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
@@ -85,6 +87,7 @@ class Engine:
         durability: Durability = "checkpoint",
         sync_every_s: float = 0.0,
         recovery_s: float = 0.0,
+        scrub_bytes_per_s: int = 0,
         codec: Callable[[], Codec],
     ) -> None:
         self.tables = Tables(
@@ -111,6 +114,8 @@ class Engine:
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.tables.frame.wrote = self.commits.consider
+        self.backups = Backups(self.tables, self.commits)
+        self.scrubber = Scrubber(storage, scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         if not storage.read_only:
             self._recover(codec, durability, sync_every_s)
@@ -228,7 +233,8 @@ class Engine:
         CapacityError, StorageError, DeviceError : not everything could be committed; the store is
             closed all the same, and opens at its last commit.
         """
-        parts = (self.sessions, self.warming, self.hot_pins, self.commits)
+        background = (self.commits, self.backups, self.scrubber)
+        parts = (self.sessions, self.warming, self.hot_pins, *background)
         for part in parts:
             part.stop()
         self.tables.frame.close(self._commit_and_free)

@@ -39,6 +39,7 @@ def open(
     sync_every_s: float = SYNC_EVERY_S,
     recovery_s: float = RECOVERY_S,
     commit_every_s: float = COMMIT_EVERY_S,
+    scrub_bytes_per_s: int = 0,
     read_only: bool = False,
     threads: int | None = None,
     limits: Limits | None = None,
@@ -67,6 +68,8 @@ def open(
     commit_every_s : the store commits by itself when the last commit is so old, without a label;
         without a log a crash loses no more than was done in about that time; 0: only checkpoints
         and `close` do
+    scrub_bytes_per_s : how fast the files are read and checked in the background, for damage that
+        nobody has met yet; 0: not at all
     read_only : share the directory with other readers; nothing can be written
     threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
         core, at most 4, or 8
@@ -93,6 +96,7 @@ def open(
     number(count_rate, "count_rate", 0, 1)
     number(commit_every_s, "commit_every_s", 0, threading.TIMEOUT_MAX)
     number(recovery_s, "recovery_s", 0, threading.TIMEOUT_MAX)
+    integer(scrub_bytes_per_s, "scrub_bytes_per_s", 0)
     number(sync_every_s, "sync_every_s", 0, threading.TIMEOUT_MAX)
     one_of(durability, "durability", LEVELS)
     if threads is not None:
@@ -136,12 +140,14 @@ def open(
             durability=durability,
             sync_every_s=sync_every_s,
             recovery_s=recovery_s,
+            scrub_bytes_per_s=scrub_bytes_per_s,
             codec=_wire_codec,
         )
         undo.pop_all()
     engine.hot_pins.start()
     engine.warming.start(warm_up)
     engine.commits.start()
+    engine.scrubber.start()
     return Store(engine)
 
 

@@ -14,7 +14,9 @@ import numpy as np
 from embstore.arrays import KEY_BITS
 from embstore.cache.counters import Counters
 from embstore.device.facts import DeviceFacts
+from embstore.engine.backups import BackupStats
 from embstore.engine.commits import CommitStats
+from embstore.engine.scrubbing import ScrubStats
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
 from embstore.stages import StageStats
@@ -185,6 +187,8 @@ class StoreStats:
         metric="command_log",
     )
     commits: CommitStats = part("Commits that the store makes by itself.", metric="")
+    backups: BackupStats = part("Backups.", metric="")
+    scrubber: ScrubStats = part("Files that are checked in the background.", metric="")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"
     )

@@ -16,7 +16,14 @@ from embstore.handles.sessions import Sessions
 from embstore.handles.table import Table
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
-from embstore.results import AcknowledgedUpdate, Checkpoint, HotSetFacts, ServerInfo, TableFacts
+from embstore.results import (
+    AcknowledgedUpdate,
+    BackupFacts,
+    Checkpoint,
+    HotSetFacts,
+    ServerInfo,
+    TableFacts,
+)
 
 if TYPE_CHECKING:
     from embstore_training.run import Run
@@ -368,6 +375,31 @@ class Store:
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
         """
         return self.executor.execute(c.Restore(label)).command
+
+    def backup(
+        self, destination: str, label: str | None = None, *, timeout_s: float | None = None
+    ) -> BackupFacts:
+        """Copy a kept checkpoint to a directory or URL, as the server sees it; other calls go on.
+
+        A backup is of one label; several may be in one directory, which has each file once: another
+        backup takes what is new. `embstore restore-from` makes a store of it. A server goes on when
+        `timeout_s` has passed.
+
+        Parameters
+        ----------
+        destination : a path, or a URL where fsspec is installed. On the store's own file system
+            files get a second name there, and take no space.
+        label : a kept checkpoint; None: the store commits, and the backup is called "command-N"; no
+            checkpoint is made or given up for it
+
+        Raises
+        ------
+        CheckpointNotFoundError : the label is not kept.
+        InvalidArgumentError : there are backups of another store.
+        PermissionDeniedError : the server lets no client have backups written there.
+        CapacityError, StorageError : no room, or no access; earlier backups are as they were.
+        """
+        return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)
 
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.

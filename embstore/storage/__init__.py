@@ -32,6 +32,10 @@ CapacityError, before anything has changed. The modules:
 
     records.py       rows as checked records
     cold.py          pages of records that are not in memory
+    checking.py      one file, record by record
+    backup.py        a state as files elsewhere, and a store made of them
+    destinations.py  where backups are: directories and URLs
+    verify.py        a whole directory: what is wrong, and which rows it affects
     format.py        magic numbers and headers: what is on disk
     format1.py       stores of an older format
     files.py         every file operation, so that a test can record, tear and refuse them

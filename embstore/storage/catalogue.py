@@ -110,6 +110,20 @@ class Catalogue:
         runs = (tuple(filter(is_alive, run)) for run in self.runs)
         return replace(self, runs=tuple(run for run in runs if run))
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of files that wait for kept checkpoints: newer than the oldest one, so that they
+        are not merged with what is older; or of tables that the head has not."""
+        if not self.checkpoints:
+            return 0
+        horizon = self.checkpoints[0].state.commit
+        left = replace(self, checkpoints=()).without_dropped()
+        needed = {part.path for run in left.runs for part in run}
+        base = {part.path: part for run in self.runs for part in run}
+        waiting = [p for p in base.values() if p.commit > horizon or p.path not in needed]
+        log = [segment for segment in self.segments if segment.commit > horizon]
+        return sum(part.bytes for part in waiting) + sum(segment.bytes for segment in log)
+
     def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
         commit = checkpoint.state.commit

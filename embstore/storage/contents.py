@@ -45,8 +45,11 @@ from embstore.storage.removal import Removal
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.tiers import arranged
 
-_IDENTITY = "store.json"
-_UNFINISHED = {"LOCK", f"{_IDENTITY}.new", "lost+found"}
+IDENTITY = "store.json"
+LOCK = "LOCK"
+LINKS = "backup"
+"""Second names of files that are being backed up (backup.py); after a crash a leftover."""
+_UNFINISHED = {LOCK, f"{IDENTITY}.new", "lost+found"}
 
 
 class Contents:
@@ -67,6 +70,8 @@ class Contents:
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             self.use(_read_catalogue(files, read_only=read_only, limits=limits))
+            if not read_only and files.exists(LINKS):
+                files.discard(LINKS, directory=True)
         except BaseException:
             self._lock.close()
             raise
@@ -235,19 +240,19 @@ def _lock_directory(files: Files, *, read_only: bool) -> File:
     """
     if files.exists("") and not files.is_directory(""):
         raise InvalidArgumentError(f"expected a directory, found a file: {files.root}")
-    if not files.exists(_IDENTITY):
+    if not files.exists(IDENTITY):
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
         # In this order: another process may be making the store, store.json before the rest.
-        if set(files.list("")) - _UNFINISHED and not files.exists(_IDENTITY):
+        if set(files.list("")) - _UNFINISHED and not files.exists(IDENTITY):
             raise InvalidArgumentError(
                 f"expected an empty directory or a store, found other files in {files.root}"
             )
         files.make_directory("")
-    lock = files.lock("LOCK", shared=read_only)
+    lock = files.lock(LOCK, shared=read_only)
     try:
-        if not files.exists(_IDENTITY):
-            _write_identity(files, uuid.uuid4().hex)
+        if not files.exists(IDENTITY):
+            write_identity(files, uuid.uuid4().hex)
     except BaseException:
         lock.close()
         raise
@@ -256,7 +261,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> File:
 
 def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalogue:
     """Return what was last committed; write the first catalogue of a new store."""
-    store_id, form = _read_identity(files)
+    store_id, form = read_identity(files)
     if files.exists(catalogues.PATH):
         content = files.read_all(catalogues.PATH)
         if form == 1:
@@ -266,7 +271,7 @@ def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalog
                     f"{FORMAT}"
                 )
             catalogue = migrate(files, store_id, content, limits.base_segment_bytes)
-            _write_identity(files, store_id)
+            write_identity(files, store_id)
         else:
             catalogue = catalogues.decode(content)
     elif files.exists("log") or files.exists("base") or read_only:
@@ -283,26 +288,25 @@ def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalog
     return catalogues.reopened(catalogue)
 
 
-def _write_identity(files: Files, store_id: str) -> None:
+def write_identity(files: Files, store_id: str) -> None:
+    """Write store.json: from then on the directory is a store."""
     identity = {"format": FORMAT, "endianness": "little", "store_id": store_id}
-    files.replace(_IDENTITY, json.dumps(identity).encode() + b"\n")
+    files.replace(IDENTITY, json.dumps(identity).encode() + b"\n")
 
 
-def _read_identity(files: Files) -> tuple[str, int]:
+def read_identity(files: Files) -> tuple[str, int]:
     """Return store id and format."""
     try:
-        identity = json.loads(files.read_all(_IDENTITY))
+        identity = json.loads(files.read_all(IDENTITY))
         found = (identity["format"], identity["endianness"])
         store_id = bytes.fromhex(identity["store_id"]).hex()
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise CorruptTableError(f"{_IDENTITY}: unreadable") from exc
+        raise CorruptTableError(f"{IDENTITY}: unreadable") from exc
     if found not in ((FORMAT, "little"), (1, "little")):
         raise TableMismatchError(
-            f"{_IDENTITY}: expected format {FORMAT}, little-endian, "
+            f"{IDENTITY}: expected format {FORMAT}, little-endian, "
             f"found format {found[0]}, {found[1]}"
         )
     if len(store_id) != 32:
-        raise CorruptTableError(
-            f"{_IDENTITY}: expected a store id of 32 digits, found {store_id!r}"
-        )
+        raise CorruptTableError(f"{IDENTITY}: expected a store id of 32 digits, found {store_id!r}")
     return store_id, found[0]

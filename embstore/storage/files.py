@@ -68,6 +68,14 @@ class File:
                 pieces.append(os.pread(self.descriptor, left, offset + length - left))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def will_read(self, offset: int, length: int) -> None:
+        """Have the system read bytes that are to be read soon."""
+        os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def was_read(self, offset: int, length: int) -> None:
+        """Say that bytes need not stay in memory, where nothing maps them: each is read once."""
+        os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
     def write(self, offset: int, data: memoryview | bytes) -> None:
         """Write all of `data` at `offset`."""
         with _named(self.path):
@@ -191,6 +199,11 @@ class Files:
         with _named(target):
             self._rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file, by its absolute path, a second name here, which must be free."""
+        with _named(target):
+            self._link(source, target)
+
     def remove(self, path: str) -> None:
         """Remove a file; one that is gone already is fine."""
         with _named(path):
@@ -263,6 +276,9 @@ class Files:
 
     def _rename(self, source: str, target: str) -> None:
         os.rename(self.path(source), self.path(target))
+
+    def _link(self, source: str, target: str) -> None:
+        os.link(source, self.path(target))
 
     def _remove(self, path: str) -> None:
         Path(self.path(path)).unlink(missing_ok=True)

@@ -202,6 +202,13 @@ def find_offsets(
             offsets[i] = directory[at, 3] + rank * directory[at, 2]
 
 
+def container_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes of the containers of groups with so many keys."""
+    lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
+    lengths[counts == GROUP_KEYS] = 0
+    return lengths
+
+
 @dataclass(frozen=True)
 class KeyIndex:
     """The keys of one file, and their places in it. Any thread."""
@@ -219,8 +226,7 @@ class KeyIndex:
         groups = keys >> GROUP_BITS
         firsts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
         counts = np.diff(firsts, append=len(keys))
-        lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
-        lengths[counts == GROUP_KEYS] = 0
+        lengths = container_bytes(counts)
         begins, offsets, sizes = np.array(runs, np.int64).T
         run = np.searchsorted(begins, firsts, side="right") - 1
         starts = offsets[run] + (firsts - begins[run]) * sizes[run]

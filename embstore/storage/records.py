@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic.jit import (
     Int,
+    Int64s,
     Int64sIn,
     Uint64Rows,
     Uint64RowsIn,
@@ -110,6 +111,28 @@ def unpack(
         if record[0] != crc ^ full or record[1] != np.uint64(keys[i]):
             return i
     return -1
+
+
+@kernel
+def find_wrong(
+    addresses: Uint64sIn,  # (n,) of records
+    sizes: Int64sIn,  # (n,) their bytes
+    keys: Int64sIn,  # (n,) the row keys that must be there
+    wrong: Int64s,  # (n,)
+) -> int:
+    """Write which records are wrong, ascending; return how many."""
+    full = np.uint64(0xFFFFFFFF)
+    found = 0
+    for i in range(addresses.shape[0]):
+        words = sizes[i] >> 3
+        record = carray(pointer_at(np.int64(addresses[i])), (words,), np.uint64)
+        crc = full
+        for j in range(1, words):
+            crc = crc_word(crc, record[j])
+        if record[0] != crc ^ full or record[1] != np.uint64(keys[i]):
+            wrong[found] = i
+            found += 1
+    return found
 
 
 @kernel

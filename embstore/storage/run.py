@@ -14,6 +14,7 @@ import struct
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,44 @@ from embstore.storage.key_index import COLUMNS, KeyIndex
 _TRAILER = struct.Struct("<8sQQQQQQQ")
 _TRAILER_MAGIC = b"EMBS.RUN"
 _ENTRY_BYTES = 8 * COLUMNS
+
+
+class RunIndex(NamedTuple):
+    """The key index of a file as it was read: where it begins, and how much it has."""
+
+    records: int
+    groups: int
+    at: int
+    content: bytes
+
+    def of(self, index: NDArray[np.uint8]) -> KeyIndex:
+        """Return the key index that these bytes are."""
+        size = self.groups * _ENTRY_BYTES
+        directory = index[:size].view(np.int64).reshape(self.groups, COLUMNS)
+        return KeyIndex(directory, index[size:].view(np.uint16), self.at)
+
+
+def check_run_header(file: File, store_id: bytes, entry: PartEntry) -> None:
+    """Check that a file's header is that of a part of this store."""
+    found = unpack_header(file.read(0, PAGE_BYTES), BASE_MAGIC, store_id, file.path)
+    if found != (entry.number, entry.part):
+        raise CorruptTableError(f"{file.path}: the header is that of another part")
+
+
+def read_run_index(file: File, entry: PartEntry) -> RunIndex:
+    """Return the key index of a file, whose size, trailer and index must be the committed ones."""
+    path, length = file.path, entry.bytes
+    if file.size != length or length < PAGE_BYTES + _TRAILER.size:
+        raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
+    data = file.read(length - _TRAILER.size, _TRAILER.size)
+    magic, number, records, groups, at, index_crc, crc, zero = _TRAILER.unpack(data)
+    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]), 0)
+    if (magic, number, index_crc, crc, zero) != expected:
+        raise CorruptTableError(f"{path}: the trailer is not the committed one")
+    content = file.read(at, length - _TRAILER.size - at)
+    if len(content) < groups * _ENTRY_BYTES or checksum(content) != entry.checksum:
+        raise CorruptTableError(f"{path}: the key index does not match its checksum")
+    return RunIndex(records, groups, at, content)
 
 
 @dataclass(frozen=True)
@@ -46,23 +85,10 @@ class RunFile:
         if not files.exists(path):
             raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
         with closing(files.open(path)) as file:
-            if file.size != length or length < PAGE_BYTES + _TRAILER.size:
-                raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
-            found = unpack_header(file.read(0, PAGE_BYTES), BASE_MAGIC, store_id, path)
-            groups, at = _read_trailer(
-                file.read(length - _TRAILER.size, _TRAILER.size), path, entry
-            )
-            content = file.read(at, length - _TRAILER.size - at)
-            if (
-                found != (entry.number, entry.part)
-                or len(content) < groups * _ENTRY_BYTES
-                or checksum(content) != entry.checksum
-            ):
-                raise CorruptTableError(f"{path}: the key index does not match its checksum")
+            check_run_header(file, store_id, entry)
+            found = read_run_index(file, entry)
             mapped = file.map(length)
-        index = mapped[at : at + len(content)]
-        directory = index[: groups * _ENTRY_BYTES].view(np.int64).reshape(groups, COLUMNS)
-        keys = KeyIndex(directory, index[groups * _ENTRY_BYTES :].view(np.uint16), at)
+        keys = found.of(mapped[found.at : found.at + len(found.content)])
         return cls(path, mapped, keys, keys.table_bytes(KEY_BITS))
 
     def rows_between(
@@ -199,11 +225,3 @@ class RunWriter:
         self.entries.append(PartEntry(self._number, part, self._commit, low, high, length, crc))
         self._file = None
         self._begin()
-
-
-def _read_trailer(data: bytes, path: str, entry: PartEntry) -> tuple[int, int]:
-    magic, number, _, groups, at, index_crc, crc, _ = _TRAILER.unpack(data)
-    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]))
-    if (magic, number, index_crc, crc) != expected:
-        raise CorruptTableError(f"{path}: the trailer is not the committed one")
-    return groups, at

@@ -20,6 +20,7 @@ A sealed segment never changes. Its map stays readable after the file is removed
 import struct
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,43 +190,56 @@ def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry)
     if not files.exists(path):
         raise CorruptTableError(f"{path}: expected a log segment of {length} bytes, found none")
     with closing(files.open(path)) as file:
-        if file.size != length or length < PAGE_BYTES + _TRAILER.size:
-            raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
-        found, _ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, path)
-        records, runs, offset = _read_trailer(
-            file.read(length - _TRAILER.size, _TRAILER.size), path, entry
-        )
-        # Read in one piece, which is far quicker than page by page through the map.
-        content = file.read(offset, length - _TRAILER.size - offset)
-        if (
-            found != entry.number
-            or len(content) != 8 * records + _RUN_BYTES * runs
-            or checksum(content) != entry.checksum
-        ):
-            raise CorruptTableError(f"{path}: the key index does not match its checksum")
+        check_segment_header(file, store_id, entry)
+        index = read_segment_index(file, entry)
         mapped = file.map(length)
-        index = mapped[offset : offset + len(content)]
-        run_table = index[8 * records :].view(np.int64).reshape(runs, 3)
+        keys = mapped[index.at : index.at + 8 * len(index.keys)].view(np.int64)
         return Segment(
             number=entry.number,
             place=place,
             file=None,
             map=mapped,
             bytes=length,
-            records=records,
+            records=len(keys),
             commit=entry.commit,
             checksum=entry.checksum,
-            keys=[index[: 8 * records].view(np.int64)],
-            runs=[(int(a), int(b), int(c)) for a, b, c in run_table],
+            keys=[keys],
+            runs=index.runs,
         )
 
 
-def _read_trailer(data: bytes, path: str, entry: SegmentEntry) -> tuple[int, int, int]:
-    magic, found, records, runs, offset, index_crc, crc, _ = _TRAILER.unpack(data)
-    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]))
-    if (magic, found, index_crc, crc) != expected:
+class SegmentIndex(NamedTuple):
+    """The key index of a sealed segment as it was read, and where it begins."""
+
+    keys: Keys  # of each record
+    runs: list[tuple[int, int, int]]
+    at: int
+
+
+def check_segment_header(file: File, store_id: bytes, entry: SegmentEntry) -> None:
+    """Check that a file's header is that of a segment of this store."""
+    found, _ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, file.path)
+    if found != entry.number:
+        raise CorruptTableError(f"{file.path}: the header is that of another segment")
+
+
+def read_segment_index(file: File, entry: SegmentEntry) -> SegmentIndex:
+    """Return the key index of a file, whose size, trailer and index must be the committed ones."""
+    path, length = file.path, entry.bytes
+    if file.size != length or length < PAGE_BYTES + _TRAILER.size:
+        raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
+    data = file.read(length - _TRAILER.size, _TRAILER.size)
+    magic, found, records, runs, at, index_crc, crc, zero = _TRAILER.unpack(data)
+    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]), 0)
+    if (magic, found, index_crc, crc, zero) != expected:
         raise CorruptTableError(f"{path}: the trailer is not the committed one")
-    return records, runs, offset
+    # Read in one piece, which is far quicker than page by page through the map.
+    content = file.read(at, length - _TRAILER.size - at)
+    if len(content) != 8 * records + _RUN_BYTES * runs or checksum(content) != entry.checksum:
+        raise CorruptTableError(f"{path}: the key index does not match its checksum")
+    keys = np.frombuffer(content, np.int64, records)
+    table = np.frombuffer(content, np.int64, 3 * runs, 8 * records).reshape(runs, 3)
+    return SegmentIndex(keys, [(int(a), int(b), int(c)) for a, b, c in table], at)
 
 
 def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.int64]:

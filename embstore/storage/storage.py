@@ -45,6 +45,11 @@ class StorageStats:
     checkpoints: list[str] = texts(
         "Kept checkpoints, oldest first.", lambda s: [c.label for c in s.catalogue.checkpoints]
     )
+    checkpoints_bytes: int = gauge(
+        "Files that wait for kept checkpoints: newer than the oldest one, and so not merged with "
+        "older rows; or of dropped tables.",
+        lambda s: s.catalogue.waiting_bytes,
+    )
     log_bytes: int = gauge("Size of the log.", lambda s: s.log.bytes)
     log_segments: int = gauge("Files of the log.", lambda s: len(s.log.segments))
     log_rows: int = gauge("Rows whose newest content is in the log.", lambda s: s.log.index.size)

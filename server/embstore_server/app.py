@@ -57,6 +57,7 @@ async def _serve(settings: Settings) -> int:
             await service.open()
             loop = asyncio.get_running_loop()
             service.engine.commits.after_each = partial(_after_commit, service, loop)
+            service.engine.scrubber.found.after_problem = _after_problem
             if not stop.done():
                 await server.ready()
                 state = service.context()
@@ -131,9 +132,11 @@ def _open(settings: Settings) -> Engine:
         sync_every_s=settings.sync_every_s,
         recovery_s=settings.recovery_s,
         commit_every_s=settings.commit_every_s,
+        scrub_bytes_per_s=settings.scrub_bytes_per_s,
         read_only=settings.read_only,
         threads=settings.threads,
     )
+    cast(Engine, store.executor).backups.within = settings.backup_within
     begin = monotonic()
     note = "takes a while after an installation, then none"
     event(logging.INFO, "preparing kernels", device=store.device, note=note)
@@ -158,3 +161,9 @@ def _after_commit(service: Service, loop: asyncio.AbstractEventLoop) -> None:
         return
     command = service.engine.storage.catalogue.head.command
     event(logging.INFO, "committed", command=command, seconds=round(commits.seconds, 3))
+
+
+def _after_problem(found: list[str]) -> None:
+    """Log what is wrong with a file. In the thread that checks files."""
+    note = "embstore verify shows all; restore a backup"
+    event(logging.ERROR, "damage found", problems=found, note=note)

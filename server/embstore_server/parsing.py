@@ -103,6 +103,10 @@ def _path(value: Any) -> Path:
     return Path(value)
 
 
+def _path_or_url(value: Any) -> str:
+    return str(_path(value)) if isinstance(value, Path) or "://" not in str(value) else str(value)
+
+
 def _address(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(value)
@@ -171,6 +175,7 @@ def _switch(value: Any) -> bool:
 _MOST, _short = f"{SECONDS_MAX:.0f}", "{:g}".format
 DIRECTORY = Kind("a path", "DIR", _path)
 FILE = Kind("a path", "FILE", _path)
+PATH_OR_URL = Kind('a path, or a URL as "s3://bucket/backups"', "DIR|URL", _path_or_url)
 DEVICE = Kind('"auto", "cpu", "cuda" or "cuda:N", as "cuda:0"', "auto|cpu|cuda|cuda:N", _device)
 ADDRESS = Kind('host:port, as "127.0.0.1:50051" or "[::1]:0"', "HOST:PORT", _address)
 ADDRESS_OR_OFF = Kind(
@@ -180,6 +185,12 @@ ADDRESS_OR_OFF = Kind(
 )
 BYTES = Kind(
     'a number of bytes above 0, as 1073741824, "1GiB" or "10GB"', "BYTES", _byte_count, bytes_text
+)
+BYTES_OR_NONE = Kind(
+    f"{BYTES.expected}, or 0",
+    "BYTES",
+    lambda value: 0 if str(value) == "0" else _byte_count(value),
+    bytes_text,
 )
 BYTES_OR_SHARE = Kind(
     f'{BYTES.expected}, or a share of the device\'s memory above 0, as "80%"',

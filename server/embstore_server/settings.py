@@ -138,6 +138,18 @@ class Settings:
         "crash loses about so much; 0: only checkpoints and a clean stop commit.",
         600.0,
     )
+    # A few thousandths of a core, and a terabyte in a day and a half.
+    scrub_bytes_per_s: int = setting(
+        kinds.BYTES_OR_NONE,
+        "Bytes of the store's files that are read and checked in the background a second; 0: none.",
+        8 << 20,
+    )
+    # Whoever may call a server is not to write wherever the server's user may.
+    backup_within: str | None = setting(
+        kinds.PATH_OR_URL,
+        "Directory or URL below which clients may have backups written; none: nowhere.",
+        None,
+    )
     read_only: bool = setting(
         kinds.SWITCH, "Share the directory with other readers and write nothing.", False
     )

@@ -266,6 +266,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Flush: _plain(c.Flush, Author._name),
     c.Checkpoint: Author._checkpoint,
     c.ListCheckpoints: _plain(c.ListCheckpoints),
+    c.Backup: lambda a: c.Backup("backups", a._label() if a._errs() else None),
     c.Restore: _plain(c.Restore, Author._label),
     c.Lookup: lambda a: c.Lookup(tuple(map(a._table_keys, a._names()))),
     c.LookupPooled: Author._lookup_pooled,

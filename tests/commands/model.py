@@ -127,6 +127,12 @@ def _checkpoints(model: Model, command: c.ListCheckpoints, result: Any) -> None:
     model.kept = {kept.label: model.kept[kept.label] for kept in result}
 
 
+def _backup(model: Model, command: c.Backup, result: Any) -> None:
+    assert result.label == (command.label or f"command-{result.command}")
+    if command.label is None:
+        assert result.command == model.store.command_number
+
+
 def _restore(model: Model, command: c.Restore, result: Any) -> None:
     snapshot, places = model.kept[command.label]
     model.store.restore(snapshot)
@@ -325,6 +331,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.Flush: _nothing,
     c.Checkpoint: _checkpoint,
     c.ListCheckpoints: _checkpoints,
+    c.Backup: _backup,
     c.Restore: _restore,
     c.Lookup: _lookup,
     c.LookupPooled: _pooled,

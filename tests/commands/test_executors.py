@@ -29,6 +29,11 @@ COUNT = 250
 SEEDS = range(8)
 
 
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Embedded]:
     backend = Embedded(tmp_path / "here")
@@ -46,6 +51,8 @@ def there(tmp_path: Path) -> Iterator[Served]:
 
 def outcome(executor: Executor, command: Command[Any]) -> Any:
     """Return what a command gives, or what it is refused with."""
+    if isinstance(command, c.Backup):  # each store has its own
+        command = replace(command, destination=f"{command.destination}-{id(executor)}")
     try:
         return executor.execute(command)
     except EmbstoreError as error:
@@ -63,6 +70,8 @@ def shown(command: Command[Any], result: Any) -> Any:
             return {name: result[name] for name in ("rows", "t", "learning_rate")}
         case c.Checkpoint(), _:
             return described(result)
+        case c.Backup(), _:
+            return result.label, result.command
         case c.ListCheckpoints(), _:
             return tuple(map(described, result))
         case c.Announce(), _:

@@ -1,6 +1,6 @@
 """Examples of README and guide are pasted by everybody, so they run as they stand.
 
-The addresses are the one thing replaced: a server of the test's own answers on free ports. The
+Replaced are addresses, as a server of the test's own answers on free ports, and BACKUPS. The
 guide's tables of settings, errors, metrics, limits and routes are held against the code.
 """
 
@@ -22,6 +22,7 @@ import pytest
 import typer
 from pyarrow import parquet
 
+import embstore
 from embstore.config import Limits
 from embstore.errors import EmbstoreError
 from embstore_proto.status import ANSWERS
@@ -42,7 +43,8 @@ EXAMPLES = {
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""
 
-OF_FILES = ("profile", "size", "hotset")
+OF_FILES = ("profile", "size", "hotset", "verify", "restore-from")
+BACKUPS = "/mnt/backups"
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 
 
@@ -64,7 +66,9 @@ ALL_COMMANDS = [words for page in COMMANDS.values() for words in page]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("examples") / "tables") as running:
+    path = tmp_path_factory.mktemp("examples")
+    with ServerProcess(path / "tables", "--backup-within", f"{path}{BACKUPS}") as running:
+        running.backups = f"{path}{BACKUPS}"
         yield running
 
 
@@ -99,11 +103,13 @@ def test_commands_of_a_page_run_in_their_order(
     monkeypatch.chdir(tmp_path)
     ids = np.random.default_rng(1).zipf(1.2, 50_000) % 1_000_000
     parquet.write_table(pyarrow.table({"item_id": ids}), "days.parquet")
+    embstore.open("tables", device="cpu", cache_bytes=1 << 24).close()
     paste(PREPARED, server)
     for words in filter(is_run, COMMANDS[page]):
         if words[0] == "embstore":
             address = [] if words[1] in OF_FILES else ["--address", server.address]
-            run([sys.executable, "-m", "embstore_server", *words[1:], *address])
+            own = [word.replace(BACKUPS, server.backups) for word in words[1:]]
+            run([sys.executable, "-m", "embstore_server", *own, *address])
         else:
             found = run(
                 ["curl", "-sS", "--fail", *(w.replace(REST, server.admin) for w in words[1:])]

@@ -83,6 +83,10 @@ class RefusingFiles(Files):
         self._ask("rename")
         super()._rename(source, target)
 
+    def _link(self, source: str, target: str) -> None:
+        self._ask("link")
+        super()._link(source, target)
+
     def _remove(self, path: str) -> None:
         self._ask("remove")
         super()._remove(path)

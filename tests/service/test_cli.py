@@ -390,7 +390,7 @@ def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.M
         for name, one in declared().items()
         if type(one.default) in (int, float)
     }
-    flags["host_cache_bytes"] = 1 << 20
+    flags |= {"host_cache_bytes": 1 << 20, "backup_within": "backups"}
     texts = {"listen": "[::1]:0", "admin": "off", "log_format": "json", "log_level": "debug"}
     expected = Settings(data=Path("d"), device="cpu", **texts, **flags, **halves, **tls)
     assert None not in vars(expected).values()

@@ -31,6 +31,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetDigest": {"table": "ads"},
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
     "Restore": {"label": "kept"},
+    "Backup": {"destination": "backups"},
     "OpenSession": SESSION,
     "JoinSession": JOINED[1][1],
     "RenewLease": {"member": MEMBER},
@@ -45,6 +46,11 @@ BEFORE = {
 }
 """What is called before a verb."""
 OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

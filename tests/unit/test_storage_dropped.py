@@ -89,3 +89,33 @@ def test_the_log_lets_dropped_rows_go(tmp_path):
             settle(store)
         assert storage_of(store).log.index.size <= len(KEYS)
         assert log_bytes(tmp_path) < 3 * len(KEYS) * 48 + 64_000
+
+
+def test_stats_tell_the_bytes_that_wait_for_a_checkpoint(tmp_path):
+    def waiting(store):
+        return storage_of(store).stats()["checkpoints_bytes"]
+
+    with opened(tmp_path, **OPTIONS) as store:
+        filled(store, "stays").assign(KEYS, rows_of(KEYS, version=1))
+        store.executor.commits.commit()
+        assert waiting(store) == 0
+        filled(store, "goes")
+        store.checkpoint("old")
+        settle(store)
+        before = storage_of(store).stats()["base_bytes"]
+        assert waiting(store) == 0
+        store.table("stays").assign(KEYS, rows_of(KEYS, version=2))
+        store.executor.commits.commit()
+        settle(store)
+        figures = storage_of(store).stats()
+        newer = figures["base_bytes"] + figures["log_bytes"] - before
+        assert waiting(store) == newer > 0
+        store.drop_table("goes")
+        store.executor.commits.commit()
+        settle(store)
+        assert waiting(store) >= newer
+        store.table("stays").assign(KEYS, rows_of(KEYS, version=3))
+        for label in ("new", "newer"):
+            store.checkpoint(label)
+            settle(store)
+        assert waiting(store) == 0

@@ -785,6 +785,38 @@ class ListCheckpointsReply(_message.Message):
     checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointDescription]
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointDescription, _Mapping]]] = ...) -> None: ...
 
+class BackupRequest(_message.Message):
+    __slots__ = ("destination", "label")
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    destination: str
+    label: str
+    def __init__(self, destination: _Optional[str] = ..., label: _Optional[str] = ...) -> None: ...
+
+class BackupFacts(_message.Message):
+    __slots__ = ("label", "command", "files", "bytes", "new_files", "new_bytes")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEW_FILES_FIELD_NUMBER: _ClassVar[int]
+    NEW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    command: int
+    files: int
+    bytes: int
+    new_files: int
+    new_bytes: int
+    def __init__(self, label: _Optional[str] = ..., command: _Optional[int] = ..., files: _Optional[int] = ..., bytes: _Optional[int] = ..., new_files: _Optional[int] = ..., new_bytes: _Optional[int] = ...) -> None: ...
+
+class BackupReply(_message.Message):
+    __slots__ = ("context", "backup")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    backup: BackupFacts
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., backup: _Optional[_Union[BackupFacts, _Mapping]] = ...) -> None: ...
+
 class RestoreRequest(_message.Message):
     __slots__ = ("origin", "label")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]

@@ -109,6 +109,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.FromString,
                 _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/embstore.v1.Embstore/Backup',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupReply.FromString,
+                _registered_method=True)
         self.Lookup = channel.unary_unary(
                 '/embstore.v1.Embstore/Lookup',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupRequest.SerializeToString,
@@ -397,6 +402,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -718,6 +729,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.RestoreRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupReply.SerializeToString,
             ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
@@ -1320,6 +1336,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/Restore',
             embstore__proto_dot_v1_dot_embstore__pb2.RestoreRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/Backup',
+            embstore__proto_dot_v1_dot_embstore__pb2.BackupRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.BackupReply.FromString,
             options,
             channel_credentials,
             insecure,

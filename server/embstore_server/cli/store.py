@@ -1,4 +1,4 @@
-"""`embstore checkpoint`, `embstore digest`, `embstore call`."""
+"""`embstore checkpoint`, `embstore backup`, `embstore digest`, `embstore call`."""
 
 import json
 from functools import partial
@@ -10,6 +10,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output
 from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, Shown, on_server
 from embstore_server.cli.flags import flag
+from embstore_server.parsing import bytes_text
 
 if TYPE_CHECKING:
     from embstore.results import Checkpoint
@@ -49,6 +50,31 @@ def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
         "tables": len(checkpoint.state.tables),
         "metadata": checkpoint.metadata,
     }
+
+
+@on_server(LONG_TIMEOUT_S)
+def backup(
+    connect: Connect,
+    destination: Annotated[
+        str,
+        typer.Argument(metavar="DEST", help="A path, or a URL of fsspec, as the server sees it."),
+    ],
+    *,
+    label: Annotated[
+        str | None, flag("A kept checkpoint. Default: what there is now.", "LABEL")
+    ] = None,
+) -> Shown:
+    """Have a running server back up its store; another backup to DEST takes what is new.
+
+    Other calls go on meanwhile. If this command is interrupted, the server goes on.
+    """
+    with connect() as store, output.progress("backup"):
+        made = store.backup(destination, label)
+    text = (
+        f"backed up {made.label!r}, all up to command {made.command:,}: {made.files:,} files, "
+        f"{bytes_text(made.bytes)}; new are {made.new_files:,} files, {bytes_text(made.new_bytes)}"
+    )
+    return vars(made), text
 
 
 @on_server(LONG_TIMEOUT_S)

@@ -1,0 +1,142 @@
+"""Backups of a running store: in the thread that asked, beside all other calls.
+
+The engine is needed twice, for moments: a backup without a label begins with a commit, in pieces as
+the store's own (commits.py), and the files get their second names in one turn, in which nothing can
+replace them. What is long, copying, needs no engine (`embstore.storage.backup`).
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from embstore.engine.commits import OwnCommits
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    StoreClosedError,
+)
+from embstore.hotness.pins import turn
+from embstore.results import BackupFacts
+from embstore.stats import counter, flag, gauge, text
+from embstore.storage.backup import back_up, catalogue_of, linked, make_room
+from embstore.storage.destinations import is_url, open_destination
+from embstore.tables.tables import Tables
+
+ANYWHERE = ""
+
+
+@dataclass
+class BackupStats:
+    """Backups since the store was opened, and the one that runs."""
+
+    backups: int = counter("Backups that were made.", lambda b: b.count)
+    backup_running: bool = flag("A backup is being made.", lambda b: b.is_running)
+    backup_bytes: int = gauge("Of the last backup, done.", lambda b: b.bytes)
+    backup_of_bytes: int = gauge("Of the last backup, all.", lambda b: b.of_bytes)
+    backup_label: str | None = text("Label of the last backup that was made.", lambda b: b.label)
+    backup_error: str | None = text("Why the last backup failed.", lambda b: b.error)
+
+
+class Backups:
+    """Makes backups, one at a time. Any thread."""
+
+    def __init__(self, tables: Tables, commits: OwnCommits) -> None:
+        self.within: str | None = ANYWHERE
+        """The path or URL below which backups may be; ANYWHERE, or None: nowhere."""
+        self.count = 0
+        self.is_running = False
+        self.bytes = self.of_bytes = 0
+        self.label: str | None = None
+        self.error: str | None = None
+        self._tables = tables
+        self._commits = commits
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    def back_up(self, destination: str, label: str | None) -> BackupFacts:
+        """Back up a kept checkpoint; without a label, what there is now.
+
+        Raises
+        ------
+        CheckpointNotFoundError, InvalidArgumentError, PermissionDeniedError : nothing has changed.
+        CapacityError, StorageError : no room, or no access; earlier backups are as they were.
+        StoreClosedError : the store was closed meanwhile; likewise.
+        """
+        self._check_destination(destination)
+        with turn(self._lock, self._tables):
+            self.is_running, self.error = True, None
+            try:
+                found = self._back_up(destination, label)
+            except EmbstoreError as exc:
+                self.error = str(exc)
+                raise
+            finally:
+                self.is_running = False
+            self.count, self.label = self.count + 1, found.label
+            return found
+
+    def _back_up(self, destination: str, label: str | None) -> BackupFacts:
+        storage = self._tables.storage
+        if label is not None:
+            with self._tables.reading():
+                storage.kept(label)  # before anything is made
+        elif not storage.read_only:
+            self._commits.commit()
+        with closing(open_destination(destination, write=True)) as to, ExitStack() as links:
+            if not storage.read_only:
+                make_room(storage.files)
+            with self._tables.background():
+                kept = None if label is None else storage.kept(label)
+                catalogue = catalogue_of(storage.catalogue, kept)
+                name: Callable[[str], str] = str
+                if not storage.read_only:  # else nobody replaces files
+                    name = links.enter_context(linked(storage.files, catalogue))
+            made = label if label is not None else f"command-{catalogue.head.command}"
+            return back_up(storage.files, name, catalogue, made, to, self._progress)
+
+    def _progress(self, done: int, of: int) -> None:
+        if self._stopping.is_set():
+            raise StoreClosedError("the store was closed while a backup was made")
+        self.bytes, self.of_bytes = done, of
+
+    def _check_destination(self, destination: str) -> None:
+        """Refuse what an operator did not allow, and the store's own directory."""
+        root = self._tables.storage.files.root.resolve()
+        if not is_url(destination):
+            path = Path(destination).resolve()
+            if path.is_relative_to(root) or root.is_relative_to(path):
+                raise InvalidArgumentError(f"expected a destination outside of {root}, found {path}")
+        if self.within is None:
+            raise PermissionDeniedError(
+                "this server lets no client have backups written: give it the directory or URL "
+                "below which they may be (backup_within, --backup-within)"
+            )
+        if not is_within(destination, self.within):
+            raise PermissionDeniedError(
+                f"expected a destination below {self.within} (backup_within), found {destination}"
+            )
+
+    def stop(self) -> None:
+        """Have the running backup end soon, and begin none."""
+        self._stopping.set()
+
+    def join_threads(self) -> None:
+        """Wait for the end of the running backup. Not with the engine."""
+        with self._lock:
+            pass
+
+
+def is_within(destination: str, within: str) -> bool:
+    """Return whether a path or URL is another one or below it; links are followed."""
+    if within == ANYWHERE:
+        return True
+    if is_url(within):
+        parts = destination.partition("://")[2].strip("/").split("/")
+        is_plain = not {"", ".", ".."} & set(parts)
+        return is_plain and f"{destination.rstrip('/')}/".startswith(f"{within.rstrip('/')}/")
+    if is_url(destination):
+        return False
+    return Path(destination).resolve().is_relative_to(Path(within).resolve())

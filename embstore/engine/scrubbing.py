@@ -1,0 +1,152 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""Scrubbing: the files of a running store are read slowly, again and again, and every row checked.
+
+A record that nobody looks up could be damaged for months, until the backups that had it are given
+up. A thread reads what the catalogue names in pieces of some megabytes, at a rate that costs
+little; stats and log say what is wrong. It needs no engine: files that are named never change, and
+one that a merge has removed meanwhile is passed over. What it read does not stay in memory.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from time import monotonic
+
+from embstore.stats import counter, gauge, texts
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.checking import Entry, FileCheck, path_of
+from embstore.storage.storage import Storage
+from embstore.storage.verify import affected_by, entries_of
+
+PASS_S = 3600.0
+"""A pass begins so long after the one before, at the earliest: a small store needs no more."""
+_ERRORS_MAX = 100
+
+
+@dataclass
+class ScrubStats:
+    """What was checked in the background since the store was opened."""
+
+    scrub_bytes_per_s: int = gauge(
+        "Rate at which files are checked in the background; 0: they are not.",
+        lambda s: s.bytes_per_s,
+        metric="scrub_rate_bytes",
+    )
+    scrubbed_bytes: int = counter("Checked in the background.", lambda s: s.bytes)
+    scrubbed_rows: int = counter("Records checked in the background.", lambda s: s.found.rows)
+    scrub_passes: int = counter("How often all files were checked.", lambda s: s.found.passes)
+    scrub_age_s: float = gauge("Time since the last pass ended; 0: none has.", lambda s: s.age_s)
+    scrub_problems: int = gauge(
+        "Files that are not what was written.", lambda s: len(s.found.problems)
+    )
+    scrub_errors: list[str] = texts(
+        "What is wrong, with table and keys.",
+        lambda s: [text for found in s.found.problems.values() for text in found][:_ERRORS_MAX],
+    )
+
+
+@dataclass
+class Scrubbed:
+    """What was found up to now. Written by one thread, read by any."""
+
+    rows: int = 0
+    passes: int = 0
+    ended_at: float | None = None
+    """When the last pass ended; None: none has."""
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    """By path, of files that the catalogue names: what was found when they were last read."""
+    after_problem: Callable[[list[str]], None] = lambda found: None
+    """Called with what is wrong with a file, in the thread; a server logs it."""
+
+
+class Scrubber:
+    """Checks files on a thread of its own."""
+
+    def __init__(self, storage: Storage, bytes_per_s: int) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.bytes = 0
+        self.found = Scrubbed()
+        self._read_only = storage.read_only
+        self._work = _passes(storage, self.found)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Time since the last pass ended; 0: none has."""
+        return 0.0 if self.found.ended_at is None else monotonic() - self.found.ended_at
+
+    def start(self) -> None:
+        """Begin, where a rate is given."""
+        if self.bytes_per_s and not self._read_only:
+            # The thread keeps no store that nobody else has any more.
+            arguments = weakref.ref(self), self._stopping
+            self._thread = threading.Thread(target=_run, args=arguments, name="scrubbing")
+            self._thread.daemon = True
+            self._thread.start()
+
+    def step(self) -> float:
+        """Check the next piece; return the seconds until the one after it is due."""
+        begun = monotonic()
+        size = next(self._work)
+        if size is None:
+            return PASS_S
+        self.bytes += size
+        return max(size / self.bytes_per_s - (monotonic() - begun), 0.0)
+
+    def stop(self) -> None:
+        """Check no further piece."""
+        self._stopping.set()
+
+    def join_threads(self) -> None:
+        """Wait for the end of the thread, and close the file that it was reading."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._work.close()
+
+
+def _run(ref: "weakref.ref[Scrubber]", stopping: threading.Event) -> None:
+    while (scrubber := ref()) is not None:
+        pause_s = scrubber.step()
+        del scrubber
+        if stopping.wait(pause_s):
+            return
+
+
+def _passes(storage: Storage, found: Scrubbed) -> Generator[int | None]:
+    """Yield the bytes of each piece, None at the end of a pass. Refers to no scrubber: it would
+    keep itself."""
+    while True:
+        catalogue = storage.catalogue  # replaced whole
+        for entry in entries_of(catalogue):
+            if path_of(entry) in _paths(storage.catalogue):
+                yield from _check(storage, catalogue, entry, found)
+        named = _paths(storage.catalogue)
+        found.problems = {path: text for path, text in found.problems.items() if path in named}
+        found.passes += 1
+        found.ended_at = monotonic()
+        yield None
+
+
+def _check(storage: Storage, catalogue: Catalogue, entry: Entry, found: Scrubbed) -> Generator[int]:
+    check = FileCheck(storage.files, bytes.fromhex(catalogue.store_id), entry)
+    report, rows = check.report, 0
+    for size in check.run():
+        found.rows += report.rows - rows
+        rows = report.rows
+        yield size
+    now = storage.catalogue
+    others = {path: text for path, text in found.problems.items() if path != report.path}
+    if not report.problems or report.path not in _paths(now):
+        found.problems = others
+        return
+    affected = affected_by(storage.files, now, {report.path: report})
+    text = [*report.problems, *map(str, affected)]
+    if text != found.problems.get(report.path):
+        found.problems = others | {report.path: text}
+        found.after_problem(text)
+
+
+def _paths(catalogue: Catalogue) -> set[str]:
+    return {path_of(entry) for entry in entries_of(catalogue)}

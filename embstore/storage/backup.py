@@ -1,0 +1,278 @@
+"""Backups: a state of a store as files elsewhere, and a directory made of them.
+
+A backup is what the store itself is made of, by the same names:
+
+    labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
+    log/N.log, base/N-P.rows   the files that these catalogues name; several may name one
+
+Files of log and base never change, and no name is used twice in the life of a store. So a second
+backup takes what is new, and nothing that another label has. Catalogues come last, each whole or
+with a wrong checksum: what was cut off is not taken for a backup. When a catalogue is removed, the
+next backup removes the files that none names any more.
+
+**While the store goes on**, merges replace files. The files of a backup therefore get second names
+in the store's own directory (`backup/`, hard links), all while the engine waits, some microseconds
+each. They are removed when the backup ends, or, after a crash, when the store is opened.
+Rejected: to tell merges which files to leave. All that removes files would have to ask, and a crash
+would have to be remembered.
+
+**A restored directory** becomes a store with its last file, store.json: before that it is no store,
+and does not open. Its epoch is one that no life of the store has had (the time, in seconds), so
+that clients of the other life are not taken for its own. With another id, the header page of each
+file is written anew; records have no id in them.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from urllib.parse import quote, unquote
+
+from embstore.errors import (
+    CheckpointNotFoundError,
+    CorruptTableError,
+    InvalidArgumentError,
+    StorageError,
+    TableMismatchError,
+)
+from embstore.results import BackupFacts, Checkpoint
+from embstore.storage import catalogue as catalogues
+from embstore.storage.catalogue import Catalogue, PartEntry
+from embstore.storage.checking import Entry, path_of
+from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
+from embstore.storage.destinations import Destination, DirectoryDestination, Look
+from embstore.storage.files import Files
+from embstore.storage.format import BASE_MAGIC, LOG_MAGIC, pack_header
+from embstore.storage.verify import Verification, entries_of, verify_files
+
+_LABELS, _SUFFIX = "labels", ".catalogue"
+_NAME_BYTES_MAX = 240
+_PROBLEMS_MAX = 5
+"""Shown in an error."""
+
+Progress = Callable[[int, int], None]
+
+
+def catalogue_of(catalogue: Catalogue, checkpoint: Checkpoint | None) -> Catalogue:
+    """Return the catalogue of a backup: the head is a kept checkpoint, or stays the head."""
+    state = checkpoint or Checkpoint("", {}, catalogue.head)
+    return catalogue.restored(state, state.state.command).without_dropped()
+
+
+def make_room(files: Files) -> None:
+    """Make an empty directory for second names."""
+    files.remove_directory(LINKS)
+    files.make_directory(LINKS)
+
+
+@contextmanager
+def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]:
+    """Give what a catalogue names second names; yields the second name of each path.
+
+    `make_room` has been called: it waits for the disk, and this is done with the engine.
+    """
+
+    def name(path: str) -> str:
+        return f"{LINKS}/{path.replace('/', '-')}"
+
+    try:
+        for entry in entries_of(catalogue):
+            files.link(files.path(path_of(entry)), name(path_of(entry)))
+        yield name
+    finally:
+        files.discard(LINKS, directory=True)
+
+
+def back_up(
+    files: Files,
+    name: Callable[[str], str],
+    catalogue: Catalogue,
+    label: str,
+    to: Destination,
+    progress: Progress,
+) -> BackupFacts:
+    """Put what a catalogue names, and then the catalogue, where backups are.
+
+    Parameters
+    ----------
+    name : the path in `files` of what the catalogue names
+    label : of the backup; another one of this label is replaced
+    progress : called with the bytes done, and of how many; what it raises ends the backup
+
+    Raises
+    ------
+    InvalidArgumentError : there are backups of another store. Nothing has changed.
+    CapacityError, StorageError : the backups that were there are as they were.
+    """
+    own = _path_of_label(label)
+    others, unreadable = _backups(to)
+    named = {path_of(entry) for entry in entries_of(*others.values())}
+    for other in others.values():
+        if other.store_id != catalogue.store_id:
+            raise InvalidArgumentError(
+                f"expected no backup or those of store {catalogue.store_id}, found those of store "
+                f"{other.store_id}; choose another destination"
+            )
+    entries = entries_of(catalogue)
+    total = sum(entry.bytes for entry in entries)
+    done = new_files = new_bytes = 0
+    for entry in entries:
+        progress(done, total)
+        path = path_of(entry)
+        if not to.has_same(path, files, name(path)):
+            if path in named:
+                raise InvalidArgumentError(
+                    f"expected {path} of this store, found another file of that name: damaged, or "
+                    "of a copy of this store that went on by itself; choose another destination"
+                )
+            to.put(path, files, name(path), _looking(progress, done, total))
+            new_files, new_bytes = new_files + 1, new_bytes + entry.bytes
+        done += entry.bytes
+    progress(done, total)
+    to.replace(own, catalogues.encode(catalogue))
+    if not unreadable:
+        others.pop(label, None)
+        _remove_unnamed(to, [*others.values(), catalogue])
+    return BackupFacts(label, catalogue.head.command, len(entries), total, new_files, new_bytes)
+
+
+def verify_backups(files: Files, note: Callable[[str], None], progress: Progress) -> Verification:
+    """Check all backups in a directory: see `verify`."""
+    backups, unreadable = _backups(DirectoryDestination(files, write=False))
+    for problem in unreadable:
+        note(problem)
+    if backups:
+        found = verify_files(files, backups, note, progress)
+        here = [f"{folder}/{name}" for folder in ("log", "base") for name in files.list(folder)]
+        named = {path_of(entry) for entry in entries_of(*backups.values())}
+        found.leftovers = [path for path in here if path not in named]
+    else:
+        found = Verification()
+    found.problems = [*unreadable, *found.problems]
+    return found
+
+
+def restore_from(
+    source: Destination,
+    target: Files,
+    label: str | None,
+    store_id: str | None,
+    progress: Progress,
+) -> Catalogue:
+    """Make a directory the store that a backup is of; return its catalogue.
+
+    Parameters
+    ----------
+    label : None: the backup of the highest command number
+    store_id : the id of the new store; None: that of the backup
+    progress : called with the bytes done, and of how many
+
+    Raises
+    ------
+    CheckpointNotFoundError : there is no backup of this label.
+    InvalidArgumentError : the directory is not empty.
+    CorruptTableError : a file is not what was written. Whatever was raised, there is no store.
+    """
+    backup = _chosen(source, label)
+    if set(target.list("")) - {LOCK, "lost+found"}:
+        raise InvalidArgumentError(
+            f"expected an empty directory, or none yet, found files in {target.root}; where a "
+            "restore was cut off, remove them"
+        )
+    target.make_directory("")
+    epoch = max(backup.epoch, int(time.time()))
+    restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
+    with closing(target.lock(LOCK, shared=False)):
+        try:
+            _fetch_all(source, target, restored, store_id is not None, progress)
+            target.replace(catalogues.PATH, catalogues.encode(restored))
+            target.reached("restore:fetched")
+            write_identity(target, restored.store_id)
+        except BaseException:
+            _remove_all(target)
+            raise
+    return restored
+
+
+def _fetch_all(
+    source: Destination, target: Files, restored: Catalogue, has_new_id: bool, progress: Progress
+) -> None:
+    entries = entries_of(restored)
+    total = 2 * sum(entry.bytes for entry in entries)  # fetched, then verified
+    done = 0
+    for entry in entries:
+        look: Look = _looking(progress, done, total)
+        look()
+        page = _header(entry, bytes.fromhex(restored.store_id)) if has_new_id else None
+        source.fetch(path_of(entry), target, page, look)
+        done += entry.bytes
+    for folder in ("log", "base"):
+        if target.exists(folder):
+            target.sync_directory(folder)
+    found = verify_files(
+        target, {"": restored}, lambda problem: None, lambda read, _: progress(done + read, total)
+    )
+    if found.problems:
+        first = "; ".join(found.problems[:_PROBLEMS_MAX])
+        raise CorruptTableError(f"the backup is damaged: {first}")
+
+
+def _looking(progress: Progress, done: int, total: int) -> Look:
+    return lambda: progress(done, total)
+
+
+def _header(entry: Entry, store_id: bytes) -> bytes:
+    if isinstance(entry, PartEntry):
+        return pack_header(BASE_MAGIC, store_id, entry.number, entry.part)
+    return pack_header(LOG_MAGIC, store_id, entry.number)
+
+
+def _remove_all(target: Files) -> None:
+    """Remove what was fetched, first what makes it a store; the next try tells what is left."""
+    for path in (IDENTITY, catalogues.PATH):
+        target.discard(path)
+        target.discard(f"{path}.new")
+    for folder in ("log", "base"):
+        target.discard(folder, directory=True)
+
+
+def _chosen(source: Destination, label: str | None) -> Catalogue:
+    found, _ = _backups(source)
+    if label is None and found:
+        return max(found.values(), key=lambda backup: backup.head.command)
+    if label is None or label not in found:
+        there = ", ".join(map(repr, sorted(found))) or "none"
+        raise CheckpointNotFoundError(f"expected a backup of label {label!r}, found: {there}")
+    return found[label]
+
+
+def _backups(source: Destination) -> tuple[dict[str, Catalogue], list[str]]:
+    """Return the backups by label, and why other files that may be one cannot be read."""
+    found, unreadable = {}, []
+    for name in source.list(_LABELS):
+        if name.endswith(_SUFFIX):
+            try:
+                content = source.read_all(f"{_LABELS}/{name}")
+                found[unquote(name.removesuffix(_SUFFIX))] = catalogues.decode(content)
+            except (CorruptTableError, TableMismatchError) as exc:
+                unreadable.append(f"{_LABELS}/{name}: {exc}")  # cut off, or of another version
+    return found, unreadable
+
+
+def _path_of_label(label: str) -> str:
+    name = quote(label, safe="")
+    if len(name) > _NAME_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"expected a label that is at most {_NAME_BYTES_MAX} bytes as a file name, found "
+            f"{len(name)}: {label[:80]!r}"
+        )
+    return f"{_LABELS}/{name}{_SUFFIX}"
+
+
+def _remove_unnamed(source: Destination, backups: list[Catalogue]) -> None:
+    """Remove files that no backup names. If that fails they stay: the backup is there."""
+    here = [f"{folder}/{name}" for folder in ("log", "base") for name in source.list(folder)]
+    named = {path_of(entry) for entry in entries_of(*backups)}
+    for path in sorted({*here} - named):
+        with suppress(StorageError):
+            source.remove(path)

@@ -1,0 +1,264 @@
+"""Where a backup is: a directory, or a URL of what fsspec knows (s3://, gs://, file://).
+
+Both have the same few verbs, by paths with '/' between parts. A directory takes a file as a second
+name of it (a hard link) where that can be, else as a copy; a URL takes copies. fsspec is not needed
+but for URLs, and is imported when there is one.
+
+**Is it there already?** Files that a catalogue names never change, and a name is used once in the
+life of a store. So a file of that name and size is taken for the same, if its bytes are the same at
+some places: the first has the store's id, the last has the key index, and a copy of the store that
+went on by itself has other rows. What a restore makes of a backup is verified row by row.
+"""
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib import import_module
+from typing import Any, Protocol
+
+from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
+from embstore.storage.files import Files
+
+PIECE_BYTES = 8 << 20
+_SAMPLE_BYTES = 64 << 10
+_LINKED_ELSEWHERE = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
+"""Why a file cannot have a second name there: it is copied."""
+
+Look = Callable[[], None]
+"""Called between pieces; raises what is to end the work."""
+
+
+class Destination(Protocol):
+    """Where backups are. One thread."""
+
+    def list(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder, none if it does not exist."""
+
+    def read_all(self, path: str) -> bytes:
+        """Return a whole small file."""
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Replace the content of a small file; durable, after what was put before."""
+
+    def has_same(self, path: str, source: Files, name: str) -> bool:
+        """Return whether it has the file `name` of `source` as `path`, by size and samples."""
+
+    def put(self, path: str, source: Files, name: str, look: Look) -> None:
+        """Take the file `name` of `source` as `path`; a cut-off one never has its size."""
+
+    def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
+        """Make the file `path` of a directory; `page`: other bytes for its first ones."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+
+    def close(self) -> None:
+        """End the use of it."""
+
+
+def is_url(destination: str) -> bool:
+    """Return whether a destination is a URL, and not a path."""
+    return "://" in destination
+
+
+def open_destination(destination: str, *, write: bool) -> Destination:
+    """Return the destination at a path or URL.
+
+    Raises
+    ------
+    StoreInUseError : another backup is being written there.
+    InvalidArgumentError : a URL, and fsspec is not installed or does not know it.
+    """
+    if is_url(destination):
+        return UrlDestination(destination)
+    return DirectoryDestination(Files(destination), write=write)
+
+
+class DirectoryDestination:
+    """A directory of this machine."""
+
+    def __init__(self, files: Files, *, write: bool) -> None:
+        self.files = files
+        self._lock = None
+        if write:
+            files.make_directory("")
+            self._lock = files.lock("LOCK", shared=False)
+
+    def list(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder."""
+        return self.files.list(folder)
+
+    def read_all(self, path: str) -> bytes:
+        """Return a whole small file."""
+        return self.files.read_all(path)
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Replace a small file by a rename, behind all files that were put."""
+        for folder in ("log", "base"):
+            if self.files.exists(folder):
+                self.files.sync_directory(folder)
+        self.files.make_directory(path.rpartition("/")[0])
+        self.files.replace(path, content)
+
+    def has_same(self, path: str, source: Files, name: str) -> bool:
+        """Compare size and sixteen samples."""
+        if not self.files.exists(path):
+            return False
+        with closing(source.open(name)) as one, closing(self.files.open(path)) as other:
+            return one.size == other.size and all(
+                one.read(at, _SAMPLE_BYTES) == other.read(at, _SAMPLE_BYTES)
+                for at in _samples(one.size, 16)
+            )
+
+    def put(self, path: str, source: Files, name: str, look: Look) -> None:
+        """Link the file, or copy it and rename the copy."""
+        self.files.make_directory(path.rpartition("/")[0])
+        _link_or_copy(source, name, self.files, path, look)
+
+    def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
+        """Link the file, or copy it; one that gets another first page is always a copy."""
+        target.make_directory(path.rpartition("/")[0])
+        if page is None:
+            _link_or_copy(self.files, path, target, path, look)
+        else:
+            _copy(self.files, path, target, path, look, page)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self.files.remove(path)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _link_or_copy(source: Files, name: str, target: Files, path: str, look: Look) -> None:
+    if target.exists(path):
+        target.remove(path)  # a leftover, which is not the same
+    try:
+        target.link(source.path(name), path)
+    except StorageError as exc:
+        if exc.errno not in _LINKED_ELSEWHERE:
+            raise
+        _copy(source, name, target, path, look, b"")
+
+
+def _copy(source: Files, name: str, target: Files, path: str, look: Look, page: bytes) -> None:
+    new = f"{path}.new"
+    with closing(source.open(name)) as file, closing(target.create(new)) as copy:
+        for at, piece in _pieces(file.read, file.size, look):
+            copy.write(at, page + piece[len(page) :] if at == 0 else piece)
+        copy.sync()
+    target.rename(new, path)
+
+
+def _pieces(
+    read: Callable[[int, int], bytes], size: int, look: Look
+) -> Iterator[tuple[int, bytes]]:
+    for at in range(0, size, PIECE_BYTES):
+        look()
+        yield at, read(at, min(PIECE_BYTES, size - at))
+
+
+def _samples(size: int, count: int) -> list[int]:
+    """Return where samples of a file begin: evenly, the first and the last bytes among them."""
+    last = max(size - _SAMPLE_BYTES, 0)
+    return sorted({last * i // (count - 1) for i in range(count)})
+
+
+class UrlDestination:
+    """A URL, by fsspec. A file appears there when its last byte is written, or has another size."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        try:
+            fsspec = import_module("fsspec")
+        except ImportError as exc:
+            raise InvalidArgumentError(
+                f"{url} is a URL, which needs fsspec: pip install 'embstore[remote]', and what "
+                "fsspec needs for this kind"
+            ) from exc
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as exc:
+            raise InvalidArgumentError(f"{url}: {exc}") from exc
+
+    def list(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder."""
+        with self._named(folder):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.ls(self._path(folder), detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+
+    def read_all(self, path: str) -> bytes:
+        """Return a whole small file."""
+        with self._named(path):
+            return bytes(self._files.cat_file(self._path(path)))
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Write a small file: whole, or with a wrong checksum."""
+        with self._named(path):
+            self._make_parent(path)
+            self._files.pipe_file(self._path(path), content)
+
+    def has_same(self, path: str, source: Files, name: str) -> bool:
+        """Compare size, and the first and the last bytes: each look is a request."""
+        with self._named(path), closing(source.open(name)) as file:
+            own = self._path(path)
+            try:
+                if self._files.info(own)["size"] != file.size:
+                    return False
+            except FileNotFoundError:
+                return False
+            return all(
+                self._files.cat_file(own, start=at, end=min(at + _SAMPLE_BYTES, file.size))
+                == file.read(at, _SAMPLE_BYTES)
+                for at in _samples(file.size, 2)
+            )
+
+    def put(self, path: str, source: Files, name: str, look: Look) -> None:
+        """Write a copy."""
+        with self._named(path), closing(source.open(name)) as file:
+            self._make_parent(path)
+            with self._files.open(self._path(path), "wb") as copy:
+                for _, piece in _pieces(file.read, file.size, look):
+                    copy.write(piece)
+
+    def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
+        """Read it into a file."""
+        target.make_directory(path.rpartition("/")[0])
+        with self._named(path), closing(target.create(path)) as copy:
+            size, head = int(self._files.info(self._path(path))["size"]), page or b""
+            with self._files.open(self._path(path), "rb") as file:
+                for at, piece in _pieces(lambda _, length: bytes(file.read(length)), size, look):
+                    copy.write(at, head + piece[len(head) :] if at == 0 else piece)
+            copy.sync()
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        with self._named(path):
+            self._files.rm_file(self._path(path))
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _path(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    def _make_parent(self, path: str) -> None:
+        self._files.makedirs(self._path(path).rpartition("/")[0], exist_ok=True)
+
+    @contextmanager
+    def _named(self, path: str) -> Iterator[Any]:
+        """Turn what a file system raises, each has its own classes, into a StorageError."""
+        try:
+            yield
+        except EmbstoreError:
+            raise
+        except Exception as exc:
+            code = getattr(exc, "errno", None) or errno.EIO
+            raise StorageError(code, f"{exc or type(exc).__name__}: {self._url}, {path}") from exc

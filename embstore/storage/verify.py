@@ -1,0 +1,287 @@
+"""Verifying a directory: is every file what was written, and if not, which rows are affected?
+
+Everything that the catalogue names is read, once and in order (checking.py), then the command log.
+What is wrong is collected, and nothing stops at the first error. A damaged record matters where it
+is the newest of its row: so for the head and for each kept label it is asked whether a newer file
+that the state has, a later run or a segment of the log, has the row too. That second look reads the
+key indexes alone, and only where something is damaged.
+
+Files that nobody names are no error: a crash leaves them, and the next opening removes them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys
+from embstore.errors import StorageError, TableMismatchError
+from embstore.results import State
+from embstore.storage import catalogue as catalogues
+from embstore.storage.catalogue import Catalogue, PartEntry, SegmentEntry
+from embstore.storage.checking import (
+    UNUSABLE,
+    Entry,
+    FileCheck,
+    FileReport,
+    keys_in,
+    path_of,
+)
+from embstore.storage.command_records import RecordReader
+from embstore.storage.contents import IDENTITY, LOCK, read_identity
+from embstore.storage.files import Files
+from embstore.storage.format import FORMAT
+
+FIRST_KEYS = 5
+"""Affected keys that are named of each table."""
+_ROOMS = ("log", "base")
+_KNOWN = {LOCK, IDENTITY, catalogues.PATH, *_ROOMS, "commands", "frequency", "lost+found"}
+
+Note = Callable[[str], None]
+Progress = Callable[[int, int], None]
+
+
+class Affected(NamedTuple):
+    """Rows of one table, as of one state, that cannot be read."""
+
+    label: str
+    """Of a kept checkpoint; "": the head."""
+    table: str
+    rows: int | None
+    """How many, of the DAMAGED_MAX that are listed of a file; None: nobody can say, its index is
+    lost."""
+    first_keys: tuple[int, ...]
+    path: str
+
+    def __str__(self) -> str:
+        state = f"checkpoint {self.label!r}" if self.label else "the head"
+        if self.rows is None:
+            return f"table {self.table!r} of {state}: rows whose newest record is in {self.path}"
+        keys = ", ".join(map(str, self.first_keys))
+        more = ", ..." if self.rows > len(self.first_keys) else ""
+        rows = f"{self.rows:,} rows, keys {keys}{more}"
+        return f"table {self.table!r} of {state}: {rows}: {self.path}"
+
+
+@dataclass
+class Verification:
+    """What was found; `problems` is empty for a store that is well."""
+
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    """Records that were checked, overwritten ones too."""
+    commands: int = 0
+    """Records of the command log."""
+    problems: list[str] = field(default_factory=list)
+    affected: list[Affected] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    """Files that nothing names."""
+
+
+def verify(files: Files, note: Note, progress: Progress) -> Verification:
+    """Check a store's directory, which no writer may have open.
+
+    Parameters
+    ----------
+    note : called with each problem when it is found
+    progress : called with the bytes read so far, and of how many
+
+    Raises
+    ------
+    StoreInUseError : a writer has the directory.
+    StorageError : there is no store.
+    """
+    if not files.exists(IDENTITY):
+        raise StorageError(2, f"expected a store, found none in {files.root}")
+    lock = files.lock(LOCK, shared=True)
+    try:
+        found = _Verifier(files, note, progress)
+        catalogue = found.read_catalogue()
+        if catalogue is not None:
+            reports = found.check_files(catalogue)
+            found.result.affected = affected_by(files, catalogue, reports)
+            found.check_commands(catalogue)
+            found.list_leftovers(catalogue)
+        return found.result
+    finally:
+        lock.close()
+
+
+def verify_files(
+    files: Files, catalogues: Mapping[str, Catalogue], note: Note, progress: Progress
+) -> Verification:
+    """Check the files of log and base that catalogues name, in any directory.
+
+    catalogues : of one store, by label; what is affected is told of the head of each
+    """
+    found = _Verifier(files, note, progress)
+    reports = found.check_files(*catalogues.values())
+    for label, catalogue in catalogues.items():
+        alone = replace(catalogue, checkpoints=())
+        affected = affected_by(files, alone, reports)
+        found.result.affected += [one._replace(label=label) for one in affected]
+    return found.result
+
+
+def entries_of(*catalogues: Catalogue) -> list[Entry]:
+    """Return an entry of each file that catalogues of one store name, each file once."""
+    by_path: dict[str, Entry] = {}
+    for catalogue in catalogues:
+        parts = [part for run in catalogue.runs for part in run]
+        entries: list[Entry] = [*parts, *catalogue.segments]
+        for entry in entries:
+            by_path.setdefault(path_of(entry), entry)
+    return list(by_path.values())
+
+
+class _Verifier:
+    """One pass over a directory."""
+
+    def __init__(self, files: Files, note: Note, progress: Progress) -> None:
+        self.result = Verification()
+        self._files = files
+        self._note = note
+        self._progress = progress
+
+    def _fail(self, problem: object) -> None:
+        self.result.problems.append(str(problem))
+        self._note(str(problem))
+
+    def read_catalogue(self) -> Catalogue | None:
+        """Check store.json and the catalogue; return the catalogue if it can be read."""
+        try:
+            store_id, form = read_identity(self._files)
+        except UNUSABLE as exc:
+            self._fail(exc)
+            store_id, form = "", FORMAT
+        if form != FORMAT:
+            raise TableMismatchError(
+                f"{self._files.root} has format {form}; open it once for writing, which makes it "
+                f"format {FORMAT}"
+            )
+        if store_id and not any(map(self._files.exists, (catalogues.PATH, *_ROOMS))):
+            return Catalogue(store_id)  # its creation was cut short: there is nothing yet
+        try:
+            catalogue = catalogues.decode(self._files.read_all(catalogues.PATH))
+        except UNUSABLE as exc:
+            self._fail(f"{exc}: without the catalogue nothing else can be checked")
+            return None
+        if store_id and catalogue.store_id != store_id:
+            self._fail(
+                f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}"
+            )
+        return catalogue
+
+    def check_files(self, *catalogues: Catalogue) -> dict[str, FileReport]:
+        """Check each named file; return what is wrong, by path."""
+        entries = entries_of(*catalogues)
+        total = sum(entry.bytes for entry in entries)
+        result, store_id = self.result, bytes.fromhex(catalogues[0].store_id)
+        reports = {}
+        done = 0
+        for entry in entries:
+            check = FileCheck(self._files, store_id, entry)
+            at = done
+            for size in check.run():
+                at += size
+                self._progress(at, total)
+            done += entry.bytes
+            self._progress(done, total)
+            result.rows += check.report.rows
+            for problem in check.report.problems:
+                self._fail(problem)
+            if check.report.problems:
+                reports[check.report.path] = check.report
+        result.files, result.bytes = len(entries), total
+        return reports
+
+    def check_commands(self, catalogue: Catalogue) -> None:
+        """Read the command log to its end; a torn tail is none, damage before it is."""
+        reader = RecordReader(self._files, bytes.fromhex(catalogue.store_id))
+        try:
+            for _ in reader:
+                self.result.commands += 1
+        except UNUSABLE as exc:
+            self._fail(exc)
+
+    def list_leftovers(self, catalogue: Catalogue) -> None:
+        """List what is there and named by nothing."""
+        here = [f"{room}/{name}" for room in _ROOMS for name in self._files.list(room)]
+        others = sorted(set(self._files.list("")) - _KNOWN)
+        self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here)]
+
+
+def affected_by(
+    files: Files, catalogue: Catalogue, reports: dict[str, FileReport]
+) -> list[Affected]:
+    """Return what damaged files, by path, mean for the head and each kept checkpoint."""
+    return [
+        affected
+        for label, state in _states(catalogue)
+        for affected in _affected(files, catalogue, label, state, reports)
+    ]
+
+
+def _states(catalogue: Catalogue) -> Iterator[tuple[str, State]]:
+    yield "", catalogue.head
+    for kept in catalogue.checkpoints:
+        yield kept.label, kept.state
+
+
+def _affected(
+    files: Files,
+    catalogue: Catalogue,
+    label: str,
+    state: State,
+    reports: dict[str, FileReport],
+) -> Iterator[Affected]:
+    """Yield what damaged files mean for one state, table by table."""
+    names = {table.table_id: table.config().name for table in state.tables}
+    sources = _newest_first(catalogue, state)
+    for at, entry in enumerate(sources):
+        report = reports.get(path_of(entry))
+        if report is None:
+            continue
+        if report.is_lost:
+            for table_id in _tables_within(entry, names):
+                yield Affected(label, names[table_id], None, (), report.path)
+        keys = _visible(files, report.damaged, entry, sources[:at])
+        for table_id in np.unique(keys >> KEY_BITS).tolist():
+            if table_id in names:
+                own = keys[keys >> KEY_BITS == table_id] & KEY_MASK
+                first = tuple(own[:FIRST_KEYS].tolist())
+                yield Affected(label, names[table_id], len(own), first, report.path)
+
+
+def _newest_first(catalogue: Catalogue, state: State) -> list[Entry]:
+    segments = [s for s in catalogue.segments if s.commit <= state.commit]
+    runs = [run for run in catalogue.runs if run[0].commit <= state.commit]
+    return [*reversed(segments), *(part for run in reversed(runs) for part in run)]
+
+
+def _tables_within(entry: Entry, names: dict[int, str]) -> list[int]:
+    if isinstance(entry, SegmentEntry):
+        return list(names)
+    low, high = entry.low >> KEY_BITS, (entry.high - 1) >> KEY_BITS
+    return [table_id for table_id in names if low <= table_id <= high]
+
+
+def _visible(files: Files, keys: Keys, entry: Entry, newer: Sequence[Entry]) -> Keys:
+    """Return those of some row keys of a file that no newer file has."""
+    keys = _within(keys, entry)
+    for other in newer:
+        if not len(keys):
+            break
+        here = _within(keys, other)
+        if len(here):
+            keys = np.setdiff1d(keys, here[keys_in(files, other, here)], assume_unique=True)
+    return keys
+
+
+def _within(keys: Keys, entry: Entry) -> Keys:
+    if not isinstance(entry, PartEntry):
+        return keys
+    low, high = np.searchsorted(keys, [entry.low, entry.high])
+    return keys[low:high]
