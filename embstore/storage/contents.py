@@ -279,7 +279,7 @@ def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalog
     else:
         catalogue = Catalogue(store_id)
         if form != FORMAT:
-            _write_identity(files, store_id)
+            write_identity(files, store_id)
         files.replace(catalogues.PATH, catalogues.encode(catalogue))
     if catalogue.store_id != store_id:
         raise CorruptTableError(
