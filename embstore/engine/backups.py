@@ -108,9 +108,7 @@ class Backups:
         if not is_url(destination):
             path = Path(destination).resolve()
             if path.is_relative_to(root) or root.is_relative_to(path):
-                raise InvalidArgumentError(
-                    f"expected a destination outside of {root}, found {path}"
-                )
+                raise InvalidArgumentError(f"expected one outside of {root}, found {path}")
         if self.within is None:
             raise PermissionDeniedError(
                 "this server lets no client have backups written: give it the directory or URL "

@@ -12,7 +12,6 @@ has is named by `needs`:
 a server and a client in between (`served.py`).
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from embstore.config import Limits
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.storage.files import File, Files
+from tests.copies import copy_of_open
 
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
@@ -87,7 +87,7 @@ class Embedded:
                 log.files.wait(log.files.appended, written=True)
         self._copies += 1
         copy = f"copy-{self._copies}"
-        shutil.copytree(self.path(name), self.path(copy))
+        copy_of_open(self.path(name), self.path(copy))
         return copy
 
     def settle(self, store: Any) -> None:

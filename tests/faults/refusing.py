@@ -14,6 +14,7 @@ import pytest
 
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.storage.files import File, Files
+from tests.copies import copy_of_open
 from tests.faults.promises import Promise, check_content, content_of
 from tests.faults.training import (
     COMMANDS_PER_LABEL,
@@ -247,7 +248,7 @@ def _taken(
 def _check_on_disk(path: Path, committed: Promise) -> None:
     """Check that a kill at this moment would leave what is committed, or logged."""
     copy = path.with_name(f"{path.name}-copy")
-    shutil.copytree(path, copy)
+    copy_of_open(path, copy)
     with open_store(copy) as store:
         check_content(store, committed)
     shutil.rmtree(copy)

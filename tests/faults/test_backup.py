@@ -28,6 +28,7 @@ from embstore.storage.destinations import open_destination
 from embstore.storage.files import Files
 from embstore.storage.verify import verify
 from embstore_server.cli import main
+from tests.copies import copy_of_open
 from tests.faults.damage import SEED, Damage, files_of
 from tests.faults.promises import Promise, check_content, content_of
 from tests.faults.recording import UnsyncedFiles
@@ -189,7 +190,7 @@ def test_a_killed_backup_leaves_nothing_that_counts(store: embstore.Store, tmp_p
     backups.make_room(store.executor.storage.files)  # type: ignore[attr-defined]
     with backups.linked(store.executor.storage.files, store.executor.storage.catalogue):  # type: ignore[attr-defined]
         assert len(list(links.iterdir())) > 1
-        shutil.copytree(tmp_path / "store", copy)
+        copy_of_open(tmp_path / "store", copy)
     assert not links.exists()
     with open_store(copy, read_only=True):
         assert (copy / "backup").exists()
@@ -275,7 +276,7 @@ def test_a_crash_in_a_restore_leaves_what_does_not_open(
 
     class Killing(UnsyncedFiles):
         def reached(self, point: str) -> None:
-            shutil.copytree(self.root, tmp_path / "crashed")
+            copy_of_open(self.root, tmp_path / "crashed")
             raise _Killed
 
     store.backup(str(tmp_path / "to"))
@@ -447,7 +448,7 @@ def test_a_read_only_store_is_backed_up_too(store: embstore.Store, tmp_path: Pat
 def test_a_copy_of_a_closed_directory_is_a_store(store: embstore.Store, tmp_path: Path) -> None:
     promise = content_of(store)
     store.close()
-    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    copy_of_open(tmp_path / "store", tmp_path / "copy")
     check_restored(tmp_path / "copy", promise)
 
 

@@ -12,6 +12,7 @@ from embstore.errors import CorruptTableError, StoreInUseError
 from embstore.storage.files import File, Files
 from embstore.storage.verify import Verification, verify
 from embstore_server.cli import main
+from tests.copies import copy_of_open
 from tests.faults.damage import SEED, Damage, files_of, flips_of
 from tests.faults.promises import Promise
 from tests.faults.recording import UnsyncedFiles
@@ -77,12 +78,12 @@ def test_a_killed_store_with_a_command_log_has_nothing_wrong(tmp_path: Path) -> 
     store = open_store(path, files=UnsyncedFiles(path), **LOGGED)
     train(store, SEED, 21)
     store.executor.log.files.sync()  # type: ignore[attr-defined]
-    shutil.copytree(path, copy)
+    copy_of_open(path, copy)
     store.close()
     (copy / "log" / "000000009999.log").write_bytes(b"cut off")
     found = verified(copy)
     assert not found.problems and not found.affected
-    assert found.leftovers[-1] == "log/000000009999.log"
+    assert "log/000000009999.log" in found.leftovers
     assert found.commands > 0
 
 

@@ -19,6 +19,7 @@ from embstore.engine import commits as own_commits
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.storage.files import Files
 from tests.conformance.backends import TINY
+from tests.copies import copy_of_open
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 ROWS, DIM = 4_000, 8
@@ -64,7 +65,7 @@ def killed(path):
     """Return a copy of a directory as a killed process leaves it."""
     copy = path.with_name(f"{path.name}-copy")
     shutil.rmtree(copy, ignore_errors=True)
-    return shutil.copytree(path, copy)
+    return copy_of_open(path, copy)
 
 
 def digest_after_a_kill(path, **options):

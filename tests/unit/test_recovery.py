@@ -18,6 +18,7 @@ from embstore.tables import command_log
 from embstore_proto.envelope import Origin
 from embstore_server.replay import ReplayWindow
 from tests.conformance.backends import UnsyncedFiles
+from tests.copies import copy_of_open
 
 LOGGED = {"durability": "commands", "cache_bytes": 1 << 20, "commit_every_s": 0.0}
 TABLES = {
@@ -55,7 +56,7 @@ def state(store):
 def killed(store, path, **options):
     """Return the store as it opens after a kill at this moment."""
     copy = path.with_name(f"{path.name}-{len(os.listdir(path.parent))}")
-    shutil.copytree(path, copy)
+    copy_of_open(path, copy)
     return opened(copy, **options)
 
 
@@ -238,7 +239,7 @@ def test_missing_commands_are_damage(tmp_path):
     store.checkpoint("one")
     train(store, rng)
     copy = tmp_path / "copy"
-    shutil.copytree(tmp_path / "store", copy)
+    copy_of_open(tmp_path / "store", copy)
     store.executor.commits.commit()
     train(store, rng)
     for path in (tmp_path / "store" / "commands").iterdir():
@@ -302,7 +303,7 @@ def test_an_answer_that_nobody_knows_is_told_to_be_so(tmp_path):
     shutil.copytree(tmp_path / "store" / "commands", tmp_path / "before")
     store.executor.commits.commit()
     copy = tmp_path / "copy"
-    shutil.copytree(tmp_path / "store", copy)
+    copy_of_open(tmp_path / "store", copy)
     shutil.rmtree(copy / "commands")
     shutil.copytree(tmp_path / "before", copy / "commands")
     with opened(copy) as again:
@@ -332,7 +333,7 @@ def test_a_checkpoint_that_was_cut_short_is_answered_if_it_was_made(tmp_path):
         def reached(self, point):
             if point.startswith("commit:") and "one" in labels:
                 copies[point] = tmp_path / point.replace(":", "-")
-                shutil.copytree(self.root, copies[point])
+                copy_of_open(self.root, copies[point])
 
     labels = []
     path = tmp_path / "store"
