@@ -301,6 +301,10 @@ class Restore(Command[Acknowledged], effect=Effect.WRITES):
     label: str
 
 
+class Promote(Command[None], effect=Effect.TUNES):
+    """Make a standby the leader: it follows nobody any more, and takes writes."""
+
+
 # Rows
 
 

@@ -210,6 +210,11 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
         engine.hot_pins.pin_wanted()
 
 
+def promote(engine: "Engine", command: c.Promote, _: None) -> None:
+    """Refuse: a server promotes its standby before the command gets here."""
+    raise InvalidArgumentError("expected a standby to promote: this store follows no leader")
+
+
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
     """Count accesses from nothing; what was counted does not come back with a restart either."""
     with engine.tables.reading():
@@ -232,5 +237,6 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.Checkpoint: checkpoint,
     c.ListCheckpoints: list_checkpoints,
     c.Restore: restore,
+    c.Promote: promote,
     c.ClearCounts: clear_counts,
 }

@@ -24,6 +24,7 @@ from embstore.engine import admin, rows
 from embstore.engine.admin import context
 from embstore.engine.commits import OwnCommits
 from embstore.engine.recovery import recover
+from embstore.engine.standing import Standing
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
@@ -110,6 +111,8 @@ class Engine:
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
+        self.standing = Standing()
+        self._is_abandoned = False
         self.recovered_commands, self.recovered_s = 0, 0.0
         if not storage.read_only:
             self._recover(codec, durability, sync_every_s)
@@ -182,12 +185,17 @@ class Engine:
         """
         command = checked(command)
         into = out if progress is None else progress
+        self.standing.check(command)
         if origin is None or self.log is None:
-            return HANDLERS[type(command)](self, command, into)
+            return self.execute_here(command, into)
         with self.tables.frame.having(origin):
-            result = HANDLERS[type(command)](self, command, into)
+            result = self.execute_here(command, into)
             self.log.answered(command, result, context(self, self.log.memory.life))
             return result
+
+    def execute_here(self, command: Command[Any], into: Any = None) -> Any:
+        """Execute a command whose form was checked, whoever may write to this store."""
+        return HANDLERS[type(command)](self, command, into)
 
     @property
     def log(self) -> CommandLog | None:
@@ -236,11 +244,17 @@ class Engine:
             for part in parts:
                 part.join_threads()
 
+    def abandon(self) -> None:
+        """Close, and commit nothing: what is here is not needed any more."""
+        self._is_abandoned = True
+        self.close()
+
     def _commit_and_free(self) -> None:
+        is_kept = self.failure is None and not self._is_abandoned
         try:
-            if not self.storage.read_only and self.failure is None and not self.tables.is_committed:
+            if not self.storage.read_only and is_kept and not self.tables.is_committed:
                 self.tables.commit()
-            if self.failure is None:
+            if is_kept:
                 self.frequencies.keep_counts(self.tables.by_id.values())
         finally:
             self._free()

@@ -15,6 +15,7 @@ from embstore.arrays import KEY_BITS
 from embstore.cache.counters import Counters
 from embstore.device.facts import DeviceFacts
 from embstore.engine.commits import CommitStats
+from embstore.engine.standing import StandingStats
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
 from embstore.stages import StageStats
@@ -185,6 +186,7 @@ class StoreStats:
         metric="command_log",
     )
     commits: CommitStats = part("Commits that the store makes by itself.", metric="")
+    standing: StandingStats = part("What the store is among its copies.", metric="standing")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"
     )

@@ -369,6 +369,15 @@ class Store:
         """
         return self.executor.execute(c.Restore(label)).command
 
+    def promote(self) -> None:
+        """Make the standby that this connection reaches the leader.
+
+        Raises
+        ------
+        InvalidArgumentError : it follows no leader.
+        """
+        self.executor.execute(c.Promote())
+
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.
 

@@ -40,6 +40,7 @@ from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
 from embstore.storage.run import Run, RunWriter
+from embstore.storage.taking import finish
 
 _IDENTITY = "store.json"
 _UNFINISHED = {"LOCK", f"{_IDENTITY}.new", "lost+found"}
@@ -61,6 +62,8 @@ class Contents:
         self.failure: EmbstoreError | None = None
         self._lock = _lock_directory(files, read_only=read_only)
         try:
+            if not read_only:
+                finish(files)
             self.use(_read_catalogue(files, read_only=read_only, limits=limits))
         except BaseException:
             self._lock.close()

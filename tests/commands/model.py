@@ -326,6 +326,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.Checkpoint: _checkpoint,
     c.ListCheckpoints: _checkpoints,
     c.Restore: _restore,
+    c.Promote: _nothing,
     c.Lookup: _lookup,
     c.LookupPooled: _pooled,
     c.ReadRows: _read,
