@@ -8,7 +8,7 @@ from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
 from embstore.engine.stats import store_stats, table_stats
-from embstore.errors import CheckpointExistsError, InvalidArgumentError
+from embstore.errors import CheckpointExistsError, InvalidArgumentError, PermissionDeniedError
 from embstore.results import Acknowledged, TableDescription
 from embstore.tables.state import TableState
 from embstore.version import __version__
@@ -211,8 +211,9 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
 
 
 def promote(engine: "Engine", command: c.Promote, _: None) -> None:
-    """Refuse: a server promotes its standby before the command gets here."""
-    raise InvalidArgumentError("expected a standby to promote: this store follows no leader")
+    """A leader stays the leader; a server promotes its standby before the command gets here."""
+    if engine.standing.replaced_by:
+        raise PermissionDeniedError(engine.standing.refusal)
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:

@@ -15,9 +15,12 @@ from embstore.stats import flag, gauge, text
 
 
 class Standing:
-    """Whether commands may write, and how far a standby is. Any thread."""
+    """Whether commands may write, and how far a standby is. Any thread.
 
-    def __init__(self) -> None:
+    standbys_needed : so many standbys have a command before it is acknowledged
+    """
+
+    def __init__(self, standbys_needed: int = 0) -> None:
         self.leader = ""
         """The address of the leader that is followed; "": none is."""
         self.replaced_by = ""
@@ -31,8 +34,7 @@ class Standing:
         self.even_at = monotonic()
         """When the standby had all commands of its leader for the last time."""
         self.commits_taken = 0
-        self.standbys_needed = 0
-        """So many standbys have a command before it is acknowledged."""
+        self.standbys_needed = standbys_needed
         self.standbys = 0
         """Connected ones."""
         self.standbys_dropped = 0

@@ -370,11 +370,12 @@ class Store:
         return self.executor.execute(c.Restore(label)).command
 
     def promote(self) -> None:
-        """Make the standby that this connection reaches the leader.
+        """Make the standby that this connection reaches the leader; a leader stays one.
 
         Raises
         ------
-        InvalidArgumentError : it follows no leader.
+        PermissionDeniedError : it was a leader, and has been replaced.
+        StoreClosedError : it has not the first commit of its leader yet.
         """
         self.executor.execute(c.Promote())
 

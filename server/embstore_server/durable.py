@@ -46,6 +46,7 @@ class Durable:
         self._refusal = refusal
         self._progressed = progressed
         self._waiting: list[_Waiting] = []
+        self._refused: Callable[[], EmbstoreError] | None = None
         self._loop = asyncio.get_running_loop()
         log.files.progressed = self._noticed
 
@@ -62,6 +63,8 @@ class Durable:
         """
         if self._has(mark, is_write):
             return
+        if is_write and self._refused is not None:
+            raise self._refused()
         if self._log.files.failure is not None:
             raise self._refusal()
         future = self._loop.create_future()
@@ -100,7 +103,8 @@ class Durable:
                 self._waiting.append(one)
 
     def refuse_writes(self, refusal: Callable[[], EmbstoreError]) -> None:
-        """End the calls that wait for standbys: this server was replaced."""
+        """End the calls that wait for standbys, now and later: this server was replaced."""
+        self._refused = refusal
         for one in self._waiting:
             if one.is_write and not one.future.done():
                 one.future.set_exception(refusal())

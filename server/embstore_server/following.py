@@ -38,8 +38,9 @@ from embstore.storage.command_stream import RecordStream
 from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming
 from embstore_proto.frame import parse
-from embstore_proto.status import error_of
+from embstore_proto.status import error_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.answers import answered_error
 from embstore_server.logs import event
 from embstore_server.settings import Settings
 from embstore_server.standbys import METHOD, promotions_of
@@ -109,14 +110,14 @@ class Following:
             self._work = None
 
     async def promote(self) -> bool:
-        """Make the standby the leader; return False where nobody was followed, ever.
+        """Make the standby the leader; return False where nobody is followed.
 
         Raises StoreClosedError: it has not its leader's first commit yet.
         """
         async with self._promoting:
             service = self._service
             if not service.standing.leader:
-                return bool(service.lineage.replaced)
+                return False
             if service.standing.is_empty:
                 raise StoreClosedError(service.not_ready)
             await self.stop()
@@ -157,9 +158,8 @@ class Following:
             begun, reason = monotonic(), ""
             try:
                 await self._connect(self._address, self._follow)
-            except (EmbstoreError, grpc.aio.AioRpcError, TimeoutError) as exc:
+            except Exception as exc:
                 reason = _reason(exc, self._address)
-                self._anew |= isinstance(exc, CorruptTableError)
             if reason != standing.reason:
                 event(logging.WARNING, "not following", leader=self._address, reason=reason)
             standing.is_connected, standing.reason = False, reason
@@ -189,6 +189,8 @@ class Following:
         promotions = promotions_of(leader.promotions)
         if leader.catalogue:
             await self._take(call, leader)
+        elif leader.store_id != service.store_id:
+            raise InvalidArgumentError(f"{self._address} serves another store now")
         elif promotions != service.lineage.promotions or service.lineage.below is None:
             next_number = service.engine.storage.log.next_number
             service.lineage = service.lineage.goes_on(promotions, next_number)
@@ -228,8 +230,14 @@ class Following:
             behind = service.standing.commands_behind - sum(r.kind == COMMAND for r in records)
             service.standing.commands_behind = max(behind, 0)
 
-    def _receive(self, records: list[Record]) -> Awaitable[int]:
-        return self._service.run_in_thread("Follow", lambda engine: receive(engine, records))
+    async def _receive(self, records: list[Record]) -> int:
+        try:
+            return await self._service.run_in_thread(
+                "Follow", lambda engine: receive(engine, records)
+            )
+        except CorruptTableError:
+            self._anew = True
+            raise
 
     async def _to_its_end(self, work: Awaitable[Any]) -> Any:
         """Return what work returns, which is not cut off when following ends."""
@@ -254,7 +262,7 @@ class Following:
     async def _acknowledge(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
         durable = self._service.durable
         assert durable is not None
-        with suppress(EmbstoreError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(EmbstoreError, grpc.aio.AioRpcError):
             while True:
                 mark, place = await marks.get()
                 while not marks.empty():
@@ -327,7 +335,10 @@ class Following:
 
 
 async def _send(call: Any, **what: Any) -> None:
-    await call.write(pb.FollowRequest(**what).SerializeToString())
+    try:
+        await call.write(pb.FollowRequest(**what).SerializeToString())
+    except asyncio.InvalidStateError:  # what it ended with is what is read next
+        raise StoreClosedError("the stream ended") from None
 
 
 async def _read(call: Any, *kinds: str) -> Any:
@@ -344,10 +355,10 @@ async def _read(call: Any, *kinds: str) -> Any:
     return reply
 
 
-def _reason(error: BaseException, address: str) -> str:
+def _reason(error: Exception, address: str) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         found = error_of(error.code(), error.details(), error.trailing_metadata())
         return str(found) if found else f"no connection to {address}: {error.details()}"
     if isinstance(error, TimeoutError):
         return f"{address} says nothing"
-    return str(error)
+    return message_of(answered_error(error, "Follow"))

@@ -112,7 +112,7 @@ class Service:
         self.instance = uuid4().hex
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
-        self.standing = Standing()
+        self.standing = Standing(settings.standbys)
         self.lineage = Lineage()
         """What the store continues; replaced whole."""
         self._open_engine = open_engine

@@ -37,17 +37,30 @@ def contents(store: Store) -> dict[str, Any]:
     }
 
 
-def await_same(leader: Store, standby: Store) -> dict[str, Any]:
+def await_same(leader: ForkedServer, standby: ForkedServer) -> dict[str, Any]:
     """Wait until a standby has all commands of its leader, which gets no more; check that they have
     the same, and return it."""
-    wanted = contents(leader)
-    until(lambda: _state(standby) == (wanted["command"], wanted["epoch"]))
-    until(lambda: len(standby.checkpoints()) == len(wanted["checkpoints"]))
-    assert contents(standby) == wanted
-    standby.check_integrity()
-    return wanted
+    with connected(leader) as store, connected(standby) as copy:  # who have read nothing before
+        wanted = contents(store)
+        until(lambda: _state(copy) == (wanted["command"], wanted["epoch"]))
+    with connected(standby) as copy:  # another epoch may have begun
+        until(lambda: len(copy.checkpoints()) == len(wanted["checkpoints"]))
+        assert contents(copy) == wanted
+        copy.check_integrity()
+        return wanted
 
 
 def _state(store: Store) -> tuple[int, int]:
     state = store.server_info().context
     return state.command, state.epoch
+
+
+def await_standing(store: Store, **wanted: Any) -> dict[str, Any]:
+    """Wait until a server says that it is so."""
+
+    def found() -> dict[str, Any]:
+        now = standing(store)
+        return now if all(now[name] == value for name, value in wanted.items()) else {}
+
+    made: dict[str, Any] = until(found)
+    return made
