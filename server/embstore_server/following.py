@@ -42,6 +42,7 @@ from embstore_proto.status import error_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.answers import answered_error
 from embstore_server.logs import event
+from embstore_server.parsing import OFF
 from embstore_server.settings import Settings
 from embstore_server.standbys import METHOD, promotions_of
 
@@ -67,7 +68,7 @@ class Following:
     def __init__(self, service: "Service", settings: Settings) -> None:
         self._service = service
         self._settings = settings
-        self._address = settings.follow or ""
+        self._address = "" if settings.follow == OFF else settings.follow
         self._anew = False  # what is here is not what the leader had
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Future[Any] | None = None  # goes on to its end
