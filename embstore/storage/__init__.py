@@ -19,6 +19,9 @@ CapacityError, before anything has changed. The modules:
     written.py       which rows a base has
     records.py       rows as checked records
     cold.py          pages of records that are not in memory
+    command_records.py, command_files.py, command_stream.py    the command log
+    taking.py        a leader's commit in place of a standby's store
+    lineage.py       who has replaced whom
     format.py        magic numbers, headers, page geometry: what is on disk
     files.py         every file operation, so that a test can record, tear and refuse them
 """
