@@ -10,7 +10,7 @@
   + CheckpointExistsError                         a label is used once
   + TableMismatchError                            another format, version or endianness
   + TableHeldError                                a session holds the table, the rank or the name
-  + SessionExpiredError                           a session was closed, or its lease ran out
+  + SessionExpiredError                           a session was closed, or ran out, or was lost
   + RankFailedError                               a rank of a session's step died or stalled
   + StoreInUseError                               another process holds the directory
   + DeadlineError                                 no answer in time
@@ -68,7 +68,8 @@ class TableHeldError(EmbstoreError):
 
 
 class SessionExpiredError(EmbstoreError):
-    """The session was closed, or its lease ran out. Opening its name again resumes it."""
+    """The session was closed, its lease ran out, or its server ended. Opening its name again
+    resumes it."""
 
 
 class RankFailedError(EmbstoreError):

@@ -18,7 +18,7 @@ class Context:
     command: int
     """The number of the last acknowledged command; of a mutating command its own."""
     instance: str = ""
-    """Of the server process; another one after a restart."""
+    """Of whoever remembers calls: another one after a restart, but where commands are logged."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class ServerInfo:
     limits: Limits
     server: ServerLimits | None = None
     """None: the store is embedded."""
+    process: str = ""
+    """Of the server: another one after every restart. Empty: the store is embedded."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ by itself, in the background; a call waits for it within its deadline.
 **Sessions.** Their calls need no Origin: the server knows them by member and step. A call
 that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been
 done, perhaps; then it counts as lost. A session ends with its server's process, so the next attempt
-is told that there is none: it is OutcomeUnknownError after a lost one, else SessionExpiredError.
+is told that there is none: it is OutcomeUnknownError after a lost one, else SessionExpiredError. A
+training loop opens it again by itself (`embstore_training.rank_session`).
 
 Any thread. Nothing here knows what a table is.
 """

@@ -4,14 +4,16 @@ A call of a rank renews its lease as it begins, but a step may compute, or wait 
 longer than the lease lasts. The thread begins a renewal with every third of it, and gives one up
 after as long: two fit into a lease, so that one may go without an answer. Whatever goes wrong with
 one is logged, and the next is tried, unless the session has ended.
+
+A server that was started again knows nobody: the renewal opens the session anew (`rank_session`).
 """
 
 import logging
 import threading
+from collections.abc import Callable
 from time import monotonic
 
 from embstore.errors import RankFailedError, SessionExpiredError, StoreClosedError
-from embstore.handles.sessions import Sessions
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 1.0
@@ -21,14 +23,20 @@ _STOP_S = 1.0
 class Lease:
     """Keeps a rank's lease until it is stopped, or the session has ended."""
 
-    def __init__(self, sessions: Sessions, member: str, lease_ms: int) -> None:
-        self._sessions, self._member = sessions, member
+    def __init__(self, renew: Callable[[float], object], lease_ms: int) -> None:
+        """Begin; `renew` is called with the seconds that it may take."""
+        self._renew = renew
         self._interval_s = lease_ms / 3000
         self._stopped = threading.Event()
         self.is_answered = True
         """Whether the last renewal was; while one is out, it is not."""
         self._thread = threading.Thread(target=self._run, name="embstore-lease", daemon=True)
         self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is renewed no more."""
+        return not self._thread.is_alive()
 
     def stop(self) -> None:
         """Renew no more."""
@@ -41,9 +49,11 @@ class Lease:
             begun = monotonic()
             self.is_answered = False
             try:
-                self._sessions.renew(self._member, timeout_s=self._interval_s)
+                self._renew(self._interval_s)
                 self.is_answered = True
             except (SessionExpiredError, RankFailedError, StoreClosedError):
                 return  # The loop's next call is told the same.
             except Exception:
+                if self._stopped.is_set():
+                    return
                 _LOG.warning("a lease could not be renewed; the next try follows", exc_info=True)

@@ -66,6 +66,8 @@ class Entry:
     batch: Any
     once: dict[str, OnceKeys]
     prefetched: Prefetched | None = None  # Loop only.
+    prefetched_by: str = ""
+    """The member that rows were asked for by; those of another one are void."""
 
     @property
     def keys(self) -> dict[str, Keys]:

@@ -7,21 +7,17 @@ A loop that is left early stops reading; its batches are lost to it, and the ste
 announced and not begun are dropped when the session closes. They are not finished, so opening the
 session by name goes on at the first of them (`last_step` + 1).
 
-A trainer that was killed keeps its place until its lease has run out, which ends the session. So
-that it can be started again at once, entering a named run waits for that: it opens the session and
-joins it, over and over. The run chooses the token that it joins by, so that it can leave a session
-that it has joined without having been told so.
+A server that is killed, or stopped, and started again is waited for, and the loop goes on where it
+was, if nothing is lost: see `rank_session`.
 
 Keys travel once each and gradients as sums (contract.md, rule 2), in announced order, so that
 neither has to be looked for again.
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from secrets import token_hex
-from time import monotonic, sleep
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,20 +26,13 @@ from embstore.arithmetic import Pooling, bag_gradients, sum_by_key
 from embstore.arrays import Rows, as_rows
 from embstore.checks import integer
 from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, OnNonfinite, UpdateOptions
-from embstore.errors import (
-    EmbstoreError,
-    InvalidArgumentError,
-    SessionExpiredError,
-    TableHeldError,
-)
+from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import Sessions, StepBags
-from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
-from embstore_training.lease import Lease
+from embstore.results import AcknowledgedUpdate, SessionFacts
+from embstore_training.rank_session import Opening, RankSession
 from embstore_training.read_ahead import Entry, KeysOf, OnceKeys, ReadAhead, check_names
 
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
-_LEAVE_S = 1.0
-"""How long leaving takes at most where it is of little use: the lease ends the place as well."""
+T = TypeVar("T")
 
 
 class Run:
@@ -82,10 +71,7 @@ class Run:
             raise InvalidArgumentError(f"expected wait_s to be seconds >= 0, found {wait_s!r}")
         self._sessions = sessions
         self._tables = tuple(tables)
-        self._name = f"run-{uuid.uuid4().hex}" if name is None else name
-        self._forgets = name is None
-        self._rank, self._wait_s = rank, wait_s
-        self._options: dict[str, Any] = {
+        options: dict[str, Any] = {
             "lookahead_steps_max": lookahead,
             "world_size": world_size,
             "planner": planner,
@@ -93,11 +79,15 @@ class Run:
             "lease_ms": lease_ms,
             "rank_timeout_ms": rank_timeout_ms,
         }
-        self._facts: SessionFacts | None = None
-        self._member: str | None = None  # None outside the with block.
-        self.last_step = 0
-        """The last finished step, 0 for none: the next loop begins with the one after it."""
-        self._lease: Lease | None = None
+        self._opening = Opening(
+            f"run-{uuid.uuid4().hex}" if name is None else name,
+            self._tables,
+            options,
+            rank,
+            wait_s,
+            forgets=name is None,
+        )
+        self._session: RankSession | None = None  # None before the with block.
         self._ahead: ReadAhead | None = None  # None but while a loop runs.
         self._broken_off = False  # A loop was left early: steps are announced and not begun.
         self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
@@ -109,33 +99,9 @@ class Run:
         ------
         TableHeldError : another trainer keeps the place, or other sessions the tables.
         """
-        self._lease = None
-        membership = self._join(token_hex(16))
-        self._member, self.last_step = membership.member, membership.last_step
+        self._session = RankSession(self._sessions, self._opening)
         self._broken_off = False
-        try:
-            self._lease = Lease(self._sessions, membership.member, self.facts.lease_ms)
-        except BaseException as failure:
-            self.__exit__(type(failure), failure, None)
-            raise
         return self
-
-    def _join(self, member: str) -> Membership:
-        begun, pause = monotonic(), _PAUSE_FIRST_S
-        while True:
-            self._facts = self._sessions.open(self._name, self._tables, **self._options)
-            patience_s = 1.5 * self._facts.lease_ms / 1000 if self._wait_s is None else self._wait_s
-            try:
-                return self._sessions.join(self._name, self._rank, member=member)
-            except (TableHeldError, SessionExpiredError):
-                left = begun + patience_s - monotonic()
-                if left <= 0 or self._forgets:
-                    raise
-            except BaseException as failure:
-                self._close(member, failure)  # The store may have taken the call nevertheless.
-                raise
-            sleep(min(pause, left))
-            pause = min(2 * pause, _PAUSE_MAX_S)
 
     def __exit__(
         self,
@@ -148,37 +114,42 @@ class Run:
         After a failure, or when nobody answers any more, it is not waited for longer than a moment:
         the lease will end what is left.
         """
-        member, self._member = self.member, None
         try:
             self._stop_reading()
-            if self._lease is not None:
-                self._lease.stop()
         finally:
-            self._close(member, failure)
+            self._joined.leave(failure)
 
-    def _close(self, member: str, failure: BaseException | None) -> None:
-        is_answered = self._lease is None or self._lease.is_answered
-        timeout_s = None if failure is None and is_answered else _LEAVE_S
-        try:
-            self._sessions.close(member, forget=self._forgets, timeout_s=timeout_s)
-        except EmbstoreError as exc:
-            if failure is None:
-                raise
-            failure.add_note(f"closing session {self._name!r} failed as well: {exc}")
+    @property
+    def _joined(self) -> RankSession:
+        if self._session is None:
+            raise InvalidArgumentError("expected the run to be used inside its with block")
+        return self._session
 
     @property
     def member(self) -> str:
-        """What calls of this rank name, or InvalidArgumentError outside the with block."""
-        if self._member is None:
-            raise InvalidArgumentError("expected the run to be used inside its with block")
-        return self._member
+        """What calls of this rank name, or InvalidArgumentError outside the with block.
+
+        Another one where the session was opened again: see `in_session`.
+        """
+        return self._joined.member
 
     @property
     def facts(self) -> SessionFacts:
-        """The session as it was when this run began, or InvalidArgumentError before that."""
-        _ = self._facts or self.member
-        assert self._facts is not None
-        return self._facts
+        """The session as it was when it was opened, or InvalidArgumentError before that."""
+        return self._joined.facts
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step, 0 for none: the next loop begins with the one after it."""
+        return 0 if self._session is None else self._session.last_step
+
+    def in_session(self, work: Callable[[str], T]) -> T:
+        """Return what `work` returns, which makes calls of the member that it is given.
+
+        Where the server was started again, and has lost nothing, `work` is called once more, with
+        the member of the session that was opened again. It must find out what it had done before.
+        """
+        return self._joined.call(work)
 
     def steps(self, batches: Iterable[Any], keys: KeysOf) -> Iterator["Step"]:
         """Yield a step for each batch, announced as far ahead as the session allows.
@@ -198,7 +169,7 @@ class Run:
             left early; or what `keys` returned is wrong, at its step.
         What `batches` and `keys` raise, at the step where it belongs.
         """
-        member = self.member
+        session, _ = self._joined, self.member
         if self._ahead is not None or self._broken_off:
             raise InvalidArgumentError(
                 "expected the loop before to have gone through all its steps; open another run"
@@ -206,7 +177,7 @@ class Run:
         ahead = ReadAhead(
             batches,
             keys,
-            lambda steps: self._sessions.announce(member, steps),
+            session.announce,
             tables=self._tables,
             first=self.last_step + 1,
             lookahead=self.facts.lookahead_steps_max,
@@ -228,21 +199,27 @@ class Run:
             self._broken_off = not ahead.has_ended
             ahead.stop()
 
-    def _finish(self, number: int) -> None:
-        self.last_step = number
+    def _finish(
+        self, number: int, verb: str, send: Callable[[str], AcknowledgedUpdate]
+    ) -> AcknowledgedUpdate:
+        done = self._joined.finish(number, verb, send)
         if self._ahead is not None:
             self._ahead.finish(number)
+        return done
 
     def _rows(self, entry: Entry) -> dict[str, Rows]:
         """Return the rows of a step's unique keys, and send for those of the next one."""
-        member = self.member
-        prefetched, entry.prefetched = entry.prefetched, None
-        if prefetched is not None:
-            rows = prefetched.result(None)
-        else:
-            rows = self._sessions.lookup_step(member, entry.number)
+
+        def looked_up(member: str) -> dict[str, Rows]:
+            prefetched, entry.prefetched = entry.prefetched, None
+            if prefetched is not None and entry.prefetched_by == member:
+                return prefetched.result(None)
+            return self._sessions.lookup_step(member, entry.number)
+
+        rows = self.in_session(looked_up)
         following = self._ahead.peek() if self._ahead is not None else None
         if following is not None and following.prefetched is None:
+            following.prefetched_by = member = self.member
             following.prefetched = self._sessions.prefetch_step(member, following.number)
         return rows
 
@@ -316,7 +293,8 @@ class Step:
             )
             for table, bounds in offsets.items()
         }
-        rows = self._run._sessions.lookup_step_pooled(self._run.member, self.number, bags)
+        pooled = self._run._sessions.lookup_step_pooled
+        rows = self._run.in_session(lambda member: pooled(member, self.number, bags))
         self._bags |= bags
         return rows
 
@@ -403,9 +381,10 @@ class Step:
     def _finish(self, verb: str, call: Any, *given: Any, **options: Any) -> AcknowledgedUpdate:
         """Finish the step by a call of its session."""
         self._check_open(verb)
-        done: AcknowledgedUpdate = call(self._run.member, self.number, *given, **options)
+        done = self._run._finish(
+            self.number, verb, lambda member: call(member, self.number, *given, **options)
+        )
         self._finished_by = verb
-        self._run._finish(self.number)
         return done
 
 

@@ -30,7 +30,7 @@ need. Importing this package therefore imports NumPy only, and decides nothing.
 
 from embstore.arithmetic.choice import Implementation, force, implementation, sum_by_key, unique
 from embstore.arithmetic.denormals import check_denormals
-from embstore.arithmetic.digest import BLOCK_KEYS, leaf, root
+from embstore.arithmetic.digest import BLOCK_KEYS, leaf, leaves, root
 from embstore.arithmetic.nans import CANONICAL_NAN, canonicalize_nans
 from embstore.arithmetic.optimizers import (
     SCALARS,
@@ -62,6 +62,7 @@ __all__ = [
     "initial_rows",
     "initial_state",
     "leaf",
+    "leaves",
     "philox4x32",
     "pool_rows",
     "root",

@@ -35,6 +35,9 @@ from embstore.tables.tables import Tables
 
 LOG_BYTES_MAX = 4 << 30
 """Of the command log: it is then committed, however soon it could be executed again."""
+ROWS_BYTES_LEAST = 256 << 20
+ROWS_LEAST = 1 << 20
+"""Of the rows that left the cache since the last commit: with fewer none is made for their sake."""
 _PASSES_MAX = 4
 _LOOK_S = 60.0
 """So often the thread looks whether anybody still has the store."""
@@ -84,6 +87,7 @@ class OwnCommits:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._tried_at = monotonic()
+        self._seen = -1, 0  # changes of the log, and its uncommitted bytes then
 
     @property
     def age_s(self) -> float:
@@ -107,16 +111,33 @@ class OwnCommits:
         self._wake.set()
 
     def consider(self) -> None:
-        """Commit now if the command log has become long. With the engine."""
-        if self._is_log_long:
+        """Commit now if a log has become long. With the engine."""
+        if not self._wake.is_set() and self._is_log_long:
             self._wake.set()
 
     @property
     def _is_log_long(self) -> bool:
-        log = self._tables.frame.log
-        if log is None or (log.replay_s <= self.recovery_s and log.files.bytes <= LOG_BYTES_MAX):
+        if self._tables.is_committed:
             return False
-        return not self._tables.is_committed
+        log = self._tables.frame.log
+        if log is not None and (log.replay_s > self.recovery_s or log.files.bytes > LOG_BYTES_MAX):
+            return True
+        return self._are_rows_many
+
+    @property
+    def _are_rows_many(self) -> bool:
+        """Whether so many rows left the cache that the log should be folded, which takes a commit.
+
+        A commit writes all that is dirty in the cache: so not before the log has as much.
+        """
+        tables = self._tables
+        log = tables.storage.log
+        if log.changes != self._seen[0]:
+            self._seen = log.changes, log.uncommitted_bytes
+        dirty = max(ROWS_BYTES_LEAST, tables.arena.memory_bytes)
+        rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
+        is_worth = self._seen[1] > ROWS_BYTES_LEAST // 4
+        return self._seen[1] > dirty or (log.index.size > rows and is_worth)
 
     def join_threads(self) -> None:
         """Wait for the end of the thread. Not with the engine."""

@@ -113,6 +113,7 @@ class Engine:
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.standing = Standing()
         self._is_abandoned = False
+        self.tables.frame.wrote = self.commits.consider
         self.recovered_commands, self.recovered_s = 0, 0.0
         if not storage.read_only:
             self._recover(codec, durability, sync_every_s)
@@ -138,7 +139,6 @@ class Engine:
             on_host=on_host(self.device),
         )
         frame.log.replay_s = self.recovered_s if self.recovered_commands else 0.0
-        frame.log.appended = self.commits.consider
         frame.is_covered = frame.log.is_durable
 
     def __repr__(self) -> str:

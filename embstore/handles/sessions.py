@@ -1,6 +1,6 @@
 """Look-ahead sessions by their verbs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -50,6 +50,15 @@ class StepBags(NamedTuple):
         """
         bags = checked_bags(c.Bags(offsets, mode, weights), len(inverse), table)
         return cls(inverse, bags.offsets, bags.mode, bags.weights)
+
+
+class Serving(NamedTuple):
+    """Who has the sessions now, and in which state."""
+
+    process: str
+    """Of the server: its sessions end with it. Empty: the store is embedded."""
+    epoch: int
+    """Of the store: another one has lost commands."""
 
 
 class Sessions:
@@ -135,6 +144,16 @@ class Sessions:
         forget : the name's place is forgotten as well
         """
         self._executor.execute(c.CloseSession(member, bool(forget)), timeout_s=timeout_s)
+
+    def serving(self) -> Serving:
+        """Return who has the sessions; after a restart that is another one."""
+        found = self._executor.execute(c.GetServerInfo())
+        return Serving(found.process, found.context.epoch)
+
+    def t(self, tables: Iterable[str]) -> dict[str, int]:
+        """Return the t of tables, by name: of a session's, what its last finished step told."""
+        found = {table.config.name: table.t for table in self._executor.execute(c.ListTables())}
+        return {name: found[name] for name in tables}
 
     # Steps
 

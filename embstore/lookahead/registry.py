@@ -111,7 +111,10 @@ class Registry:
         found = self._members.get(member)
         if found is None:
             ended = self._ended.get(member)
-            message = "no such member of a session; open it and join again"
+            message = (
+                "no such member of a session, which ended long ago, or with its server; open it "
+                "and join again: it goes on after its last finished step"
+            )
             raise SessionExpiredError(message) if ended is None else same_error(ended)
         session, rank = found
         session.check_live()

@@ -25,8 +25,11 @@ _APPEND_BYTES = 4 << 20
 class Appender:
     """Appends rows to the log of a store. Engine thread only."""
 
-    def __init__(self, contents: Contents, workers: Workers) -> None:
+    def __init__(
+        self, contents: Contents, workers: Workers, slow_down: Callable[[int], None]
+    ) -> None:
         self.bytes_written = 0
+        self._slow_down = slow_down
         self._contents = contents
         self._workers = workers
 
@@ -36,6 +39,8 @@ class Appender:
         A checkpoint is not `bounded` by the limit on the log's rows: it makes room for more.
         """
         if records:
+            if bounded:
+                self._slow_down(records * record_bytes)
             self._contents.log.reserve(records, record_bytes, bounded=bounded)
 
     def expect(self, records: int) -> None:

@@ -12,7 +12,7 @@ the disk is read only for rows that are.
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.jit import Int64sIn, Uint64s, Uint64sIn, address, kernel
+from embstore.arithmetic.jit import Int, Int64s, Int64sIn, Uint64s, Uint64sIn, address, kernel
 from embstore.arrays import KEY_BITS, Keys
 from embstore.storage.catalogue import RunEntry
 from embstore.storage.files import Files
@@ -64,6 +64,45 @@ def locate(
                 found += 1
                 break
     return found
+
+
+@kernel
+def list_keys(
+    blocks: Int64sIn,  # (n,) ascending: row key >> shift
+    shift: Int,  # at most GROUP_BITS
+    cuts: Int64sIn,  # and the others as of `locate`
+    lows: Int64sIn,
+    highs: Int64sIn,
+    directories: Int64sIn,
+    groups: Int64sIn,
+    containers: Int64sIn,
+    found: Int64s,  # written: each run's keys, block by block
+) -> int:
+    """Write the row keys in some blocks, once for each run that has them; return how many."""
+    count = 0
+    for block in blocks:
+        for run in range(cuts.shape[0] - 1):
+            part = cuts[run] + np.searchsorted(
+                highs[cuts[run] : cuts[run + 1]], block << shift, "right"
+            )
+            while part < cuts[run + 1] and lows[part] < (block + 1) << shift:
+                low = max(block << shift, lows[part])
+                high = min((block + 1) << shift, highs[part])
+                group = low >> GROUP_BITS
+                at = group_at(directories[part], groups[part], group)
+                if at < groups[part]:
+                    entry = directory_at(directories[part], at)
+                    if entry[0] == group:
+                        container = containers[part] + entry[4]
+                        first = group << GROUP_BITS
+                        rank = rank_below(container, entry[1], low - first)
+                        for key in range(low, high):
+                            if has_key(container, entry[1], key - first, rank):
+                                found[count] = key
+                                count += 1
+                                rank += 1
+                part += 1
+    return count
 
 
 class Base:
@@ -121,13 +160,19 @@ class Base:
         """Write the record addresses of keys[wanted] that the base has; return how many."""
         return locate(keys, wanted, *self._arrays, addresses) if self.runs else 0
 
-    def blocks(self, table_id: int, block_keys: int) -> Keys:
-        """Return a table's blocks of `block_keys` keys with a row, ascending."""
+    def blocks(self, table_id: int, shift: int) -> Keys:
+        """Return a table's blocks (row key >> shift) with a row, ascending."""
         first, end = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
         found = [np.empty(0, np.int64)]
         for part in (part for run in self.runs for part in run):
             low, high = max(part.entry.low, first), min(part.entry.high, end)
             if low < high:
-                blocks = (part.file.index.between(low, high)[0] - first) // block_keys
+                blocks = part.file.index.between(low, high)[0] >> shift
                 found.append(blocks[np.diff(blocks, prepend=-1) != 0])
         return np.unique(np.concatenate(found))
+
+    def keys_in(self, blocks: Keys, shift: int) -> Keys:
+        """Return the row keys in ascending blocks (row key >> shift, at most 15), ascending."""
+        found = np.empty(len(self.runs) * len(blocks) << shift, np.int64)
+        keys: Keys = found[: list_keys(blocks, shift, *self._arrays[:6], found)]
+        return np.unique(keys) if len(self.runs) > 1 else keys

@@ -5,7 +5,7 @@ oldest of them; the newer ones are cut to what is left.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ from embstore.storage.contents import Contents
 from embstore.storage.copying import Stored, newest, records_of
 from embstore.storage.key_index import GROUP_BITS
 from embstore.storage.run import Run, RunWriter
-from embstore.storage.tiers import Choice, arranged, choose
+from embstore.storage.tiers import Choice, choose
 
 _PIECE_ROWS = 1 << 20
 """Rows whose keys are in memory at a time."""
@@ -37,14 +37,21 @@ class BaseMerge:
         """Return one if it is due. Engine thread only."""
         runs, part_bytes = contents.base.runs, contents.limits.base_segment_bytes
         needed = np.array(sorted(contents.catalogue.table_ids()), np.int64)
-        choice = choose(runs, part_bytes, np.setdiff1d(contents.base.table_ids(), needed))
-        if choice is None:
+        dropped = np.setdiff1d(contents.base.table_ids(), needed)
+        first = 0
+        for group in contents.grouped(runs):
+            if (choice := choose(group, part_bytes, dropped)) is not None:
+                break
+            first += len(group)
+        else:
             return None
+        choice = replace(choice, oldest=first + choice.oldest, newest=first + choice.newest)
         inputs = list(runs[choice.oldest : choice.newest + 1])
+        commit = inputs[-1][0].entry.commit
         cuts = np.array([choice.low, choice.high], np.int64)
         size = sum(int(part.bytes_between(cuts)[0]) for run in inputs for part in run)
         parts = max(1, -(-size // part_bytes))  # all of like size
-        return cls(choice, inputs, contents.new_run(-(-size // parts)), needed)
+        return cls(choice, inputs, contents.new_run(commit, -(-size // parts)), needed)
 
     def run(self, reached: Callable[[str], None]) -> None:
         """Write the newest records durably to new parts."""
@@ -68,7 +75,7 @@ class BaseMerge:
             if number == choice.oldest:
                 run = tuple(sorted((*run, *new), key=lambda part: part.entry.low))
             changed.append(run)
-        self.runs = arranged(changed, contents.limits.base_segment_bytes)
+        self.runs = contents.arranged(changed)
         return contents.with_runs(self.runs)
 
     def install(self, contents: Contents) -> None:

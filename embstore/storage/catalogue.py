@@ -5,10 +5,10 @@ it no longer names may go. So a crash finds the old catalogue or the new one, an
 names are leftovers to remove.
 
 A **state** is what the store was at a commit: the tables with their identity and tunables, and the
-command number. Its rows are the base, then the segments with ``commit <= state.commit``, the later
-record winning. The **head** is the newest state; a **checkpoint** is a state kept under the
-caller's label. A fold moves segments into the base only up to the oldest kept checkpoint, so that
-every kept state stays readable.
+command number. Its rows are the runs of the base, then the segments, with ``commit <=
+state.commit``, the later record winning. The **head** is the newest state; a **checkpoint** is a
+state kept under the caller's label. What is folded or merged together is on one side of every kept
+checkpoint, so that every kept state stays readable.
 
 Numbers of segments and runs, and table ids, grow for ever, as does the **epoch**: it counts how
 often acknowledged commands were undone, by a restore or by a crash, so that what a client knew of
@@ -51,6 +51,7 @@ class PartEntry:
 
     number: int
     part: int
+    commit: int  # which it has everything of
     low: int  # row keys in [low, high)
     high: int
     bytes: int
@@ -84,11 +85,6 @@ class Catalogue:
     checkpoints: tuple[Checkpoint, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
-
-    @property
-    def fold_horizon(self) -> int:
-        """The newest commit that may be folded: the oldest kept checkpoint's, else the head's."""
-        return self.checkpoints[0].state.commit if self.checkpoints else self.head.commit
 
     def checkpoint(self, label: str) -> Checkpoint | None:
         """Return the kept checkpoint of a label."""
@@ -124,6 +120,7 @@ class Catalogue:
             head=replace(checkpoint.state, command=command),
             checkpoints=tuple(c for c in self.checkpoints if c.state.commit <= commit),
             segments=tuple(s for s in self.segments if s.commit <= commit),
+            runs=tuple(run for run in self.runs if run[0].commit <= commit),
         )
 
 

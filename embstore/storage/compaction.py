@@ -86,8 +86,8 @@ class Compaction:
         elif self.result is not None and self.result.commit:
             self.result.close()
         contents.log.replace(self.segments, self.result, self.keys, self.positions)
-        for segment in self.segments:
-            contents.files.discard(segment.path)
+        paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]
+        contents.removal.remove(paths, maps)
 
     def discard(self, contents: Contents) -> None:
         """Remove what was written."""

@@ -16,8 +16,10 @@ refused, nothing more is committed, and opening the directory again finds the la
 import errno
 import json
 import uuid
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import groupby
 
 from embstore.arrays import KEY_BITS
 from embstore.config import Limits
@@ -39,8 +41,10 @@ from embstore.storage.files import File, Files
 from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
+from embstore.storage.removal import Removal
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.taking import finish
+from embstore.storage.tiers import arranged
 
 _IDENTITY = "store.json"
 _UNFINISHED = {"LOCK", f"{_IDENTITY}.new", "lost+found"}
@@ -60,6 +64,7 @@ class Contents:
         self.names: dict[int, str] = {}  # for messages: of every table opened so far
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
+        self.removal = Removal(files)
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             if not read_only:
@@ -111,10 +116,20 @@ class Contents:
         """Note the name of a table, for messages."""
         self.names[table.table_id] = table.config().name
 
-    def new_run(self, part_bytes: int) -> RunWriter:
+    def new_run(self, commit: int, part_bytes: int) -> RunWriter:
         """Start a run of the base, which nothing names yet."""
         number, self.log.next_number = self.log.next_number, self.log.next_number + 1
-        return RunWriter(self.files, self.store_id, number, part_bytes)
+        return RunWriter(self.files, self.store_id, number, commit, part_bytes)
+
+    def grouped(self, runs: Iterable[Run]) -> list[list[Run]]:
+        """Return runs in groups that may be merged: between two kept checkpoints."""
+        groups = groupby(runs, lambda run: self.catalogue.interval(run[0].entry.commit))
+        return [list(group) for _, group in groups]
+
+    def arranged(self, runs: Iterable[Run]) -> tuple[Run, ...]:
+        """Return the runs with those parts moved to another, unread, that can be."""
+        groups = self.grouped(filter(None, runs))
+        return tuple(r for g in groups for r in arranged(g, self.limits.base_segment_bytes))
 
     def with_runs(self, runs: tuple[Run, ...]) -> Catalogue:
         """Return the catalogue with other runs."""
@@ -126,10 +141,10 @@ class Contents:
 
     def use_runs(self, runs: tuple[Run, ...]) -> None:
         """Make opened runs, which the catalogue names, the current ones; remove the others."""
-        before = {part.entry.path for run in self.base.runs for part in run}
+        before = {part.entry.path: part.file.map for run in self.base.runs for part in run}
         self.base.use(runs)
-        for path in before - {part.entry.path for run in runs for part in run}:
-            self.files.discard(path)
+        gone = before.keys() - {part.entry.path for run in runs for part in run}
+        self.removal.remove(gone, [before[path] for path in gone])
 
     def _remove_unnamed(self) -> int:
         """Remove what no commit names; return the highest number of a segment or run seen."""
@@ -158,6 +173,7 @@ class Contents:
     def close(self) -> None:
         """Remove what was never committed, and release the lock."""
         self.log.close()
+        self.removal.finish()
         try:
             if self.failure is None and not self.read_only:
                 self._remove_unnamed()

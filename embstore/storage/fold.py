@@ -1,8 +1,8 @@
 """A fold: the newest records of the oldest log segments, written to a new run of the base.
 
-It takes committed segments, none newer than the oldest kept checkpoint, so that every kept state
-is the base and the segments that are left. It is due when these segments have grown to
-`fold_bytes`, or are many.
+It is due when the committed segments have grown to `fold_bytes`, or are many. It takes those on
+the older side of a kept checkpoint, or on the newer side, never both, so that every kept state
+stays readable.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,6 @@ from embstore.storage.contents import Contents
 from embstore.storage.copying import Stored, records_of
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.segment import Segment, first_of, newest_in, places_of
-from embstore.storage.tiers import arranged
 
 
 @dataclass
@@ -34,14 +33,17 @@ class Fold:
     @classmethod
     def due(cls, contents: Contents) -> "Fold | None":
         """Return one if it is due. Engine thread only."""
-        limits, horizon = contents.limits, contents.catalogue.fold_horizon
-        foldable = [s for s in contents.log.segments if 0 < s.commit <= horizon]
-        is_due = sum(s.bytes for s in foldable) >= limits.fold_bytes
-        if not foldable or not (is_due or len(foldable) >= limits.fold_segments):
+        limits, interval = contents.limits, contents.catalogue.interval
+        committed = [s for s in contents.log.segments if s.commit]
+        is_due = sum(s.bytes for s in committed) >= limits.fold_bytes
+        if not committed or not (is_due or len(committed) >= limits.fold_segments):
             return None
-        chosen = first_of(foldable, limits.segment_bytes)
+        first = interval(committed[0].commit)
+        chosen = [s for s in committed if interval(s.commit) == first]
+        chosen = first_of(chosen, limits.segment_bytes)
         needed = np.array(sorted(contents.catalogue.table_ids()), np.int64)
-        return cls(chosen, contents.new_run(limits.base_segment_bytes), needed)
+        run = contents.new_run(chosen[-1].commit, limits.base_segment_bytes)
+        return cls(chosen, run, needed)
 
     def run(self, reached: Callable[[str], None]) -> None:
         """Write the newest records durably to the run."""
@@ -58,7 +60,7 @@ class Fold:
         """Return the catalogue with the run, the newest, in the place of the segments."""
         base, folded = contents.base, {s.number for s in self.segments}
         (new,) = base.open((tuple(self.writer.entries),))
-        self.runs = arranged((*base.runs, new), contents.limits.base_segment_bytes)
+        self.runs = contents.arranged((*base.runs, new))
         left = tuple(s for s in contents.catalogue.segments if s.number not in folded)
         return replace(contents.with_runs(self.runs), segments=left)
 
@@ -66,8 +68,8 @@ class Fold:
         """Make the result current; what it replaces goes."""
         contents.use_runs(self.runs)
         contents.log.replace(self.segments, None, self.keys, self.positions)
-        for segment in self.segments:
-            contents.files.discard(segment.path)
+        paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]
+        contents.removal.remove(paths, maps)
 
     def discard(self, contents: Contents) -> None:
         """Remove what was written."""

@@ -43,7 +43,9 @@ def migrate(files: Files, store_id: str, content: bytes, part_bytes: int) -> Cat
         except KeyError as exc:
             raise CorruptTableError(f"{catalogues.PATH}: has no base") from exc
         old = catalogues.of_fields(fields | {"runs": ()})
-        writer = RunWriter(files, bytes.fromhex(store_id), old.next_segment, part_bytes)
+        states = [old.head, *(c.state for c in old.checkpoints)]
+        commit = min(state.commit for state in states)  # it folded no further
+        writer = RunWriter(files, bytes.fromhex(store_id), old.next_segment, commit, part_bytes)
         try:
             for base in _bases(files, store_id, old, segment_bytes, bitmaps):
                 for stored in base.pages():

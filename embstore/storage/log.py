@@ -72,6 +72,11 @@ class Log:
         """Sealed segments that no commit has made durable yet."""
         return [s for s in self.segments if not s.commit]
 
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes that no commit has made durable yet."""
+        return self.bytes - sum(s.bytes for s in self.segments if s.commit)
+
     def unsynced(self) -> list[str]:
         """Return the paths of what no commit has made durable."""
         writing = [self._writer.segment] if self._writer else []

@@ -19,6 +19,7 @@ any other failure is reported in the stats, and stops merging until the store is
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 from embstore.errors import CapacityError, EmbstoreError
@@ -30,6 +31,9 @@ from embstore.storage.fold import Fold
 from embstore.storage.log import Log
 
 _NEVER = 1 << 62
+_BEHIND_FOLDS = 4
+_BYTES_PER_S = 64 << 20
+_WAIT_MAX_S = 0.2
 
 
 class Merge(Protocol):
@@ -68,6 +72,7 @@ class Merges:
         self.base_merges = 0
         self.compactions = 0
         self.failures = 0
+        self.waited_s = 0.0
         self.error: str | None = None
         self._contents = contents
         self._merge: Merge | None = None
@@ -107,13 +112,25 @@ class Merges:
         if plan is not None:
             self._start(plan)
 
+    def slow_down(self, wanted_bytes: int) -> None:
+        """Let a command that logs so many bytes wait, if merges are far behind: in proportion to
+        its bytes and to how far, so that all commands become slower and none waits for a merge."""
+        if self._thread is not None:
+            waiting = sum(s.bytes for s in self._contents.log.segments if s.commit)
+            behind = waiting / (_BEHIND_FOLDS * self._contents.limits.fold_bytes) - 1
+            if behind > 0:
+                began = monotonic()
+                self._thread.join(min(behind * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S))
+                self.waited_s += monotonic() - began
+
     def finish(self) -> None:
         """Run all merges that are due, and wait for them. For tests, and before a measurement."""
         while True:
             self.poll()
             if self._thread is None:
-                return
+                break
             self._thread.join()
+        self._contents.removal.finish()
 
     def stop(self) -> None:
         """End a running merge: its result is installed if it is there, else thrown away."""
@@ -158,17 +175,17 @@ class Merges:
         if self._contents.failure is not None:
             return  # nothing is committed any more; what the merge wrote has no name
         self._looked_at = None  # what was due may still be
-        try:
-            if outcome is not None:
-                raise outcome
-            self._install(merge)
-        except EmbstoreError as exc:
-            if self._contents.failure is not None:
-                raise  # the disk may have the new catalogue, and need what the merge wrote
-            merge.discard(self._contents)
-            self._failed(exc)
-        except _StoppedError:
-            merge.discard(self._contents)
+        if outcome is None:
+            try:
+                self._install(merge)
+                return
+            except EmbstoreError as exc:
+                if self._contents.failure is not None:
+                    raise  # the disk may have the new catalogue, and need what the merge wrote
+                outcome = exc
+        merge.discard(self._contents)
+        if not isinstance(outcome, _StoppedError):
+            self._failed(outcome)
 
     def _install(self, merge: Merge) -> None:
         contents = self._contents

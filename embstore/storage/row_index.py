@@ -135,7 +135,9 @@ def repoint(
     """Move entries that point to `olds` to `news`, or remove them (-1); return how many went."""
     mask = np.int64(index_keys.shape[0] - 1)
     removed = 0
-    for i in range(keys.shape[0]):
+    count = keys.shape[0]
+    for i in range(count):
+        _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
         at = _home(keys[i], mask)
         while index_keys[at] != keys[i] and index_keys[at] != -1:
             at = (at + 1) & mask
@@ -171,7 +173,9 @@ def move_keys(
 ) -> None:
     """Move the entries of `keys` that the old table has to the new one."""
     mask = np.int64(old_keys.shape[0] - 1)
-    for i in range(keys.shape[0]):
+    count = keys.shape[0]
+    for i in range(count):
+        _ask(old_keys, old_positions, keys[min(i + _AHEAD, count - 1)], mask)
         at = _home(keys[i], mask)
         while old_keys[at] != keys[i] and old_keys[at] != -1:
             at = (at + 1) & mask

@@ -109,14 +109,18 @@ class RunWriter:
     Parameters
     ----------
     number : of the run; its files have it, and their own
+    commit : of the newest of its rows
     part_bytes : about the bytes of the records of a part
     """
 
-    def __init__(self, files: Files, store_id: bytes, number: int, part_bytes: int) -> None:
+    def __init__(
+        self, files: Files, store_id: bytes, number: int, commit: int, part_bytes: int
+    ) -> None:
         self.entries: list[PartEntry] = []
         self._files = files
         self._store_id = store_id
         self._number = number
+        self._commit = commit
         self._part_bytes = part_bytes
         self._file: File | None = None
         self._begin()
@@ -189,7 +193,7 @@ class RunWriter:
         self._file.close()
         part = len(self.entries)
         low, high = int(keys[0]), int(keys[-1]) + 1
-        self.entries.append(PartEntry(self._number, part, low, high, length, crc))
+        self.entries.append(PartEntry(self._number, part, self._commit, low, high, length, crc))
         self._file = None
         self._begin()
 

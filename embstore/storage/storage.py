@@ -68,6 +68,11 @@ class StorageStats:
     base_merges: int = counter("Merges of runs of the base.", lambda s: s.merges.base_merges)
     compactions: int = counter("Merges within the log.", lambda s: s.merges.compactions)
     merge_running: bool = flag("A merge runs in the background.", lambda s: s.merges.running)
+    merge_waited_s: float = counter(
+        "Time that updates waited, a little each, because merges were behind.",
+        lambda s: s.merges.waited_s,
+        metric="merge_waited_seconds",
+    )
     merge_failures: int = counter("Merges that failed.", lambda s: s.merges.failures)
     merge_error: str | None = text("Why the last merge failed.", lambda s: s.merges.error)
 
@@ -88,6 +93,7 @@ class Storage:
         self.committed_at = monotonic()
         """When the last commit was made; at first, when the store was opened."""
         self.segment_bytes = limits.segment_bytes
+        self.log_rows_max = limits.log_rows_max
         self.files = files
         self.keep = checkpoints_keep
         """Labels that are kept; older ones are given up."""
@@ -97,8 +103,8 @@ class Storage:
         self.fail = self._contents.fail
         self.irreversible = self._contents.irreversible
         self.rows = StoredRows(self._contents, self._workers)
-        self.appender = Appender(self._contents, self._workers)
         self.merges = Merges(self._contents)
+        self.appender = Appender(self._contents, self._workers, self.merges.slow_down)
 
     @property
     def catalogue(self) -> Catalogue:

@@ -105,12 +105,27 @@ class StoredRows:
         stored: NDArray[np.bool_] = addresses != 0
         return stored
 
-    def blocks(self, table_id: int, block_keys: int) -> Keys:
-        """Return a table's blocks (of `block_keys` keys, dividing 32,768) with a stored row."""
-        first = table_id << KEY_BITS
-        logged = self._contents.log.index.keys_between(first, first + KEY_MASK + 1) - first
-        in_base = self._contents.base.blocks(table_id, block_keys)
-        return np.union1d(in_base, logged // block_keys)
+    @property
+    def logged_rows(self) -> int:
+        """How many rows the log has."""
+        return self._contents.log.index.size
+
+    def logged_between(self, low: int, high: int) -> Keys:
+        """Return the row keys in [low, high) that the log has, in no order."""
+        return self._contents.log.index.keys_between(low, high)
+
+    def are_logged(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which row keys the log has."""
+        logged: NDArray[np.bool_] = self._contents.log.index.positions_of(keys) >= 0
+        return logged
+
+    def blocks_in_base(self, table_id: int, shift: int) -> Keys:
+        """Return the blocks (row key >> shift) of a table with a row in the base, ascending."""
+        return self._contents.base.blocks(table_id, shift)
+
+    def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
+        """Return the row keys in ascending blocks that the base has, ascending."""
+        return self._contents.base.keys_in(blocks, shift)
 
     def _locate(self, keys: Keys, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Write each record's address, 0 for none; return which are in the log."""

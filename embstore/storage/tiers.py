@@ -50,7 +50,7 @@ def choose(runs: Sequence[Run], part_bytes: int, dropped: Keys) -> Choice | None
 
     Parameters
     ----------
-    runs : oldest first
+    runs : oldest first, all on one side of every kept checkpoint
     part_bytes : about the size of a part
     dropped : ids of tables whose rows are not needed any more
     """

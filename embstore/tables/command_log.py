@@ -237,8 +237,6 @@ class CommandLog:
         """Of the call that has the engine."""
         self.replay_s = 0.0
         """What replaying takes, about: the time of the commands that no commit has."""
-        self.appended: Callable[[], None] = lambda: None
-        """Called after each command."""
         self.received: Record | None = None
         """The record of a leader's log that is executed: it is appended as it came."""
         self._codec = codec
@@ -293,7 +291,6 @@ class CommandLog:
         if is_borrowed:
             self._borrowed = mark
         self.replay_s += perf_counter() - began
-        self.appended()
 
     def answered(self, command: Command[Any], result: Any, context: Context) -> None:
         """Keep what the call that has the engine is answered. Replaying finds it out again, but for

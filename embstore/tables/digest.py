@@ -4,26 +4,28 @@ The digest hashes leaves, one for each block of 256 keys with a written row. Lea
 calls, together with the blocks written since; so only those blocks are hashed again. Before the
 first call nothing is kept, and a table that nobody asks for pays nothing.
 
-A block's written rows are found by asking for each of its 256 keys: the cache (a dirty row is
-written), then the log, then the base. Rows are gathered on the engine thread and hashed on two
-others, which hold no lock while they hash.
+Rows are gathered on the engine thread, in the order of their keys, which is that of the base's
+files, and hashed on two others, which hold no lock while they hash.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import BLOCK_KEYS, leaf, root
+from embstore.arithmetic import BLOCK_KEYS, leaves, root
 from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys
 from embstore.cache.pool import Pool
 from embstore.storage.row_index import add_keys
+from embstore.tables.written_keys import WrittenKeys
 
-_CHUNK_BLOCKS = 16
-_AHEAD_BLOCKS = 256
-"""Blocks that the disk is asked for at a time, while the ones before are hashed."""
+_CHUNK_BYTES = 2 << 20
+"""Rows that are hashed by one thread at a time."""
+_AHEAD_BYTES = 32 << 20
+"""Rows that the disk is asked for at a time, at most, while the ones before are hashed."""
 _HASH_THREADS = 2
 _BLOCK_SHIFT = BLOCK_KEYS.bit_length() - 1
 
@@ -69,64 +71,71 @@ class TableDigest:
 
     def compute(self, pool: Pool, table_id: int, rows: int, identity: bytes, t: int) -> str:
         """Return the digest, 64 hexadecimal digits; hash what changed since the last."""
-        first = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         if self._blocks is None:
-            stored = pool.storage.rows.blocks(table_id, BLOCK_KEYS)
-            _, dirty = pool.writer.dirty_slots(table_id)
-            changed = np.union1d(stored, (dirty & KEY_MASK) // BLOCK_KEYS)
+            written = WrittenKeys(pool, table_id, None)
+            changed = written.blocks()
             blocks, leaves = changed[:0], self._leaves[:0]
         else:
-            changed = self._changed.members() - first
+            changed = self._changed.members()
+            written = WrittenKeys(pool, table_id, len(changed))
             blocks, leaves = self._blocks, self._leaves
-        fresh = _hash_blocks(pool, table_id, rows, changed)
+        fresh = _hash_blocks(pool, written, changed)
         kept = ~np.isin(blocks, changed, assume_unique=True)
         blocks = np.concatenate([blocks[kept], changed])
         order = np.argsort(blocks)
         self._blocks = blocks[order]
         self._leaves = np.concatenate([leaves[kept], fresh])[order]
         self._changed = KeySet()
-        return root(identity, t, self._blocks, self._leaves)
+        first = (table_id << KEY_BITS) >> _BLOCK_SHIFT
+        return root(identity, t, self._blocks - first, self._leaves)
 
 
-def _hash_blocks(pool: Pool, table_id: int, rows: int, blocks: Keys) -> NDArray[np.uint8]:
+def _hash_blocks(pool: Pool, written: WrittenKeys, blocks: Keys) -> NDArray[np.uint8]:
     """Return the leaf of each of `blocks`, which all have a written row."""
     leaves = np.empty((len(blocks), 32), np.uint8)
     pending: list[Future[None]] = []
+    step = max(1, _AHEAD_BYTES // (BLOCK_KEYS * pool.layout.record_bytes))
+    parts = [slice(low, low + step) for low in range(0, len(blocks), step)]
+    rows_max = max(1, _CHUNK_BYTES // pool.layout.record_bytes)
+    ahead = _asked_for(pool, written, blocks[parts[0]]) if parts else blocks
     with ThreadPoolExecutor(_HASH_THREADS) as hashers:
-        _ask_for(pool, table_id, rows, blocks[:_AHEAD_BLOCKS])
-        for low in range(0, len(blocks), _CHUNK_BLOCKS):
-            if low % _AHEAD_BLOCKS == 0:
-                ahead = low + _AHEAD_BLOCKS
-                _ask_for(pool, table_id, rows, blocks[ahead : ahead + _AHEAD_BLOCKS])
-            chunk = blocks[low : low + _CHUNK_BLOCKS]
-            keys, records = _written_rows(pool, table_id, rows, chunk)
-            cuts = np.searchsorted(keys, [*chunk * BLOCK_KEYS, (KEY_MASK + 1)])
-            pending.append(
-                hashers.submit(
-                    _hash_chunk, pool, keys, records, cuts, leaves[low : low + len(chunk)]
+        for part, after in zip_longest(parts, parts[1:]):
+            keys = ahead
+            if after is not None:
+                ahead = _asked_for(pool, written, blocks[after])
+            for low, high, cuts in _chunks(keys, blocks[part], rows_max):
+                records, _ = pool.reader.peek_written(keys[cuts[0] : cuts[-1]])
+                into = leaves[part][low:high]
+                rows = keys[cuts[0] : cuts[-1]] & KEY_MASK
+                pending.append(
+                    hashers.submit(_hash_chunk, pool, rows, records, cuts - cuts[0], into)
                 )
-            )
-            while len(pending) > _HASH_THREADS:
-                pending.pop(0).result()
+                while len(pending) > _HASH_THREADS:
+                    pending.pop(0).result()
         for future in pending:
             future.result()
     return leaves
 
 
-def _keys_of(blocks: Keys, rows: int) -> Keys:
-    keys: Keys = (blocks[:, None] * BLOCK_KEYS + np.arange(BLOCK_KEYS)).ravel()
-    return keys[: np.searchsorted(keys, rows)]
-
-
-def _ask_for(pool: Pool, table_id: int, rows: int, blocks: Keys) -> None:
-    keys = _keys_of(blocks, rows) | table_id << KEY_BITS
+def _asked_for(pool: Pool, written: WrittenKeys, blocks: Keys) -> Keys:
+    """Return the written row keys of blocks, whose rows the disk has been asked for."""
+    keys = written.in_blocks(blocks)
     pool.storage.rows.prefetch(keys, pool.layout.record_bytes)
+    return keys
 
 
-def _written_rows(pool: Pool, table_id: int, rows: int, blocks: Keys) -> tuple[Keys, NDArray[Any]]:
-    keys = _keys_of(blocks, rows)
-    records, written = pool.reader.peek_written(keys | table_id << KEY_BITS)
-    return keys[written], records
+def _chunks(
+    keys: Keys, blocks: Keys, rows_max: int
+) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    """Yield blocks [low, high) of so many rows, or a block more, and where in keys each begins and
+    the last ends."""
+    starts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))
+    low = 0
+    while low < len(blocks):
+        high = int(np.searchsorted(starts, starts[low] + rows_max))
+        high = min(max(high, low + 1), len(blocks))
+        yield low, high, starts[low : high + 1]
+        low = high
 
 
 def _hash_chunk(
@@ -134,9 +143,7 @@ def _hash_chunk(
     keys: Keys,
     records: NDArray[Any],
     cuts: NDArray[np.int64],
-    leaves: NDArray[np.uint8],
+    into: NDArray[np.uint8],
 ) -> None:
     dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
-    for i, (low, high) in enumerate(pairwise(cuts.tolist())):
-        rows = records[low:high]
-        leaves[i] = np.frombuffer(leaf(keys[low:high], rows[:, :dim], rows[:, dim:end]), np.uint8)
+    into[:] = leaves(keys, records[:, :dim], records[:, dim:end], cuts.tolist())

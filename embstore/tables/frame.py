@@ -46,6 +46,8 @@ class Frame:
         """Where commands are logged; None: nowhere."""
         self.is_covered = False
         """Whether what is acknowledged survives a crash without a commit."""
+        self.wrote: Callable[[], None] = lambda: None
+        """Called at the end of each command that writes."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -94,6 +96,7 @@ class Frame:
                     self.command_number += 1
                     if appends is not None:
                         appends(self.command_number)
+                    self.wrote()
             except BaseException as exc:
                 self._end_raised(exc, is_writing=written is not None)
                 raise

@@ -109,7 +109,9 @@ class Service:
     ) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.instance = uuid4().hex
+        self.process = uuid4().hex
+        """Of this process alone, whatever outlives it."""
+        self.instance = self.process
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.standing = Standing(settings.standbys)
@@ -303,7 +305,8 @@ class Service:
         """Wait until a crash cannot take back what an answer says, also of what others wrote; what
         this call wrote is then on standbys, too, where that is asked for.
 
-        Not for the rows of a session's step: what was looked up is void where its session is gone.
+        Not for the rows of a session's step: a step before it that a crash takes back is not
+        acknowledged, and so is sent again, with the same gradients.
         """
         is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
         if self.durable is not None and is_known:
@@ -330,7 +333,9 @@ class Service:
                 if len(self._ranks) > _MEMBERS_MAX:
                     self._ranks.popitem(last=False)
             case ServerInfo() as info:
-                info = replace(info, context=answered.context, server=self.limits)
+                info = replace(
+                    info, context=answered.context, server=self.limits, process=self.process
+                )
                 return answered._replace(value=info)
         return answered
 

@@ -33,7 +33,8 @@ Verbs = dict[str, dict[str, float]]
 class Server:
     """A server with an empty store, and one connection to it. Not thread-safe.
 
-    `store` is the client's. Raises SkippedError where the extra `server` is not installed.
+    It logs no commands, as its peers log none; what that costs is measured by itself. `store` is
+    the client's. Raises SkippedError where the extra `server` is not installed.
     """
 
     def __init__(self, folder: pathlib.Path, cache_bytes: int, *options: str) -> None:
@@ -41,6 +42,7 @@ class Server:
         if missing:
             raise SkippedError(f"not installed: {', '.join(missing)} (the extra `server`)")
         usual = ("--device", "cpu", "--policy", "lru", "--cache-bytes", str(cache_bytes))
+        usual += () if "--durability" in options else ("--durability", "checkpoint")
         self._process = ServerProcess(folder, *usual, *options)
         self._process.start()
         try:

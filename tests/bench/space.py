@@ -1,9 +1,9 @@
 """What storage costs in the long run: bytes written, space, stalls, opening, memory, cold reads.
 
-A table is loaded in random order, then a hundredth of its rows is updated at random, six times,
-with a commit after each; all merges are waited for. It is done at several sizes, with a cache that
-is small beside them. Bytes written are those of every write of the process (wchar of
-/proc/self/io).
+A table is loaded in random order. Then a hundredth of its rows is updated at random, with a commit
+after it, and again, until there was much to fold; all merges are waited for. It is done at several
+sizes, with a cache that is small beside them. Bytes written are those of every write of the process
+(wchar of /proc/self/io).
 
 A kill is a copy of the files, made of links, while the store is open.
 """
@@ -29,7 +29,7 @@ DIM = 16
 """Rows of 80 bytes, records of 96."""
 _CACHED_ROWS = 500_000
 _CALL_KEYS = 50_000
-_ROUNDS = 6
+_UPDATED_ROWS = 4_000_000
 
 
 class SpaceContender:
@@ -70,14 +70,15 @@ def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
         "longest_call_s": max(calls),
         "median_call_s": statistics.median(calls),
     }
-    share = max(1, rows // 100)
+    share = max(rows // 100, _CALL_KEYS // 10)
+    count = -(-min(_UPDATED_ROWS, 4 * rows) // share)
     rounds = [
         _update(store, table, rng.choice(rows, share, replace=False), gradients)
-        for _ in range(_ROUNDS)
+        for _ in range(count)
     ]
     total = sum(written for written, _ in rounds)
     found["updates"] = {
-        "written_per_byte": total / (_ROUNDS * share * row_bytes(DIM)),
+        "written_per_byte": total / (count * share * row_bytes(DIM)),
         "longest_call_s": max(max(calls) for _, calls in rounds),
     }
     found["space"] = disk.allocated_bytes(path) / (rows * row_bytes(DIM))

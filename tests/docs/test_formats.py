@@ -78,6 +78,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
         store.checkpoint("folded")
         while store.executor.is_merging:
             table.lookup([5])
+    with embstore.open(path, durability="commands", **options | {"limits": Limits()}) as store:
+        table = store.table("ads")
         table.update(KEYS, np.ones((len(KEYS), DIM), np.float32))
         store.checkpoint("logged", {"step": 2})
         store.import_profile(store.export_profile())

@@ -94,8 +94,8 @@ def test_commit_that_cannot_clean_up_is_done_or_fails_the_store(
     except StorageError:
         with pytest.raises(StoreClosedError):
             store.checkpoints()
-    assert files.refusals
     store.close()
+    assert files.refusals
     with open_store(files.root, checkpoints_keep=1) as store:
         assert [c.label for c in store.checkpoints()] == ["without"]
         assert not list(files.root.glob("base/*"))

@@ -241,7 +241,7 @@ def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"follow": "host:1"}, "durability commands with follow, found checkpoint"),
+        ({"follow": "host:1"}, "durability commands with follow, found interval"),
         ({"standbys": "2", "durability": "interval"}, "durability commands with standbys"),
         (
             {"follow": "host:1", "durability": "commands", "read_only": True},

@@ -6,6 +6,7 @@ import numpy as np
 
 from embstore.arithmetic import pool_rows
 from embstore.errors import InvalidArgumentError, SessionExpiredError
+from embstore.handles.sessions import Serving
 from embstore.results import AcknowledgedUpdate, Announced, Membership, SessionFacts
 
 SEED = 59
@@ -53,6 +54,9 @@ class MemoryPort:
     def _check(self, member):
         if member is None or member != self.member:
             raise SessionExpiredError("no such member")
+
+    def serving(self):
+        return Serving("", 1)
 
     def open(self, name, tables, *, lookahead_steps_max, world_size, planner, shared,
              lease_ms, rank_timeout_ms):  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import weakref
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -372,3 +373,24 @@ def test_a_long_command_log_is_committed(tmp_path, monkeypatch, long):
         assert done.wait(300)
         assert commits_of(store).count > 0
     store.close()
+
+
+def test_rows_that_left_the_cache_are_committed_when_they_are_many(tmp_path, monkeypatch):
+    """So that they can be folded: else the log, and its index, would grow until a checkpoint."""
+    monkeypatch.setattr(own_commits, "ROWS_BYTES_LEAST", 64 << 10)
+    committed = threading.Event()
+    limits = replace(TINY, segment_bytes=16 << 10)
+    with opened(tmp_path / "store", limits=limits, cache_bytes=1 << 20) as store:
+        commits_of(store).after_each = committed.set
+        store.create_table(
+            "wide", dim=64, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+        )
+        for turn in count():
+            low = turn * 200 % ROWS
+            store.table("wide").update(np.arange(low, low + 200), np.ones((200, 64), np.float32))
+            if committed.is_set():
+                break
+        assert store.stats()["commits"]["own_commits"] >= 1
+        storage = store.executor.storage
+        while not storage.merges.folds:
+            store.table("wide").lookup([0])

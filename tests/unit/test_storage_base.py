@@ -21,7 +21,7 @@ def new_base(path):
 
 def written(path, number, keys, version=0, stride=4, part_bytes=PART_BYTES, pieces=1):
     """Write a run of row keys; return its entries."""
-    writer = RunWriter(UnsyncedFiles(path), STORE_ID, number, part_bytes)
+    writer = RunWriter(UnsyncedFiles(path), STORE_ID, number, 1, part_bytes)
     for piece in np.array_split(np.unique(np.asarray(keys, np.int64)) | TABLE, pieces):
         writer.append(piece, records_for(piece, version, stride))
     writer.close()
@@ -53,7 +53,8 @@ def check_has(base, keys, version=0, stride=4):
 def test_a_base_without_runs_has_no_rows(tmp_path):
     base = new_base(tmp_path)
     assert read(base, [0, 1, 1 << 39])[0] == [False] * 3
-    assert base.blocks(4, 256).tolist() == []
+    assert base.blocks(4, 8).tolist() == []
+    assert base.keys_in(np.array([0, TABLE >> 8]), 8).tolist() == []
     assert base.maps == () and base.bytes == 0
 
 
@@ -62,8 +63,8 @@ def test_rows_of_a_run_are_found_and_no_others(tmp_path):
     base = base_of(tmp_path, written(tmp_path, 1, keys, pieces=3))
     check_has(base, keys)
     assert not any(read(base, np.setdiff1d(np.arange(200_000), keys))[0])
-    assert base.blocks(4, 256).tolist() == np.unique(keys // 256).tolist()
-    assert base.blocks(3, 256).tolist() == [] == base.blocks(5, 256).tolist()
+    assert base.blocks(4, 8).tolist() == np.unique((TABLE | keys) >> 8).tolist()
+    assert base.blocks(3, 8).tolist() == [] == base.blocks(5, 8).tolist()
 
 
 def test_a_newer_run_wins(tmp_path):
@@ -94,7 +95,7 @@ def test_rows_of_every_size_are_kept(tmp_path, stride):
 
 
 def test_a_run_may_have_tables_of_other_row_sizes(tmp_path):
-    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1 << 14)
+    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1, 1 << 14)
     tables = {1: 4, 2: 40, 6: 4}
     for table_id, stride in tables.items():
         keys = np.arange(0, 900, 2) | table_id << 40
@@ -123,7 +124,7 @@ def test_a_part_may_be_cut_and_have_a_hole(tmp_path):
     assert len(base.maps) == 1
     check_has(base, [0, 499, 1_500, 1_999])
     assert not any(read(base, [500, 1_000, 1_499])[0])
-    assert base.blocks(4, 500).tolist() == [0, 3]
+    assert (base.blocks(4, 8) - (TABLE >> 8)).tolist() == [0, 1, 5, 6, 7]
 
 
 def test_files_are_in_proportion_to_rows_wherever_their_keys_are(tmp_path):
@@ -158,3 +159,21 @@ def test_what_was_located_stays_when_its_file_is_gone(tmp_path):
     (tmp_path / entries[0].path).unlink()
     assert same_rows(unpacked(addresses, keys), rows_for(keys, 5))
     assert len(maps) == 1
+
+
+def test_keys_of_blocks(tmp_path):
+    rng = generator(SEED)
+    dense, few = np.arange(90_000), rng.choice(1 << 40, 3_000, replace=False)
+    half = np.flatnonzero(rng.random(1 << 16) < 0.5) + (1 << 20)
+    every = [np.concatenate([dense, few]), np.concatenate([half, few[:1_500], [3, 1 << 39]])]
+    base = base_of(
+        tmp_path, *(written(tmp_path, n, keys, part_bytes=1 << 18) for n, keys in enumerate(every))
+    )
+    keys = np.unique(np.concatenate(every)) | TABLE
+    for shift in (8, 3, 11):
+        blocks = np.unique(keys >> shift)
+        assert np.array_equal(base.blocks(4, shift), blocks)
+        assert np.array_equal(base.keys_in(blocks, shift), keys)
+        some = np.unique(np.append(rng.choice(blocks, 40), [0, (TABLE >> shift) + 77_777]))
+        expected = keys[np.isin(keys >> shift, some)]
+        assert np.array_equal(base.keys_in(some, shift), expected)

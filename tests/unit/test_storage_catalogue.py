@@ -33,8 +33,8 @@ def full():
         head=states[2],
         checkpoints=(Checkpoint("a", metadata, states[0]), Checkpoint("b", {}, states[1])),
         segments=tuple(SegmentEntry(*s, 4096, 7) for s in ((3, 4), (9, 5), (8, 6), (16, 8))),
-        runs=((PartEntry(2, 0, 5, 1 << 41, 4096, 9), PartEntry(2, 1, 1 << 41, 3 << 40 | 9, 64, 1)),
-              (PartEntry(7, 0, 3 << 40, 3 << 40 | 5, 8192, 2),)),
+        runs=((PartEntry(2, 0, 4, 5, 2 << 40, 4096, 9), PartEntry(2, 1, 3, 2 << 40, 4 << 40, 9, 1)),
+              (PartEntry(7, 0, 6, 3 << 40, 3 << 40 | 5, 8192, 2),)),
     )  # fmt: skip
 
 
@@ -76,11 +76,6 @@ def test_a_valid_checksum_over_other_fields_is_refused(change):
         decode(head.rsplit(b" ", 1)[0] + b" " + digest + b"\n" + body)
 
 
-def test_the_fold_horizon_is_the_oldest_kept_checkpoint():
-    assert full().fold_horizon == 4
-    assert replace(full(), checkpoints=()).fold_horizon == 8
-
-
 def test_intervals_lie_between_checkpoints():
     assert [full().interval(commit) for commit in range(3, 9)] == [0, 0, 1, 1, 2, 2]
 
@@ -96,6 +91,7 @@ def test_restored_is_the_checkpoint_under_a_new_epoch():
     assert restored.head.tables == full().checkpoint("a").state.tables
     assert [c.label for c in restored.checkpoints] == ["a"]
     assert [s.number for s in restored.segments] == [3]
+    assert [run[0].number for run in restored.runs] == [2]
     assert (restored.next_table_id, restored.next_segment) == (5, 17), "never given again"
 
 

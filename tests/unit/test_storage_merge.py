@@ -85,17 +85,35 @@ def test_a_fold_moves_committed_rows_to_the_base(tmp_path):
     storage.close()
 
 
-def test_nothing_newer_than_the_oldest_kept_checkpoint_is_folded(tmp_path):
+def test_what_is_older_and_newer_than_a_kept_checkpoint_is_never_in_one_run(tmp_path):
     storage, entries = opened(tmp_path, fold_bytes=1)
-    append(storage, range(100), version=1)
-    storage.commit(entries, 1, label="a")
-    append(storage, range(100), version=2)
-    storage.commit(entries, 2)
-    settle(storage)
-    assert [s.commit for s in storage.log.segments] == [2]
-    assert versions(storage, range(100)) == [2] * 100
-    storage.restore("a", 3)
-    assert versions(storage, range(100)) == [1] * 100
+    for version in range(1, 9):
+        append(storage, range(100), version)
+        storage.commit(entries, version, label={3: "a", 6: "b"}.get(version))
+        settle(storage)
+    assert storage.log.segments == []
+    commits = [{part.entry.commit for part in run} for run in storage.base.runs]
+    assert [max(c) <= 3 for c in commits] == [min(c) <= 3 for c in commits]
+    assert [max(c) <= 6 for c in commits] == [min(c) <= 6 for c in commits]
+    assert versions(storage, range(101)) == [8] * 100 + [-1]
+    for label, version in (("b", 6), ("a", 3)):
+        storage.restore(label, 10)
+        assert versions(storage, range(101)) == [version] * 100 + [-1]
+    storage.close()
+
+
+def test_runs_are_merged_once_no_checkpoint_is_kept_between_them(tmp_path):
+    storage, entries = opened(tmp_path, fold_bytes=1)
+    for version in range(1, 4):
+        append(storage, range(100), version)
+        storage.commit(entries, version, label=f"{version}")
+        settle(storage)
+    assert len(storage.base.runs) == 2, "two labels are kept"
+    for version in range(4, 6):
+        storage.commit(entries, version, label=f"{version}")
+        settle(storage)
+    assert len(storage.base.runs) == 1
+    assert versions(storage, range(101)) == [3] * 100 + [-1]
     storage.close()
 
 
@@ -344,4 +362,49 @@ def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
     settle(storage)
     assert storage.merges.compactions == 1
     assert versions(storage, range(100)) == [2] * 80 + [1] * 20
+    storage.close()
+
+
+# Behind
+
+
+def test_a_command_waits_a_little_where_merges_are_far_behind(tmp_path):
+    files = PausedFiles(tmp_path, "fold:rows")
+    storage, entries = opened(tmp_path, files=files, fold_bytes=1 << 12)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1)  # starts the fold
+    files.wait()
+    append(storage, range(10), version=1)
+    assert storage.merges.waited_s == 0, "one fold is not far"
+    for version in range(2, 6):
+        append(storage, range(1_000), version)
+        storage.commit(entries, version)
+    before = storage.merges.waited_s
+    append(storage, range(1_000), version=6)
+    assert storage.merges.waited_s > before
+    storage.commit(entries, 7)
+    files.go_on.set()
+    settle(storage)
+    after = storage.merges.waited_s
+    append(storage, range(1_000), version=7)
+    assert storage.merges.waited_s == after, "nothing is behind"
+    storage.close()
+
+
+class BrokenFiles(UnsyncedFiles):
+    """Raises what no disk does, in the merge."""
+
+    def reached(self, point):
+        if point == "fold:rows":
+            raise MemoryError
+
+
+def test_a_merge_that_ends_with_any_error_is_reported_and_harms_no_command(tmp_path):
+    storage, entries = opened(tmp_path, files=BrokenFiles(tmp_path), fold_bytes=1)
+    append(storage, range(100), version=1)
+    storage.commit(entries, 1)
+    storage.merges.finish()
+    assert (storage.merges.failures, storage.merges.folds) == (1, 0)
+    assert versions(storage, range(100)) == [1] * 100
+    assert not list((tmp_path / "base").glob("*"))
     storage.close()

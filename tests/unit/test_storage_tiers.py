@@ -58,7 +58,7 @@ class Played:
             index = KeyIndex.of(piece, [(0, 4096, RECORD)])
             size = index.end + index.directory.nbytes + index.containers.nbytes + 64
             low, high = int(piece[0]), int(piece[-1]) + 1
-            entry = PartEntry(self._number, len(parts), low, high, size, 0)
+            entry = PartEntry(self._number, len(parts), 1, low, high, size, 0)
             file = RunFile(entry.path, np.empty(0, np.uint8), index, {0: len(piece) * RECORD})
             parts.append(Part(entry, file))
             self.written += size

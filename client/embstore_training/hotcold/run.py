@@ -191,7 +191,7 @@ class HotColdRun:
         if self._rank:
             return
         try:
-            self._joined().push(self._session.member)
+            self._session.in_session(self._joined().push)
             self._pushed_batches = finished
         except EmbstoreError as exc:
             if failure is None:
@@ -392,7 +392,7 @@ class HotColdRun:
         replica = self._joined()
         if self._rank == 0:
             try:
-                replica.push(self._session.member)
+                self._session.in_session(replica.push)
             except EmbstoreError:
                 if self._all_gather is not None:
                     meet(self._all_gather, Verb.FAILED)

@@ -3,6 +3,7 @@ row, never a crash of the process."""
 
 import gc
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tests.conformance.cases import assert_same, config, damage_first_row, gener
 @pytest.fixture
 def path(backend):
     """A closed store with a segment of its log, a folded base, and a checkpoint."""
-    with backend.open_store(limits=TINY, checkpoints_keep=1) as store:
+    limits = replace(TINY, fold_bytes=3 * 4096, fold_segments=100)  # the second checkpoint is small
+    with backend.open_store(limits=limits, checkpoints_keep=1) as store:
         table = store.create_table("a", **config(dim=64))
         table.assign(np.arange(0, 100, 2), ones(50, 64))
         store.checkpoint("c")

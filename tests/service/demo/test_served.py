@@ -10,10 +10,12 @@ SMALL = ["demo", "--samples", "8000", "--batch", "500", "--scale", "0.002", "--j
 
 
 def test_a_server_gives_every_row_in_time_and_the_same_bits(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever a crash would leave of it."""
     found = []
-    for flags in (["--lookahead", "4"], ["--no-session"]):
+    for flags, level in ((["--lookahead", "4"], "commands"), (["--no-session"], "checkpoint")):
+        monkeypatch.setenv("EMBSTORE_DURABILITY", level)
         assert main([*SMALL, *flags]) == exits.OK
         found.append(json.loads(capsys.readouterr().out))
     ahead, alone = found

@@ -63,7 +63,7 @@ class LosingServer(ServerProcess):
     """`embstore serve` on such a device."""
 
     def __init__(self, applies: int, data: Path, *options: str) -> None:
-        super().__init__(data, "--device", "cuda", *options)
+        super().__init__(data, "--device", "cuda", "--durability", "checkpoint", *options)
         self._command[1:3] = ["-m", "tests.service.faults.losing", str(applies)]
 
     def end(self) -> int:

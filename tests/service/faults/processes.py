@@ -59,7 +59,8 @@ class ForkedServer:
     """A server that can be started again and again at one address."""
 
     def __init__(self, forks: Forks, path: Path, **options: Any) -> None:
-        self._forks, self._path, self._options = forks, path, options
+        self._forks, self._path = forks, path
+        self._options = {"durability": "checkpoint"} | options
         self.address = f"127.0.0.1:{free_port()}"
         self._child: Child | None = None
 

@@ -1,0 +1,298 @@
+"""A session as one rank has it, also over restarts of the server.
+
+A session ends with its server's process. What is left is its place, the last finished step, as
+durable as the rows. So a loop can go on behind a restart, if nothing was lost: the session is
+opened again at its place, steps that are announced and not finished are announced again, and the
+call that was out is repeated. A step that was sent to be finished, and is not after the place, has
+been finished: it is not sent again, and only its answer is lost.
+
+A trainer that was killed keeps its place until its lease has run out, which ends the session. So
+that it can be started again at once, joining a named session waits for that: it is opened and
+joined, over and over. The rank chooses the token that it joins by, so that it can leave a session
+that it has joined without having been told so.
+
+**Who notices.** The first call that is told that its member is unknown, on whichever thread: of the
+loop, of the announcements, or the renewal of the lease, so that a rank that computes takes its
+place again as well. It opens the session again while the others wait for it, and theirs are then
+repeated with the new member. A call of the old member does nothing at the new server.
+
+**What it goes by.** A session that ended otherwise (its lease ran out, a rank failed, somebody
+closed it) is not opened again: the server's process is the same then. Nor is one whose store is in
+another epoch, which has lost commands: also a rank that was not told that a step was finished would
+do it again, which others know as finished. And a place that this rank has not brought about is
+somebody else's.
+
+**Several ranks.** Each finds out for itself, and takes its place at the new server; they wait for
+one another as ever. Those whose step was not finished send it again, and the sums are the same.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from secrets import token_hex
+from time import monotonic, sleep
+from typing import Any, NoReturn, TypeVar
+
+from embstore.arrays import Keys
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+    TableHeldError,
+    TableNotFoundError,
+)
+from embstore.handles.sessions import Serving, Sessions
+from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
+from embstore_training.lease import Lease
+
+T = TypeVar("T")
+
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
+_LEAVE_S = 1.0
+"""How long leaving takes at most where it is of little use: the lease ends the place as well."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a rank opens its session, each time."""
+
+    name: str
+    tables: tuple[str, ...]
+    options: Mapping[str, Any]
+    rank: int
+    wait_s: float | None
+    """For the rank's place; None: one and a half leases."""
+    forgets: bool
+    """Nobody else knows the name: there is no place to wait for, or to keep."""
+
+
+class RankSession:
+    """A rank's session from joining to leaving. Any thread, but steps are finished by one."""
+
+    def __init__(self, sessions: Sessions, opening: Opening) -> None:
+        """Open the session and join it; under a name, wait until the place is free.
+
+        Raises
+        ------
+        TableHeldError : another trainer keeps the place, or other sessions the tables.
+        """
+        self._sessions, self._opening = sessions, opening
+        self._resuming = threading.Lock()  # Held while the session is opened again.
+        self._guard = threading.Lock()  # Of the fields below, for a moment.
+        self._member: str | None = None  # None once the rank has left.
+        self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced to this member, by step.
+        self._sent_step = 0  # The last that was sent to be finished.
+        self._lost: EmbstoreError | None = None  # Why it cannot go on.
+        self._t: Mapping[str, int] = {}  # After the last finished step; empty: not known.
+        self._lease: Lease | None = None
+        self._serving = sessions.serving()
+        self.facts: SessionFacts
+        """The session as it was when it was joined last."""
+        membership = self._join(token_hex(16))
+        self._member = membership.member
+        self._place = membership.last_step  # When the session was joined last.
+        self.last_step = membership.last_step
+        """The last step that is known to be finished."""
+        try:
+            self._lease = Lease(self._renew, self.facts.lease_ms)
+        except BaseException as failure:
+            self.leave(failure)
+            raise
+
+    def _join(self, member: str) -> Membership:
+        opening, begun, pause = self._opening, monotonic(), _PAUSE_FIRST_S
+        while True:
+            self.facts = self._sessions.open(opening.name, opening.tables, **opening.options)
+            patience_s = 1.5 * self.facts.lease_ms / 1000
+            if opening.wait_s is not None:
+                patience_s = opening.wait_s
+            try:
+                return self._sessions.join(opening.name, opening.rank, member=member)
+            except (TableHeldError, SessionExpiredError) as refused:
+                left = begun + patience_s - monotonic()
+                is_taken = isinstance(refused, TableHeldError)
+                if left <= 0 or (is_taken and opening.forgets):
+                    raise
+            except BaseException as failure:
+                self._close(member, failure)  # The store may have taken the call nevertheless.
+                raise
+            sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSE_MAX_S)
+
+    def leave(self, failure: BaseException | None) -> None:
+        """Close the session for this rank, whatever has happened.
+
+        After a failure, or when nobody answers any more, it is not waited for longer than a moment:
+        the lease will end what is left.
+        """
+        with self._guard:
+            member, self._member = self._member, None
+        try:
+            if self._lease is not None:
+                self._lease.stop()
+        finally:
+            if member is not None:
+                self._close(member, failure)
+
+    def _close(self, member: str, failure: BaseException | None) -> None:
+        is_answered = self._lease is None or self._lease.is_answered
+        timeout_s = None if failure is None and is_answered else _LEAVE_S
+        try:
+            self._sessions.close(member, forget=self._opening.forgets, timeout_s=timeout_s)
+        except EmbstoreError as exc:
+            if failure is None:
+                raise
+            failure.add_note(f"closing session {self._opening.name!r} failed as well: {exc}")
+
+    @property
+    def member(self) -> str:
+        """What calls of this rank name now, or InvalidArgumentError once it has left."""
+        member = self._member
+        if member is None:
+            raise InvalidArgumentError("expected the run to be used inside its with block")
+        return member
+
+    # Calls
+
+    def call(self, work: Callable[[str], T]) -> T:
+        """Return what `work` returns of the member; it is repeated in a session that was opened
+        again, so it must bear that.
+
+        Raises
+        ------
+        SessionExpiredError : the session has ended otherwise, or its server has lost commands.
+        """
+        while True:
+            member = self.member
+            try:
+                return work(member)
+            except (SessionExpiredError, OutcomeUnknownError) as ended:
+                self._go_on(member, ended)
+
+    def announce(self, steps: Mapping[int, Mapping[str, Keys]]) -> None:
+        """Announce steps, each the next one."""
+
+        def announced(member: str) -> str:
+            self._sessions.announce(member, steps)
+            return member
+
+        while True:
+            member = self.call(announced)
+            with self._resuming, self._guard:
+                if self._member in (member, None):
+                    self._unfinished.update(steps)
+                    return
+            # It was announced to a server that has gone since.
+
+    def finish(
+        self, number: int, verb: str, send: Callable[[str], AcknowledgedUpdate]
+    ) -> AcknowledgedUpdate:
+        """Have a step "updated", "released" or "skipped", once, by a call of the member.
+
+        Returns
+        -------
+        Where the step was done and its answer is lost: command number 0, and the tables' t.
+        """
+
+        def finished(member: str) -> AcknowledgedUpdate:
+            if self._place >= number:
+                return self._found_finished(verb)
+            self._sent_step = number
+            return send(member)
+
+        done = self.call(finished)
+        with self._guard:
+            self._unfinished.pop(number, None)
+        self.last_step, self._t = number, done.t
+        return done
+
+    def _found_finished(self, verb: str) -> AcknowledgedUpdate:
+        """Return the answer of the step at the place, as far as the tables tell it."""
+        t = self._sessions.t(self._opening.tables)
+        is_unapplied = verb == "updated" and t == self._t
+        return AcknowledgedUpdate(0, t, skipped=verb == "skipped" or is_unapplied)
+
+    def _renew(self, timeout_s: float) -> None:
+        self.call(lambda member: self._sessions.renew(member, timeout_s=timeout_s))
+
+    # After a restart
+
+    def _go_on(self, member: str, ended: EmbstoreError) -> None:
+        """Open the session again, if `member` was of a server that was started again since.
+
+        Raises `ended` where it was not; SessionExpiredError: the server has lost something.
+        """
+        with self._resuming:
+            if self._member != member:
+                return  # Another thread was here, or the rank has left.
+            if self._lost is not None:
+                raise type(self._lost)(*self._lost.args)
+            process = self._serving.process
+            while True:
+                serving = self._sessions.serving()
+                if serving.process == process:
+                    raise ended
+                try:
+                    self._resume(token_hex(16), serving)
+                    return
+                except (SessionExpiredError, OutcomeUnknownError) as again:
+                    if self._lost is not None:
+                        raise
+                    process, ended = serving.process, again
+
+    def _resume(self, member: str, serving: Serving) -> None:
+        try:
+            place = self._join(member).last_step
+        except (TableNotFoundError, TableHeldError) as refused:
+            if serving.epoch != self._serving.epoch:
+                self._end(f"commands that no commit had are lost; it cannot be opened: {refused}")
+            raise
+        try:
+            if self._sessions.serving() != serving:
+                raise SessionExpiredError("the server was started again while it was joined")
+            self._check_kept(place, serving)
+            with self._guard:
+                unfinished = list(self._unfinished.items())
+            for number, keys in unfinished:
+                self._sessions.announce(member, {number: keys})
+            self._place, self._serving = place, serving
+            with self._guard:
+                if self._member is None:
+                    raise SessionExpiredError("the rank has left the session meanwhile")
+                self._member = member
+                if self._lease is not None and self._lease.has_ended:  # by a store that had failed
+                    self._lease = Lease(self._renew, self.facts.lease_ms)
+        except BaseException as failure:
+            self._close(member, failure)
+            raise
+
+    def _check_kept(self, place: int, serving: Serving) -> None:
+        """Raise SessionExpiredError unless a restarted server has all that this rank knows of."""
+        known, last = self.last_step, max(self.last_step, self._sent_step)
+        if place < known:
+            first = place + 1
+            steps, were, are = f"steps {first} to {known}", "were", "are"
+            if first == known:
+                steps, were, are = f"step {known}", "was", "is"
+            what = (
+                f"{steps}, which {were} finished, {are} lost: no commit had them, and no command "
+                f"log. Go back to what belongs to step {place}, and"
+            )
+        elif place > last:
+            what = f"somebody else has gone on from step {last}, the last of this rank;"
+        elif serving.epoch != self._serving.epoch:
+            what = (
+                "no step of this rank that was finished is lost, but what others did may be: step "
+                f"{place} is the last that is finished there, and commands since the last commit "
+                "may be gone. Read t of the tables, and"
+            )
+        else:
+            return
+        self._end(f"{what} open the session again: it goes on after step {place}")
+
+    def _end(self, why: str) -> NoReturn:
+        """Go on no more."""
+        where = f"session {self._opening.name!r}: the server was started again, and"
+        self._lost = SessionExpiredError(f"{where} {why}")
+        raise self._lost

@@ -1,0 +1,280 @@
+"""Training loops over a session, while their server is killed and started again.
+
+Where commands are logged, and after a clean restart, the loop notices nothing: each step is applied
+once, and the bits are those of a run that nobody disturbed. Where the server has lost commands, the
+loop says which steps are gone, and where to go on from.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Adam, Constant, Sgd, Uniform
+from embstore.errors import SessionExpiredError
+from embstore.handles.store import Store
+from embstore.profiles.hotset import HotSet
+from embstore_client import connect
+from embstore_training.hotcold import HotColdRun
+from tests.faults.forks import Forks
+from tests.service.faults.processes import ForkedServer
+from tests.service.faults.served import PATIENCE_S, until
+
+SEED = 20_261_124
+RANKS, KILLS, KEYS, ROWS, DIM = 2, 25, 40, 300, 4
+LEASE_MS, RANK_TIMEOUT_MS = 30_000, 300_000
+TABLES: dict[str, dict[str, Any]] = {
+    "marks": {"dim": 1, "rows": 1 << 20, "optimizer": Sgd(1.0), "initializer": Constant(0.0)},
+    "rows": {"dim": DIM, "rows": ROWS, "optimizer": Adam(0.01), "initializer": Uniform(-0.1, 0.1)},
+}
+
+
+class Progress:
+    """The steps that ranks are given, as many to each, and how far they have come."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.finished = 0
+        """By rank 0."""
+        self.given = 0
+        """The last step that any rank has been given."""
+        self._last = last
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Give no rank a step that no other has been given."""
+        with self._lock:
+            self._last = self.given
+
+    def batches(self, rank: int) -> Iterator[tuple[int, int]]:
+        """Yield rank and number of each step."""
+        number = 0
+        while True:
+            with self._lock:
+                if number == self._last:
+                    return
+                number += 1
+                self.given = max(self.given, number)
+            yield rank, number
+
+
+def keys_of(batch: tuple[int, int]) -> dict[str, Any]:
+    """Return the keys of a rank's share of a step; repeated ones too."""
+    rank, number = batch
+    keys = np.random.default_rng([number, rank]).integers(0, ROWS, KEYS)
+    return {"marks": [number], "rows": keys}
+
+
+def train(store: Store, rank: int, progress: Progress) -> None:
+    """Train one rank's share of all steps; gradients are computed from rows."""
+    with store.session(
+        [*TABLES],
+        name="pair",
+        rank=rank,
+        world_size=RANKS,
+        lookahead=5,
+        lease_ms=LEASE_MS,
+        rank_timeout_ms=RANK_TIMEOUT_MS,
+    ) as run:
+        for step in run.steps(progress.batches(rank), keys=keys_of):
+            rows = step.lookup()
+            noise = np.random.default_rng([step.number, rank, 1]).standard_normal(DIM, np.float32)
+            gradients = {"marks": np.ones((1, 1), np.float32), "rows": 0.1 * rows["rows"] + noise}
+            if step.number % 7 == 3:
+                step.skip()
+                continue
+            done = step.update(gradients, gradient_scale=1 / RANKS)
+            applied = step.number - (step.number + 4) // 7
+            assert done.t == dict.fromkeys(TABLES, applied)
+            assert not done.skipped
+            if rank == 0:
+                progress.finished += 1
+
+
+def make_tables(store: Store) -> None:
+    """Make both tables."""
+    for name, config in TABLES.items():
+        store.create_table(name, **config)
+
+
+def digests(store: Store) -> dict[str, str]:
+    """Return the digest of each table."""
+    return {name: store.table(name).digest() for name in TABLES}
+
+
+def undisturbed(path: Path, steps: int) -> dict[str, str]:
+    """Return the digests after a run that nobody disturbs."""
+    with embstore.open(path, cache_bytes=1 << 22, threads=1) as store:
+        make_tables(store)
+        progress = Progress(steps)
+        with ThreadPoolExecutor(RANKS) as pool:
+            list(pool.map(lambda rank: train(store, rank, progress), range(RANKS)))
+        return digests(store)
+
+
+def applied_counts(store: Store, steps: int) -> list[int]:
+    """Return how many times each step was applied."""
+    marks = store.table("marks").lookup(np.arange(1, steps + 1), admit=False)[:, 0]
+    return [int(-mark) for mark in marks]
+
+
+@pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
+def test_ranks_go_on_over_kills_where_commands_are_logged(
+    forks: Forks, quick_path: Path, recovery_s: float, soak: int
+) -> None:
+    """Whatever was out: a lookup, an announcement, one rank's update or both, or an answer."""
+    sys.stdout.write(f"seed {SEED + soak}\n")
+    rng = np.random.default_rng(SEED + soak)
+    options = {"durability": "commands", "recovery_s": recovery_s}
+    server = ForkedServer(forks, quick_path / "store", **options)
+    server.start()
+    progress = Progress()
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
+        ]
+        make_tables(stores[0])
+        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
+        stack.callback(progress.end)
+        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+        for n in range(KILLS):
+            wanted = progress.finished + int(rng.integers(0, 6))
+            until(lambda at=wanted: progress.finished >= at or any(r.done() for r in ranks))
+            if n % 10 == 9:
+                server.stop()
+            else:
+                server.kill()
+            server.start()
+        progress.end()
+        for rank in ranks:
+            rank.result(PATIENCE_S)
+        steps = progress.given
+        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
+        assert applied_counts(stores[0], steps) == [int(not skip) for skip in skipped]
+        assert digests(stores[0]) == undisturbed(quick_path / "other", steps)
+        assert stores[0].epoch == 1
+        stores[0].check_integrity()
+    server.stop()
+
+
+def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
+    forks: Forks, quick_path: Path
+) -> None:
+    server = ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        store.create_table("rows", **TABLES["rows"])
+        with store.session(["rows"]) as run:
+            for step in run.steps(range(20), keys=lambda number: {"rows": [number]}):
+                if step.number % 5 == 0:
+                    server.stop()
+                    server.start()
+                done = step.update({"rows": step.lookup()["rows"]})
+                assert done.t == {"rows": step.number}
+        assert store.epoch == 1
+    server.stop()
+
+
+@pytest.mark.parametrize("finished", [2, 4, 6])
+def test_a_loop_says_which_finished_steps_were_lost(
+    forks: Forks, quick_path: Path, finished: int
+) -> None:
+    """With durability checkpoint, also where only steps of other clients may be lost."""
+    server = ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        table = store.create_table("rows", **TABLES["rows"])
+        kept = ""
+        wanted = {
+            2: "step 2 is the last that is finished .* may be gone",
+            4: "step 4, which was finished, is lost",
+            6: "steps 4 to 6, which were finished, are lost",
+        }
+        with (
+            pytest.raises(SessionExpiredError, match=wanted[finished]) as caught,
+            store.session(["rows"], name="run") as run,
+        ):
+            for step in run.steps(range(9), keys=lambda number: {"rows": [number]}):
+                if step.number == min(finished, 3) + 1:
+                    store.checkpoint("kept")
+                    kept = table.digest()
+                    if finished == 2:
+                        store.create_table("other", **TABLES["rows"])
+                if step.number == finished + 1:
+                    server.kill()
+                    server.start()
+                step.update({"rows": step.lookup()["rows"]})
+        place = min(finished, 3)
+        assert f"goes on after step {place}" in str(caught.value)
+        with store.session(["rows"], name="run", wait_s=0) as run:
+            assert run.last_step == place
+        assert table.t == place
+        assert table.digest() == kept
+    server.stop()
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "interval"])
+def test_every_rank_is_told_of_lost_steps(forks: Forks, quick_path: Path, durability: str) -> None:
+    """Also one that had not been told that the last of them was finished."""
+    server = ForkedServer(forks, quick_path / "store", durability=durability, sync_every_s=3600.0)
+    server.start()
+    progress = Progress()
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
+        ]
+        make_tables(stores[0])
+        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
+        stack.callback(progress.end)
+        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+        until(lambda: progress.finished >= 5 or any(rank.done() for rank in ranks))
+        server.kill()
+        server.start()
+        for rank in ranks:
+            with pytest.raises(SessionExpiredError, match="the server was started again, and"):
+                rank.result(PATIENCE_S)
+    server.stop()
+
+
+def train_hot_and_cold(store: Store, progress: Progress) -> tuple[str, int]:
+    """Train batches of hot rows at the trainer, others at the store; return digest and t."""
+    rng = np.random.default_rng(SEED)
+    chunks = [{"id": rng.integers(0, 20 if n % 2 else ROWS, 64)} for n in range(30)]
+    hot_set = HotSet({"rows": np.arange(20)})
+    table = store.create_table("rows", **TABLES["rows"])
+    options: dict[str, Any] = {"batch_size": 8, "window_batches": 8, "lease_ms": LEASE_MS}
+    with HotColdRun(store, hot_set, {"id": "rows"}, **options) as run:
+        for step in run.steps(chunks):
+            step.update({"rows": 0.1 * step.lookup()["rows"] + 1})
+            progress.finished += 1
+        assert run.stats()["switches"] > 3
+    return table.digest(), table.t
+
+
+def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path, soak: int) -> None:
+    """A hot/cold run over kills, in phases of either kind and in exchanges."""
+    sys.stdout.write(f"seed {SEED + soak}\n")
+    rng = np.random.default_rng(SEED + soak)
+    with embstore.open(quick_path / "other", cache_bytes=1 << 22, threads=1) as store:
+        wanted = train_hot_and_cold(store, Progress())
+    server = ForkedServer(forks, quick_path / "store", durability="commands")
+    server.start()
+    progress = Progress()
+    with (
+        connect(server.address, timeout_s=PATIENCE_S) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        training = pool.submit(train_hot_and_cold, store, progress)
+        while not training.done():
+            at = progress.finished + int(rng.integers(1, 12))
+            until(lambda at=at: progress.finished >= at or training.done())
+            server.kill()
+            server.start()
+        assert training.result() == wanted
+    server.stop()
