@@ -135,6 +135,7 @@ class Engine:
             durability,
             memory,
             read,
+            number=frame.command_number,
             sync_every_s=sync_every_s,
             on_host=on_host(self.device),
         )

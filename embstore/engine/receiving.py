@@ -37,8 +37,16 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
             finally:
                 log.received = None
             if record.kind != COMMAND:
+                _take_epoch(engine, logged)
                 log.append_received(record)
     return log.mark
+
+
+def _take_epoch(engine: "Engine", logged: Logged) -> None:
+    """Begin the epoch that the leader has begun here, by a promotion or after a crash."""
+    is_here = logged.number == engine.tables.frame.command_number
+    if is_here and logged.epoch > engine.storage.catalogue.epoch:
+        engine.storage.begin_epoch(logged.epoch)
 
 
 def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
@@ -58,14 +66,6 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
         made = storage.catalogue.checkpoints[-1]
     if label.origin is not None:
         note_checkpoint(log.memory, label.origin, made, storage.catalogue)
-
-
-def set_epoch(engine: "Engine", epoch: int, command: int) -> None:
-    """Take the epoch that the leader has at a command, if this is where the store is."""
-    with engine.tables.frame.having(None):
-        is_here = engine.tables.frame.command_number == command
-        if is_here and engine.storage.catalogue.epoch != epoch:
-            engine.storage.begin_epoch(epoch)
 
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:

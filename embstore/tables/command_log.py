@@ -195,6 +195,8 @@ class Logged(NamedTuple):
     next_table_id: int
     path: str
     label: Label | None = None
+    epoch: int = 0
+    """Of answers: the epoch in which they are given; 0: not known."""
 
 
 class Memory:
@@ -207,6 +209,8 @@ class Memory:
         """Nothing was read."""
         self.label: dict[str, Any] | None = None
         """A checkpoint that was made, and whose record is missing."""
+        self.epoch = 0
+        """In which the answers were last written; 0: not known."""
 
 
 class CommandLog:
@@ -215,6 +219,7 @@ class CommandLog:
     Parameters
     ----------
     memory, read : what was read when the store was opened (`read_log`)
+    number : of the last command
     sync_every_s : of level "interval"
     """
 
@@ -226,6 +231,7 @@ class CommandLog:
         memory: Memory,
         read: RecordReader,
         *,
+        number: int,
         sync_every_s: float,
         on_host: Callable[[Any], Any],
     ) -> None:
@@ -250,10 +256,10 @@ class CommandLog:
             failed=storage.fail,
         )
         try:
-            if memory.is_new:
-                self.append_answers(storage.catalogue.head.command)
             if memory.label is not None:
                 self._append_label(memory.label, storage.catalogue.head.command)
+            if memory.is_new or memory.epoch != storage.catalogue.epoch:
+                self.append_answers(number)
         except BaseException:
             self.files.close()
             raise
@@ -358,6 +364,7 @@ class CommandLog:
         ]
         head = {
             "life": self.memory.life,
+            "epoch": self._storage.catalogue.epoch,
             "has_forgotten": answers.has_forgotten,
             "clients": clients,
         }
@@ -430,7 +437,8 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         command, origin = codec.command(head["verb"], message)
     is_counted, next_table_id = record.kind == COMMAND, head.get("next_table_id", 0)
     number, path = record.command, record.path
-    return Logged(number, is_counted, command, origin, place, next_table_id, path, label)
+    epoch = head.get("epoch", 0)
+    return Logged(number, is_counted, command, origin, place, next_table_id, path, label, epoch)
 
 
 def _remember(
@@ -438,6 +446,7 @@ def _remember(
 ) -> None:
     """Take up what a record has of clients' calls, in place of all before."""
     memory.life, memory.is_new = head["life"], False
+    memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
     answers.has_forgotten = head["has_forgotten"]
     for name, floor, calls in head["clients"]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from embstore.engine.engine import Engine
-from embstore.engine.receiving import begin_epoch, receive, set_epoch
+from embstore.engine.receiving import begin_epoch, receive
 from embstore.errors import (
     CorruptTableError,
     EmbstoreError,
@@ -222,7 +222,7 @@ class Following:
         while True:
             reply = await _read(call, "log", "state")
             if reply.WhichOneof("what") == "state":
-                await self._note_state(reply.state)
+                self._note_state(reply.state)
                 continue
             begin = Place(reply.log.begin.segment, reply.log.begin.offset)
             records = list(stream.add(begin, reply.log.piece))
@@ -247,18 +247,12 @@ class Following:
         self._work = None
         return result
 
-    async def _note_state(self, state: Any) -> None:
+    def _note_state(self, state: Any) -> None:
         engine, standing = self._service.engine, self._service.standing
         behind = state.command - engine.tables.frame.command_number
         standing.commands_behind = max(behind, 0)
-        if behind > 0:
-            return
-        standing.even_at = monotonic()
-        if state.epoch != engine.storage.catalogue.epoch:
-            set_to = self._service.run_in_thread(
-                "Follow", lambda engine: set_epoch(engine, state.epoch, state.command)
-            )
-            await self._to_its_end(set_to)
+        if behind <= 0:
+            standing.even_at = monotonic()
 
     async def _acknowledge(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
         durable = self._service.durable

@@ -114,12 +114,6 @@ class Feed:
         assert self.engine.log is not None and self.reader is not None
         return self.reader.read(self.engine.log.files.synced, PIECE_BYTES)
 
-    def state(self) -> Any:
-        """Return the leader's command number and epoch of one moment. In a thread."""
-        with self.engine.tables.frame.looking():
-            command = self.engine.tables.frame.command_number
-            return pb.LeaderState(command=command, epoch=self.engine.storage.catalogue.epoch)
-
     def close(self) -> None:
         """Need nothing any more."""
         self.is_closed = True
@@ -301,7 +295,7 @@ class Standbys:
             if found is not None:
                 await context.write(_log_piece(*found))
             if monotonic() >= state_at:
-                state = await asyncio.to_thread(feed.state)
+                state = pb.LeaderState(command=feed.engine.tables.frame.command_number)
                 await context.write(pb.FollowReply(state=state).SerializeToString())
                 state_at = monotonic() + STATE_EVERY_S
             if found is None:

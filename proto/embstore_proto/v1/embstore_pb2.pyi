@@ -1374,9 +1374,7 @@ class LogPiece(_message.Message):
     def __init__(self, begin: _Optional[_Union[LogPlace, _Mapping]] = ..., piece: _Optional[bytes] = ...) -> None: ...
 
 class LeaderState(_message.Message):
-    __slots__ = ("command", "epoch")
+    __slots__ = ("command",)
     COMMAND_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     command: int
-    epoch: int
-    def __init__(self, command: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, command: _Optional[int] = ...) -> None: ...

@@ -32,9 +32,14 @@ def contents(store: Store) -> dict[str, Any]:
     return {
         "command": store.command,
         "epoch": store.epoch,
-        "checkpoints": [(c.label, c.metadata, c.state.command) for c in store.checkpoints()],
+        "checkpoints": kept(store),
         "tables": {name: (t.digest(), t.t, t.rows, t.learning_rate) for name, t in tables.items()},
     }
+
+
+def kept(store: Store) -> list[Any]:
+    """Return the labels that a store keeps, which do not change its command number."""
+    return [(c.label, c.metadata, c.state.command) for c in store.checkpoints()]
 
 
 def await_same(leader: ForkedServer, standby: ForkedServer) -> dict[str, Any]:
@@ -44,8 +49,9 @@ def await_same(leader: ForkedServer, standby: ForkedServer) -> dict[str, Any]:
         wanted = contents(store)
         until(lambda: _state(copy) == (wanted["command"], wanted["epoch"]))
     with connected(standby) as copy:  # another epoch may have begun
-        until(lambda: len(copy.checkpoints()) == len(wanted["checkpoints"]))
-        assert contents(copy) == wanted
+        until(lambda: kept(copy) == wanted["checkpoints"])
+        found = contents(copy)
+        assert found == wanted, f"{found} is not {wanted}"
         copy.check_integrity()
         return wanted
 
