@@ -38,7 +38,7 @@ test: .venv/stamp
 
 soak: .venv/stamp
 	@echo "embstore: killing trainers and servers, thousands of times"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_standbys.py
 
 check: .venv/stamp
 	@echo "embstore: checking format, lint, types and style"

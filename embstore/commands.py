@@ -308,6 +308,10 @@ class Backup(Command[results.BackupFacts], effect=Effect.LONG):
     label: str | None = None
 
 
+class Promote(Command[None], effect=Effect.TUNES):
+    """Make a standby the leader: it follows nobody any more, and takes writes."""
+
+
 # Rows
 
 

@@ -2,7 +2,7 @@
 
 * EmbstoreError
   + InvalidArgumentError (also a ValueError)      shape, dtype, range, non-finite gradient, bad name
-  + PermissionDeniedError                         a write to a store opened read-only
+  + PermissionDeniedError                         a write to a read-only store, or to a standby
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
@@ -36,7 +36,7 @@ class InvalidArgumentError(EmbstoreError, ValueError):
 
 
 class PermissionDeniedError(EmbstoreError):
-    """The caller may not do this: the store was opened with read_only=True."""
+    """The store takes no writes: it is read-only, a standby, or a leader that was replaced."""
 
 
 class TableNotFoundError(EmbstoreError, LookupError):

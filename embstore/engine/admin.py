@@ -8,7 +8,7 @@ from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
 from embstore.engine.stats import store_stats, table_stats
-from embstore.errors import CheckpointExistsError, InvalidArgumentError
+from embstore.errors import CheckpointExistsError, InvalidArgumentError, PermissionDeniedError
 from embstore.results import Acknowledged, TableDescription
 from embstore.tables.state import TableState
 from embstore.version import __version__
@@ -215,6 +215,12 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
         engine.hot_pins.pin_wanted()
 
 
+def promote(engine: "Engine", command: c.Promote, _: None) -> None:
+    """A leader stays the leader; a server promotes its standby before the command gets here."""
+    if engine.standing.replaced_by:
+        raise PermissionDeniedError(engine.standing.refusal)
+
+
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
     """Count accesses from nothing; what was counted does not come back with a restart either."""
     with engine.tables.reading():
@@ -238,5 +244,6 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.ListCheckpoints: list_checkpoints,
     c.Backup: backup,
     c.Restore: restore,
+    c.Promote: promote,
     c.ClearCounts: clear_counts,
 }

@@ -26,6 +26,7 @@ from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
 from embstore.engine.recovery import recover
 from embstore.engine.scrubbing import Scrubber
+from embstore.engine.standing import Standing
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
@@ -113,6 +114,8 @@ class Engine:
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
+        self.standing = Standing()
+        self._is_abandoned = False
         self.tables.frame.wrote = self.commits.consider
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, scrub_bytes_per_s)
@@ -137,6 +140,7 @@ class Engine:
             durability,
             memory,
             read,
+            number=frame.command_number,
             sync_every_s=sync_every_s,
             on_host=on_host(self.device),
         )
@@ -187,12 +191,17 @@ class Engine:
         """
         command = checked(command)
         into = out if progress is None else progress
+        self.standing.check(command)
         if origin is None or self.log is None:
-            return HANDLERS[type(command)](self, command, into)
+            return self.execute_here(command, into)
         with self.tables.frame.having(origin):
-            result = HANDLERS[type(command)](self, command, into)
+            result = self.execute_here(command, into)
             self.log.answered(command, result, context(self, self.log.memory.life))
             return result
+
+    def execute_here(self, command: Command[Any], into: Any = None) -> Any:
+        """Execute a command whose form was checked, whoever may write to this store."""
+        return HANDLERS[type(command)](self, command, into)
 
     @property
     def log(self) -> CommandLog | None:
@@ -242,11 +251,17 @@ class Engine:
             for part in parts:
                 part.join_threads()
 
+    def abandon(self) -> None:
+        """Close, and commit nothing: what is here is not needed any more."""
+        self._is_abandoned = True
+        self.close()
+
     def _commit_and_free(self) -> None:
+        is_kept = self.failure is None and not self._is_abandoned
         try:
-            if not self.storage.read_only and self.failure is None and not self.tables.is_committed:
+            if not self.storage.read_only and is_kept and not self.tables.is_committed:
                 self.tables.commit()
-            if self.failure is None:
+            if is_kept:
                 self.frequencies.keep_counts(self.tables.by_id.values())
         finally:
             self._free()

@@ -10,7 +10,8 @@ would have been. Of a command that a commit has, and whose answer was lost with 
 much is known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ from embstore.engine import rows
 from embstore.engine.admin import context
 from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
 from embstore.storage.command_records import RecordReader
-from embstore.tables.command_log import FORGOTTEN, Answer, Codec, Logged, Memory, read_log
+from embstore.tables.command_log import BEGINS_ANEW, Answer, Codec, Logged, Memory, read_log
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine
@@ -43,32 +44,48 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
 
     Raises CorruptTableError: commands are missing, or do not do what they did.
     """
-    storage, tables = engine.storage, engine.tables
+    storage = engine.storage
     memory, begun, executed = Memory(), perf_counter(), 0
     reader = RecordReader(storage.files, bytes.fromhex(storage.catalogue.store_id))
     if reader.is_empty:
         return Recovered(memory, reader, 0, 0.0)
-    limits, tables.limits = tables.limits, _unlimited(tables.limits)
-    tables.frame.is_covered = True
-    try:
+    with executing_again(engine):
         for logged in read_log(reader, codec(), memory, storage.catalogue):
-            now = tables.frame.command_number
-            if logged.number > now + logged.is_counted:
-                raise CorruptTableError(
-                    f"{logged.path}: expected command {now + 1}, found {logged.number}: commands "
-                    "that were acknowledged are missing"
-                )
-            if logged.number > now:
-                _execute(engine, logged, memory)
+            if execute_again(engine, logged, memory):
                 executed += 1
                 storage.files.reached("replay:command")
-            elif logged.is_counted:
-                _note(engine, logged, None, memory)
-            elif logged.place is not None and logged.number == now:
-                tables.places.pop(logged.place.session, None)
-    finally:
-        tables.limits, tables.frame.is_covered = limits, False
     return Recovered(memory, reader, executed, perf_counter() - begun)
+
+
+@contextmanager
+def executing_again(engine: "Engine") -> Iterator[None]:
+    """Let commands be executed that were acknowledged before: limits do not count."""
+    tables = engine.tables
+    limits, tables.limits = tables.limits, _unlimited(tables.limits)
+    is_covered, tables.frame.is_covered = tables.frame.is_covered, True
+    try:
+        yield
+    finally:
+        tables.limits, tables.frame.is_covered = limits, is_covered
+
+
+def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
+    """Execute what a log has, in its turn; return whether it was a command that is new here."""
+    tables = engine.tables
+    now = tables.frame.command_number
+    if logged.number > now + logged.is_counted:
+        raise CorruptTableError(
+            f"{logged.path}: expected command {now + 1}, found {logged.number}: commands that were "
+            "acknowledged are missing"
+        )
+    if logged.number > now:
+        _execute(engine, logged, memory)
+        return True
+    if logged.is_counted:
+        _note(engine, logged, None, memory)
+    elif logged.place is not None and logged.number == now:
+        tables.places.pop(logged.place.session, None)
+    return False
 
 
 def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
@@ -82,7 +99,7 @@ def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
     except EmbstoreError as exc:
         exc.add_note(f"This is command {logged.number} of {logged.path}, executed again.")
         raise
-    if logged.place is not None and logged.place.step != FORGOTTEN:
+    if logged.place is not None and logged.place.step != BEGINS_ANEW:
         engine.tables.note_place(*logged.place)
     if engine.tables.frame.command_number != logged.number:
         raise CorruptTableError(
@@ -99,11 +116,11 @@ def _result(engine: "Engine", logged: Logged) -> Any:
     if isinstance(command, c.PutStepRows):
         return rows.put_step_rows_again(engine, command)
     if not isinstance(command, c.CreateTable):
-        return engine.begin(command)
+        return engine.execute_here(command)
     before = storage.next_table_id  # more than then, where what was made then is still there
     storage.next_table_id = logged.next_table_id
     try:
-        return engine.begin(command)
+        return engine.execute_here(command)
     finally:
         storage.next_table_id = max(before, storage.next_table_id)
 

@@ -17,6 +17,7 @@ from embstore.device.facts import DeviceFacts
 from embstore.engine.backups import BackupStats
 from embstore.engine.commits import CommitStats
 from embstore.engine.scrubbing import ScrubStats
+from embstore.engine.standing import StandingStats
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
 from embstore.stages import StageStats
@@ -189,6 +190,7 @@ class StoreStats:
     commits: CommitStats = part("Commits that the store makes by itself.", metric="")
     backups: BackupStats = part("Backups.", metric="")
     scrubber: ScrubStats = part("Files that are checked in the background.", metric="")
+    standing: StandingStats = part("What the store is among its copies.", metric="standing")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"
     )

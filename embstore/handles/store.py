@@ -401,6 +401,16 @@ class Store:
         """
         return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)
 
+    def promote(self) -> None:
+        """Make the standby that this connection reaches the leader; a leader stays one.
+
+        Raises
+        ------
+        PermissionDeniedError : it was a leader, and has been replaced.
+        StoreClosedError : it has not the first commit of its leader yet.
+        """
+        self.executor.execute(c.Promote())
+
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.
 

@@ -29,6 +29,7 @@ CapacityError, before anything has changed. The modules:
     removal.py       files that nothing names are removed
 
     command_files.py, command_records.py   the command log: writing it, reading it
+    command_stream.py                      the same, sent to standbys
 
     records.py       rows as checked records
     cold.py          pages of records that are not in memory
@@ -36,6 +37,8 @@ CapacityError, before anything has changed. The modules:
     backup.py        a state as files elsewhere, and a store made of them
     destinations.py  where backups are: directories and URLs
     verify.py        a whole directory: what is wrong, and which rows it affects
+    taking.py        a leader's commit in place of a standby's store
+    lineage.py       who has replaced whom
     format.py        magic numbers and headers: what is on disk
     format1.py       stores of an older format
     files.py         every file operation, so that a test can record, tear and refuse them

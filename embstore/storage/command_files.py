@@ -96,6 +96,9 @@ class CommandFiles:
         """Syncs so far, each of all records that were written."""
         self.progressed: Callable[[], None] = lambda: None
         """Called on the log's thread after each sync, and when it has failed."""
+        self.needed: Callable[[list[int]], int | None] = lambda numbers: None
+        """Returns the first of the segments that somebody still reads; None: nobody does. With the
+        engine."""
         self.failure: EmbstoreError | None = None
         self._files = files
         self._store_id = store_id
@@ -120,8 +123,19 @@ class CommandFiles:
         self._thread.start()
 
     @property
+    def synced(self) -> Place:
+        """Where the log is on the disk; at least up to `durable`, if that was read before. Any
+        thread."""
+        return self._synced
+
+    @property
+    def numbers(self) -> list[int]:
+        """The segments that are there. With the engine."""
+        return list(self._numbers)
+
+    @property
     def bytes(self) -> int:
-        """Bytes of all segments."""
+        """Bytes of all segments that no commit has."""
         return self._bytes_before + (self._segment.end if self._segment else 0)
 
     # Appending
@@ -174,13 +188,17 @@ class CommandFiles:
             self._segment = None
 
     def forget(self) -> None:
-        """Give up all segments but the one that is appended to; their records are written.
+        """Give up all segments but the one that is appended to, and those that are needed; their
+        records are written.
 
         They are written again: to write over what is on the disk is several times as fast as to
         write where nothing was. As many are kept as the log had at this commit.
         """
-        keep = [] if self._segment is None else self._numbers[-1:]
-        old, self._numbers = self._numbers[: len(self._numbers) - len(keep)], keep
+        first = self._number + (self._segment is None)
+        needed = self.needed(self.numbers)
+        first = first if needed is None else min(first, needed)
+        old = [number for number in self._numbers if number < first]
+        self._numbers = self._numbers[len(old) :]
         while self._spares:
             self._files.discard(spare_path(self._spares.pop()))
         for number in old:

@@ -31,12 +31,17 @@ from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, unpack_header
 DIRECTORY, _SUFFIX, _SPARE_SUFFIX = "commands", ".commands", ".spare"
 _MAGIC = b"EMCR"
 _HEAD = struct.Struct("<4sIQQQQQQQ")
+HEAD_BYTES = _HEAD.size
 _ALIGNMENT = 64
 _SMALL_BYTES = 64 << 10
 """Parts of a record below this size are joined before they are written."""
 _COPY_BYTES = 8 << 20
 
 Part = bytes | memoryview
+
+COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT = 1, 2, 3, 4
+"""Kinds of records: a command; answers; a session's place, forgotten; a label that was made. A
+command has a number of its own, the others that of the command before."""
 
 
 class Place(NamedTuple):
@@ -156,7 +161,7 @@ class RecordReader:
             content = file.read(first, file.size)
         at = content.find(_MAGIC)
         while at >= 0:
-            head = None if at % _ALIGNMENT else _unpacked(content[at : at + _HEAD.size], number)
+            head = None if at % _ALIGNMENT else unpacked(content[at : at + _HEAD.size], number)
             if head is not None and head.synced > self.end:
                 raise CorruptTableError(
                     f"{segment_path(self.end.segment)}: the record at {self.end.offset} is not "
@@ -165,7 +170,9 @@ class RecordReader:
             at = content.find(_MAGIC, at + 1)
 
 
-class _Head(NamedTuple):
+class Unpacked(NamedTuple):
+    """The head of a record."""
+
     kind: int
     command: int
     size: int
@@ -173,19 +180,19 @@ class _Head(NamedTuple):
     crc: int
 
 
-def _unpacked(data: bytes, number: int) -> _Head | None:
+def unpacked(data: bytes, number: int) -> Unpacked | None:
     """Return the head of a record of a segment; None if it is none."""
     if len(data) < _HEAD.size:
         return None
     magic, kind, command, size, segment, offset, crc, _, own = _HEAD.unpack(data)
     if magic != _MAGIC or own != _head_crc(data[:56], number):
         return None
-    return _Head(kind, command, size, Place(segment, offset), crc)
+    return Unpacked(kind, command, size, Place(segment, offset), crc)
 
 
-def _record(file: File, number: int, offset: int) -> tuple[_Head, bytes] | None:
+def _record(file: File, number: int, offset: int) -> tuple[Unpacked, bytes] | None:
     """Return the record at an offset; None if there is no whole one."""
-    head = _unpacked(file.read(offset, _HEAD.size), number)
+    head = unpacked(file.read(offset, _HEAD.size), number)
     if head is None:
         return None
     body = file.read(offset + _HEAD.size, head.size)

@@ -43,6 +43,7 @@ from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
 from embstore.storage.removal import Removal
 from embstore.storage.run import Run, RunWriter
+from embstore.storage.taking import finish
 from embstore.storage.tiers import arranged
 
 IDENTITY = "store.json"
@@ -69,6 +70,8 @@ class Contents:
         self.removal = Removal(files)
         self._lock = _lock_directory(files, read_only=read_only)
         try:
+            if not read_only:
+                finish(files)
             self.use(_read_catalogue(files, read_only=read_only, limits=limits))
             if not read_only and files.exists(LINKS):
                 files.discard(LINKS, directory=True)

@@ -100,7 +100,8 @@ class Storage:
         self.segment_bytes = limits.segment_bytes
         self.log_rows_max = limits.log_rows_max
         self.files = files
-        self._keep = checkpoints_keep
+        self.keep = checkpoints_keep
+        """Labels that are kept; older ones are given up."""
         self._workers = Workers(threads)
         self._contents = Contents(files, read_only=read_only, limits=limits)
         self.check_usable = self._contents.check_usable
@@ -143,6 +144,10 @@ class Storage:
         """Record that commands follow the last commit, so that losing them begins a new epoch."""
         if not self.catalogue.tail:
             self._contents.replace_catalogue(replace(self.catalogue, tail=True))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, which others have begun or are to know of."""
+        self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def close(self) -> None:
         """Stop a merge and release the directory. Nothing is committed."""
@@ -218,7 +223,7 @@ class Storage:
                 self.files.sync_directory("log")
         checkpoints = old.checkpoints
         if label is not None:
-            checkpoints = (*checkpoints, Checkpoint(label, metadata, head))[-self._keep :]
+            checkpoints = (*checkpoints, Checkpoint(label, metadata, head))[-self.keep :]
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
         new = replace(old, head=head, checkpoints=checkpoints, tail=False)
         return replace(

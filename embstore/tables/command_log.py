@@ -46,11 +46,17 @@ from embstore.durability import Durability
 from embstore.results import Context
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_files import CommandFiles
-from embstore.storage.command_records import Part, RecordReader
+from embstore.storage.command_records import (
+    ANSWERS,
+    CHECKPOINT,
+    COMMAND,
+    FORGOTTEN,
+    Part,
+    Record,
+    RecordReader,
+)
 from embstore.storage.storage import Storage
 
-_COMMAND, _ANSWERS, _FORGOTTEN = 1, 2, 3
-"""Kinds of records: a command; answers; a session's place, forgotten."""
 CALLS_MAX = 1024
 """Answers that are kept of one client."""
 CLIENTS_MAX = 4096
@@ -97,8 +103,8 @@ class Codec(Protocol):
         """Return the result of a reply, and the state that it is of."""
 
 
-FORGOTTEN = -1
-"""The step of a session that begins anew."""
+BEGINS_ANEW = -1
+"""The step of a session whose place is forgotten."""
 
 
 class Sent(NamedTuple):
@@ -168,8 +174,17 @@ class Answers:
         self._count += len(calls)
 
 
+class Label(NamedTuple):
+    """A checkpoint that was made, by whom, and how many labels are kept since."""
+
+    label: str
+    metadata: dict[str, Any]
+    keep: int
+    origin: Sent | None
+
+
 class Logged(NamedTuple):
-    """What was read from the log: a command, or where a session was after one."""
+    """What was read from the log: a command, where a session was after one, or a label."""
 
     number: int
     is_counted: bool
@@ -179,6 +194,9 @@ class Logged(NamedTuple):
     place: SessionPlace | None
     next_table_id: int
     path: str
+    label: Label | None = None
+    epoch: int = 0
+    """Of answers: the epoch in which they are given; 0: not known."""
 
 
 class Memory:
@@ -189,6 +207,10 @@ class Memory:
         self.answers = Answers()
         self.is_new = True
         """Nothing was read."""
+        self.label: dict[str, Any] | None = None
+        """A checkpoint that was made, and whose record is missing."""
+        self.epoch = 0
+        """In which the answers were last written; 0: not known."""
 
 
 class CommandLog:
@@ -197,6 +219,7 @@ class CommandLog:
     Parameters
     ----------
     memory, read : what was read when the store was opened (`read_log`)
+    number : of the last command
     sync_every_s : of level "interval"
     """
 
@@ -208,6 +231,7 @@ class CommandLog:
         memory: Memory,
         read: RecordReader,
         *,
+        number: int,
         sync_every_s: float,
         on_host: Callable[[Any], Any],
     ) -> None:
@@ -219,6 +243,8 @@ class CommandLog:
         """Of the call that has the engine."""
         self.replay_s = 0.0
         """What replaying takes, about: the time of the commands that no commit has."""
+        self.received: Record | None = None
+        """The record of a leader's log that is executed: it is appended as it came."""
         self._codec = codec
         self._storage = storage
         self._on_host = on_host
@@ -230,8 +256,10 @@ class CommandLog:
             failed=storage.fail,
         )
         try:
-            if memory.is_new:
-                self._append_memory(storage.catalogue.head.command, None)
+            if memory.label is not None:
+                self._append_label(memory.label, storage.catalogue.head.command)
+            if memory.is_new or memory.epoch != storage.catalogue.epoch:
+                self.append_answers(number)
         except BaseException:
             self.files.close()
             raise
@@ -246,6 +274,10 @@ class CommandLog:
         Raises CapacityError: nothing has changed.
         """
         began = perf_counter()
+        if self.received is not None:
+            parts: list[Part] = [self.received.body]
+            self.files.reserve(len(self.received.body))
+            return partial(self._end, parts, began, False)
         head: dict[str, Any] = {"next_table_id": self._storage.next_table_id}
         if place is not None:
             head |= {"session": place.session, "step": place.step}
@@ -261,7 +293,7 @@ class CommandLog:
         return partial(self._end, parts, began, smaller is command)
 
     def _end(self, parts: list[Part], began: float, is_borrowed: bool, number: int) -> None:
-        mark = self.files.append(_COMMAND, number, parts)
+        mark = self.files.append(COMMAND, number, parts)
         if is_borrowed:
             self._borrowed = mark
         self.replay_s += perf_counter() - began
@@ -279,26 +311,48 @@ class CommandLog:
 
     def append_forgotten(self, session: str, number: int) -> None:
         """Append that a session begins anew."""
-        self.files.append(_FORGOTTEN, number, _framed({"session": session}))
+        self.files.append(FORGOTTEN, number, _framed({"session": session}))
+
+    def read(self, record: Record) -> Logged:
+        """Return what a record of a leader's log has; keep its answers."""
+        return read_record(record, self._codec, self.memory, self._storage.catalogue)
+
+    def append_received(self, record: Record) -> None:
+        """Append a record of a leader's log that is no command."""
+        self.files.reserve(len(record.body))
+        self.files.append(record.kind, record.command, [record.body])
 
     # Commits
 
-    def before_commit(self, number: int, label: str | None) -> None:
+    def before_commit(self, number: int, label: dict[str, Any] | None) -> None:
         """Begin a segment with what a commit does not have, and wait until it is durable.
 
         A checkpoint's own answer is not there yet: who asked for it is named with the label, which
         the catalogue has if it was made.
         """
         self.files.begin_segment()
-        self._append_memory(number, label)
+        if label is not None and self.origin is not None:
+            origin = self.origin
+            label["origin"] = [origin.client_id, origin.sequence, origin.finished_below]
+        self.append_answers(number, label)
         self.files.sync()
+        if label is not None:
+            self.files.reserve(sum(map(len, _framed(label))))
 
-    def after_commit(self) -> None:
-        """Remove what the commit has."""
+    def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
+        """Append the label that was made, for standbys, and remove what the commit has."""
+        if label is not None:
+            self.files.append(CHECKPOINT, number, _framed(label))
         self.files.forget()
         self.replay_s = 0.0
 
-    def _append_memory(self, number: int, label: str | None) -> None:
+    def _append_label(self, label: dict[str, Any], number: int) -> None:
+        parts = _framed(label)
+        self.files.reserve(sum(map(len, parts)))
+        self.files.append(CHECKPOINT, number, parts)
+
+    def append_answers(self, number: int, label: dict[str, Any] | None = None) -> None:
+        """Append all answers that clients may still ask for; `label` is about to be made."""
         answers = self.memory.answers
         clients = [
             [
@@ -310,17 +364,15 @@ class CommandLog:
         ]
         head = {
             "life": self.memory.life,
+            "epoch": self._storage.catalogue.epoch,
             "has_forgotten": answers.has_forgotten,
             "clients": clients,
         }
-        if self.origin is not None and label is not None:
-            origin = self.origin
-            head["checkpoint"] = [
-                origin.client_id, origin.sequence, origin.finished_below, label
-            ]  # fmt: skip
+        if label is not None:
+            head["label"] = label
         parts = _framed(head)
         self.files.reserve(sum(map(len, parts)))
-        self.files.append(_ANSWERS, number, parts)
+        self.files.append(ANSWERS, number, parts)
 
     def _encoded(self, answer: Answer) -> str | None:
         if answer.result is None:
@@ -366,17 +418,27 @@ def read_log(
 ) -> Iterator[Logged]:
     """Yield what is in the log, in order; keep its answers in `memory`."""
     for record in reader:
-        head, message = _unframed(record.body)
-        command = origin = place = None
-        if record.kind == _ANSWERS:
-            _remember(head, codec, memory, catalogue, record.command)
-        if "session" in head:
-            place = SessionPlace(head["session"], head.get("step", FORGOTTEN))
-        if "verb" in head:
-            command, origin = codec.command(head["verb"], message)
-        is_counted, next_table_id = record.kind == _COMMAND, head.get("next_table_id", 0)
-        number, path = record.command, record.path
-        yield Logged(number, is_counted, command, origin, place, next_table_id, path)
+        yield read_record(record, codec, memory, catalogue)
+
+
+def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalogue) -> Logged:
+    """Return what a record has; keep its answers in `memory`."""
+    head, message = _unframed(record.body)
+    command = origin = place = label = None
+    if record.kind == ANSWERS:
+        _remember(head, codec, memory, catalogue, record.command)
+    if record.kind == CHECKPOINT:
+        sent = head.get("origin")
+        label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
+        memory.label = None
+    if "session" in head:
+        place = SessionPlace(head["session"], head.get("step", BEGINS_ANEW))
+    if "verb" in head:
+        command, origin = codec.command(head["verb"], message)
+    is_counted, next_table_id = record.kind == COMMAND, head.get("next_table_id", 0)
+    number, path = record.command, record.path
+    epoch = head.get("epoch", 0)
+    return Logged(number, is_counted, command, origin, place, next_table_id, path, label, epoch)
 
 
 def _remember(
@@ -384,15 +446,24 @@ def _remember(
 ) -> None:
     """Take up what a record has of clients' calls, in place of all before."""
     memory.life, memory.is_new = head["life"], False
+    memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
     answers.has_forgotten = head["has_forgotten"]
     for name, floor, calls in head["clients"]:
         answers.put(name, floor, {n: _answer_of(verb, reply, codec) for n, verb, reply in calls})
-    *origin, label = head.get("checkpoint", [None])
-    made = None if label is None else catalogue.checkpoint(label)
-    if made is not None and made.state.command == number:
-        state = Context(catalogue.store_id, catalogue.epoch, number, memory.life)
-        answers.add(Sent(*origin), Answer("Checkpoint", made, state))
+    memory.label = None
+    label = head.get("label")
+    made = None if label is None else catalogue.checkpoint(label["label"])
+    if label is not None and made is not None and made.state.command == number:
+        memory.label = label
+        if "origin" in label:
+            note_checkpoint(memory, Sent(*label["origin"]), made, catalogue)
+
+
+def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
+    """Keep what a checkpoint was answered."""
+    state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.life)
+    memory.answers.add(origin, Answer("Checkpoint", made, state))
 
 
 def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:

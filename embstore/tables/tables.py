@@ -245,19 +245,22 @@ class Tables:
     def commit(self, label: str | None = None, metadata: dict[str, object] | None = None) -> None:
         """Make everything durable; under a label, keep it."""
         self.flush()
-        log = self.frame.log
+        log, number = self.frame.log, self.frame.command_number
+        made = None
+        if label is not None:
+            made = {"label": label, "metadata": metadata or {}, "keep": self.storage.keep}
         if log is not None:
-            log.before_commit(self.frame.command_number, label)
+            log.before_commit(number, made)
         entries = [table.entry() for table in self.by_id.values()]
         self.storage.commit(
             entries,
-            self.frame.command_number,
+            number,
             places=self.places,
             label=label,
             metadata=metadata,
         )
         if log is not None:
-            log.after_commit()
+            log.after_commit(number, made)
 
     @property
     def is_committed(self) -> bool:

@@ -48,16 +48,21 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     stop = _stop_signal()
-    service = Service(settings, lambda: _open(settings), Metrics())
+    loop = asyncio.get_running_loop()
+
+    def opened() -> Engine:
+        engine = _open(settings)
+        engine.commits.after_each = partial(_after_commit, engine, service, loop)
+        engine.scrubber.found.after_problem = _after_problem
+        return engine
+
+    service = Service(settings, opened, Metrics())
     server = GrpcServer(service)
     async with rest_server(service) as admin_address:
         event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
         await server.start()
         try:
             await service.open()
-            loop = asyncio.get_running_loop()
-            service.engine.commits.after_each = partial(_after_commit, service, loop)
-            service.engine.scrubber.found.after_problem = _after_problem
             if not stop.done():
                 await server.ready()
                 state = service.context()
@@ -151,15 +156,15 @@ def _open(settings: Settings) -> Engine:
     return cast(Engine, store.executor)
 
 
-def _after_commit(service: Service, loop: asyncio.AbstractEventLoop) -> None:
+def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventLoop) -> None:
     """Log a commit that the store made by itself, or why it could not. In the thread of commits."""
-    commits = service.engine.commits
+    commits = engine.commits
     if commits.error is not None:
         note = f"the last one was {commits.age_s:.0f} s ago"
         event(logging.ERROR, "commit failed", error=commits.error, note=note)
         loop.call_soon_threadsafe(service.notice_failure)
         return
-    command = service.engine.storage.catalogue.head.command
+    command = engine.storage.catalogue.head.command
     event(logging.INFO, "committed", command=command, seconds=round(commits.seconds, 3))
 
 

@@ -137,6 +137,10 @@ def _count(value: Any) -> int:
     return number
 
 
+def _count_or_none(value: Any) -> int:
+    return 0 if not isinstance(value, bool) and str(value).strip() == "0" else _count(value)
+
+
 def _number(low: float, high: float) -> Callable[[Any], float]:
     """Return what reads a number in [low, high]."""
 
@@ -199,6 +203,7 @@ BYTES_OR_SHARE = Kind(
     lambda value: value if isinstance(value, str) else bytes_text(value),
 )
 COUNT = Kind("an integer above 0", "COUNT", _count)
+NUMBER = Kind("an integer, 0 or more", "COUNT", _count_or_none)
 _ANY, _ABOVE_0 = sys.float_info.max, sys.float_info.min
 MILLISECONDS = Kind("a number of milliseconds, 0 or more", "MS", _number(0, _ANY), _short)
 SECONDS = Kind(f"a number of seconds, 0 to {_MOST}", "SECONDS", _number(0, SECONDS_MAX), _short)

@@ -434,7 +434,8 @@ class GrpcServer:
         )
         self._service = service
         self._calls = GrpcCalls(service)
-        self._server.add_generic_rpc_handlers((self._calls.handlers(),))
+        handlers = (self._calls.handlers(), service.standbys.handlers())
+        self._server.add_generic_rpc_handlers(handlers)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -473,6 +474,7 @@ class GrpcServer:
         idle = asyncio.create_task(self._calls.idle.wait())
         await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
+        self._service.standbys.end()
         await self._server.stop(_LAST_REPLIES_S)
         await stopped
 

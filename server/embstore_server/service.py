@@ -30,23 +30,30 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
-from embstore.commands import Command, Effect
+from embstore.commands import Command, Effect, GetStats, Promote, Retry
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
+from embstore.engine.standing import Standing
 from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
 from embstore.handles.store import Store
 from embstore.lookahead.handles import StepOutcome
 from embstore.results import Context, Membership, ServerInfo, ServerLimits
+from embstore.storage.lineage import Lineage
+from embstore.storage.lineage import read as read_lineage
 from embstore.tables.command_log import CALLS_MAX
 from embstore_proto.envelope import Origin
 from embstore_proto.frame import CHUNK_BYTES_MAX
 from embstore_server.answers import Answered, Work, answering
 from embstore_server.durable import Durable
+from embstore_server.following import Following
 from embstore_server.inflight import Inflight
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
+from embstore_server.parsing import SECONDS_MAX
+from embstore_server.quorum import Quorum
 from embstore_server.replay import ReplayWindow, check_epoch
 from embstore_server.settings import Settings
+from embstore_server.standbys import Standbys
 from embstore_server.warming import Warming
 from embstore_server.worker import Task, Worker
 
@@ -107,7 +114,11 @@ class Service:
         self.instance = self.process
         self.started = monotonic()
         self.inflight = Inflight(settings.inflight_bytes_max)
-        self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
+        self.standing = Standing(settings.standbys)
+        self.lineage = Lineage()
+        """What the store continues; replaced whole."""
+        self._open_engine = open_engine
+        self.worker = Worker(self._opened, settings.queue_calls_max, self.notice_failure)
         self.replay = ReplayWindow(self.worker, self.instance)
         self.warming = Warming(self)
         self.failed = asyncio.Event()
@@ -122,20 +133,63 @@ class Service:
         self._engine: Engine | None = None
         self.durable: Durable | None = None
         """What answers wait for; None: for nothing."""
+        self.standbys = Standbys(self)
+        self.quorum = Quorum(settings.standbys, self._has_grown)
+        self.following = Following(self, settings)
 
     # Life
 
     async def open(self) -> None:
         """Open the store on the engine thread; from then on calls are served."""
-        self._engine = await self.worker.start()
-        if (log := self._engine.log) is not None:
-            self.instance = log.memory.life
-            self.replay = ReplayWindow(self.worker, self.instance)
-            self.replay.recall(log.memory.answers)
-            self.durable = Durable(log, self._closed, self.notice_failure)
+        self._use(await self.worker.start())
+        self.following.start()
+
+    def _opened(self) -> Engine:
+        """Open the store as what it is among its copies. On the engine thread."""
+        engine = self._open_engine()
+        lineage = self.lineage = read_lineage(engine.storage.files)
+        engine.standing = self.standing
+        self.following.decide(engine, lineage)
+        return engine
+
+    def _use(self, engine: Engine) -> None:
+        self._engine = engine
+        self._is_watching = False
+        if (log := engine.log) is None:
+            return
+        self.standbys.use(engine)
+        self.quorum = Quorum(self.settings.standbys, self._has_grown)
+        self.quorum.synced(log.files.durable, log.files.synced)
+        self.durable = Durable(
+            log,
+            self.quorum,
+            refusal=self._closed,
+            failed=self.notice_failure,
+            progressed=self.standbys.wake,
+        )
+        self.recall()
+
+    def recall(self) -> None:
+        """Answer calls as the command log has it."""
+        log = self.engine.log
+        assert log is not None
+        self.instance = log.memory.life
+        self.replay = ReplayWindow(self.worker, self.instance)
+        self.replay.recall(log.memory.answers)
+
+    async def reopen(self) -> None:
+        """Open what is in the directory now, in place of the store that was served."""
+        lane, deadline = "follow", monotonic() + SECONDS_MAX
+        task = self.worker.submit("Follow", self.worker.reopen, lane=lane, deadline=deadline)
+        self._use(await task.outcome)
+
+    def _has_grown(self) -> None:
+        if self.durable is not None:
+            self.durable.look()
 
     async def stop(self) -> None:
         """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
+        await self.following.stop()
         try:
             await self.worker.stop()
         finally:
@@ -158,6 +212,11 @@ class Service:
         if self._engine is None:
             raise self._closed()
         return self._engine
+
+    @property
+    def store_id(self) -> str:
+        """The id of the store; another one when a standby has taken its leader's first commit."""
+        return self.engine.storage.catalogue.store_id
 
     @property
     def store(self) -> Store:
@@ -186,6 +245,8 @@ class Service:
             return "starting: the store is being opened"
         if self.failure is not None:
             return f"the store has failed, restart the server: {self.failure}"
+        if self.standing.is_empty:
+            return f"starting: the first commit of {self.standing.leader} is awaited"
         return "stopping" if self.stopping else ""
 
     @property
@@ -220,6 +281,10 @@ class Service:
         OutcomeUnknownError: see `embstore_server.replay`; what the command raised.
         """
         self.note_rank(caller, command)
+        if isinstance(command, Promote) and await self.following.promote():
+            return answering(lambda _: None, self.instance)(self.engine)
+        if isinstance(command, GetStats) and self.durable is not None:
+            self.standing.writes_waiting = self.durable.writes_waiting
         work = answering(
             lambda engine: engine.begin(command, out=out, origin=origin),
             self.instance,
@@ -232,25 +297,28 @@ class Service:
                 answered = await self.run_in_thread(type(command).__name__, work)
             case _:
                 answered = await self._in_turn(caller, origin, work)
-                await self._until_durable(answered)
+                is_write = command.effect is Effect.WRITES or command.retry is Retry.WINDOW
+                await self._until_durable(answered, is_write=is_write)
         return self._noted(caller, answered)
 
-    async def _until_durable(self, answered: Answered) -> None:
-        """Wait until a crash cannot take back what an answer says, also of what others wrote.
+    async def _until_durable(self, answered: Answered, *, is_write: bool) -> None:
+        """Wait until a crash cannot take back what an answer says, also of what others wrote; what
+        this call wrote is then on standbys, too, where that is asked for.
 
         Not for the rows of a session's step: a step before it that a crash takes back is not
         acknowledged, and so is sent again, with the same gradients.
         """
         is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
         if self.durable is not None and is_known:
-            await self.durable.wait(answered.mark)
+            await self.durable.wait(answered.mark, is_write=is_write)
 
     async def finished(self, answered: Answered) -> Answered:
         """Return an answer for which other ranks had to do their part, when they have."""
         if isinstance(answered.value, StepOutcome):
             answered = answered.finished(await self.until(answered.value, answered.value.poll))
             log = self.engine.log
-            await self._until_durable(answered._replace(mark=log.mark if log is not None else 0))
+            mark = log.mark if log is not None else 0
+            await self._until_durable(answered._replace(mark=mark), is_write=True)
         return answered
 
     def note_rank(self, caller: Caller, command: Any) -> None:

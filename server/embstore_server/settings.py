@@ -150,6 +150,24 @@ class Settings:
         "Directory or URL below which clients may have backups written; none: nowhere.",
         None,
     )
+    follow: str = setting(
+        kinds.ADDRESS_OR_OFF,
+        "Be a standby of the server at this address: have its tables, and take no writes until "
+        "promoted; off: be a leader.",
+        OFF,
+    )
+    follow_ca: Path | None = setting(
+        kinds.FILE,
+        "PEM file of the certificate authorities to trust when following; none: without TLS.",
+        None,
+    )
+    # Waiting for a standby that may not be there is a choice.
+    standbys: int = setting(
+        kinds.NUMBER,
+        "So many standbys have a write on their disks, too, before it is acknowledged; while there "
+        "are fewer, writes wait.",
+        0,
+    )
     read_only: bool = setting(
         kinds.SWITCH, "Share the directory with other readers and write nothing.", False
     )
@@ -335,6 +353,16 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
                     "and write every table: give tls_cert and tls_key (--tls-cert FILE --tls-key "
                     "FILE), or, if the network is trusted, insecure (--insecure)",
                 )
+    for name, without in (("follow", OFF), ("standbys", 0)):
+        if values[name] == without:
+            continue
+        if values["durability"] != "commands":
+            problem = f"expected durability commands with {name}, found {values['durability']}"
+            yield {name, "durability"}, problem
+        if values["read_only"]:
+            yield {name, "read_only"}, f"expected {name} or read_only, found both"
+    if values["follow"] == values["listen"]:
+        yield {"follow", "listen"}, "expected another server's address to follow, found its own"
     if values["listen"] == values["admin"] and not values["listen"].endswith(":0"):
         yield {"listen", "admin"}, f"expected listen and admin to differ, found {values['listen']}"
     for least, most in (

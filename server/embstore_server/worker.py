@@ -174,6 +174,7 @@ class Worker:
             return
         self._engine = engine
         loop.call_soon_threadsafe(self._opened.set_result, engine)
+        del engine
         while (task := self._next()) is not None:
             with self._turn:
                 result, error = self._do(task)
@@ -181,9 +182,15 @@ class Worker:
             task = result = error = None  # arrays are not kept until the next task comes
         try:
             with self._turn:
-                engine.close()
+                self._engine.close()
         except BaseException as exc:
             self._close_error = exc
+
+    def reopen(self, engine: Engine) -> Engine:
+        """Leave the store as it is, and open what is in its directory now. The work of a task."""
+        engine.abandon()
+        self._engine = self._open_engine()
+        return self._engine
 
     def _next(self) -> Task | None:
         """Wait for a task; None when the queue is empty for good."""

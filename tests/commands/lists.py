@@ -268,6 +268,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.ListCheckpoints: _plain(c.ListCheckpoints),
     c.Backup: lambda a: c.Backup("backups", a._label() if a._errs() else None),
     c.Restore: _plain(c.Restore, Author._label),
+    c.Promote: _plain(c.Promote),
     c.Lookup: lambda a: c.Lookup(tuple(map(a._table_keys, a._names()))),
     c.LookupPooled: Author._lookup_pooled,
     c.ReadRows: lambda a: c.ReadRows(a._table_keys(a._name())),
@@ -296,6 +297,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.Restore, c.CloseSession}
+_RARE = {c.DropTable, c.Restore, c.CloseSession, c.Promote}
 """What takes away what other commands need."""
 _EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 4)]

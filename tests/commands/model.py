@@ -333,6 +333,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.ListCheckpoints: _checkpoints,
     c.Backup: _backup,
     c.Restore: _restore,
+    c.Promote: _nothing,
     c.Lookup: _lookup,
     c.LookupPooled: _pooled,
     c.ReadRows: _read,

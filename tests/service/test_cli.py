@@ -383,7 +383,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> list[Setting
 
 def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve_with(monkeypatch)
-    tls = {"tls_cert": Path("c"), "tls_key": Path("k")}
+    tls = {"tls_cert": Path("c"), "tls_key": Path("k"), "follow_ca": Path("a")}
     flags = {"read_only": True, "insecure": True, "policy": "lfu", "threads": 2}
     halves = {
         name: type(one.default)(one.default / 2)

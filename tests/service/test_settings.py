@@ -241,6 +241,16 @@ def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ({"follow": "host:1"}, "durability commands with follow, found interval"),
+        ({"standbys": "2", "durability": "interval"}, "durability commands with standbys"),
+        (
+            {"follow": "host:1", "durability": "commands", "read_only": True},
+            "expected follow or read_only, found both",
+        ),
+        (
+            {"follow": "127.0.0.1:1", "listen": "127.0.0.1:1", "durability": "commands"},
+            "expected another server's address to follow",
+        ),
         ({"tls_cert": "c"}, "tls_cert and tls_key, both or neither, found tls_cert alone"),
         ({"tls_key": "k"}, "found tls_key alone"),
         ({"listen": "127.0.0.1:5", "admin": "127.0.0.1:5"}, "listen and admin to differ"),

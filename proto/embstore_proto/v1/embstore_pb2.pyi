@@ -825,6 +825,16 @@ class RestoreRequest(_message.Message):
     label: str
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ...) -> None: ...
 
+class PromoteRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PromoteReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
 class OpenSessionRequest(_message.Message):
     __slots__ = ("name", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -1306,3 +1316,97 @@ class WarmCacheReply(_message.Message):
     of: int
     finished: bool
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., rows: _Optional[int] = ..., of: _Optional[int] = ..., finished: bool = ...) -> None: ...
+
+class Promotion(_message.Message):
+    __slots__ = ("id", "epoch", "command", "first_number")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    epoch: int
+    command: int
+    first_number: int
+    def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ..., command: _Optional[int] = ..., first_number: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("follower", "wanted", "durable")
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    follower: Follower
+    wanted: Wanted
+    durable: LogPlace
+    def __init__(self, follower: _Optional[_Union[Follower, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ..., durable: _Optional[_Union[LogPlace, _Mapping]] = ...) -> None: ...
+
+class Follower(_message.Message):
+    __slots__ = ("store_id", "promotions", "command", "anew", "fences")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    promotions: _containers.RepeatedCompositeFieldContainer[Promotion]
+    command: int
+    anew: bool
+    fences: bool
+    def __init__(self, store_id: _Optional[str] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ..., command: _Optional[int] = ..., anew: bool = ..., fences: bool = ...) -> None: ...
+
+class Wanted(_message.Message):
+    __slots__ = ("paths",)
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, paths: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("leader", "file", "log", "state")
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    leader: Leader
+    file: FilePiece
+    log: LogPiece
+    state: LeaderState
+    def __init__(self, leader: _Optional[_Union[Leader, _Mapping]] = ..., file: _Optional[_Union[FilePiece, _Mapping]] = ..., log: _Optional[_Union[LogPiece, _Mapping]] = ..., state: _Optional[_Union[LeaderState, _Mapping]] = ...) -> None: ...
+
+class Leader(_message.Message):
+    __slots__ = ("store_id", "promotions", "catalogue")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
+    CATALOGUE_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    promotions: _containers.RepeatedCompositeFieldContainer[Promotion]
+    catalogue: bytes
+    def __init__(self, store_id: _Optional[str] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ..., catalogue: _Optional[bytes] = ...) -> None: ...
+
+class FilePiece(_message.Message):
+    __slots__ = ("offset", "piece")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    piece: bytes
+    def __init__(self, offset: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
+
+class LogPlace(_message.Message):
+    __slots__ = ("segment", "offset")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    offset: int
+    def __init__(self, segment: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class LogPiece(_message.Message):
+    __slots__ = ("begin", "piece")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    begin: LogPlace
+    piece: bytes
+    def __init__(self, begin: _Optional[_Union[LogPlace, _Mapping]] = ..., piece: _Optional[bytes] = ...) -> None: ...
+
+class LeaderState(_message.Message):
+    __slots__ = ("command",)
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    def __init__(self, command: _Optional[int] = ...) -> None: ...

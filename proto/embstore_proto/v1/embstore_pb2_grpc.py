@@ -114,6 +114,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupReply.FromString,
                 _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/embstore.v1.Embstore/Promote',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteReply.FromString,
+                _registered_method=True)
         self.Lookup = channel.unary_unary(
                 '/embstore.v1.Embstore/Lookup',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupRequest.SerializeToString,
@@ -408,6 +413,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promote(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -734,6 +745,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BackupReply.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteReply.SerializeToString,
             ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
@@ -1363,6 +1379,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/Backup',
             embstore__proto_dot_v1_dot_embstore__pb2.BackupRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.BackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/Promote',
+            embstore__proto_dot_v1_dot_embstore__pb2.PromoteRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.PromoteReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -2416,6 +2459,99 @@ class Embstore(object):
             '/embstore.v1.Embstore/WarmCache',
             embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.WarmCacheReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class StandbysStub(object):
+    """---- Standbys
+
+    A standby has the tables of a leader, and their digests, by executing its commands. It asks with a
+    Follower, and is answered with a Leader: with the commit that it has to take over first, or with
+    none, where it can go on. Then it says which of the commit's files it wants, which come in that
+    order, and from there on the leader's command log comes, and is acknowledged.
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Follow = channel.stream_stream(
+                '/embstore.v1.Standbys/Follow',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.FollowRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.FollowReply.FromString,
+                _registered_method=True)
+
+
+class StandbysServicer(object):
+    """---- Standbys
+
+    A standby has the tables of a leader, and their digests, by executing its commands. It asks with a
+    Follower, and is answered with a Leader: with the commit that it has to take over first, or with
+    none, where it can go on. Then it says which of the commit's files it wants, which come in that
+    order, and from there on the leader's command log comes, and is acknowledged.
+
+    """
+
+    def Follow(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StandbysServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Follow': grpc.stream_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.FollowRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.FollowReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'embstore.v1.Standbys', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('embstore.v1.Standbys', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Standbys(object):
+    """---- Standbys
+
+    A standby has the tables of a leader, and their digests, by executing its commands. It asks with a
+    Follower, and is answered with a Leader: with the commit that it has to take over first, or with
+    none, where it can go on. Then it says which of the commit's files it wants, which come in that
+    order, and from there on the leader's command log comes, and is acknowledged.
+
+    """
+
+    @staticmethod
+    def Follow(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Standbys/Follow',
+            embstore__proto_dot_v1_dot_embstore__pb2.FollowRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.FollowReply.FromString,
             options,
             channel_credentials,
             insecure,

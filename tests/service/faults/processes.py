@@ -64,6 +64,10 @@ class ForkedServer:
         self.address = f"127.0.0.1:{free_port()}"
         self._child: Child | None = None
 
+    def changed(self, **options: Any) -> "ForkedServer":
+        """Return a server of the same directory, at another address and with other options."""
+        return ForkedServer(self._forks, self._path, **(self._options | options))
+
     def start(self) -> int:
         """Start it; return the command number of the store that it found."""
         self._child = self._forks.start(serve, str(self._path), self.address, self._options)

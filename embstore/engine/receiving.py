@@ -1,0 +1,88 @@
+"""What a standby does with the records of its leader's log: as recovery does, on an open store.
+
+A record is executed and appended to the standby's own log as it came, in one turn, so that no
+commit comes in between. A label is made again, at the same command; so a leader's restore finds it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from embstore.engine.recovery import execute_again, executing_again
+from embstore.errors import CorruptTableError
+from embstore.storage.command_records import COMMAND, Record
+from embstore.tables.command_log import Label, Logged, note_checkpoint
+
+if TYPE_CHECKING:
+    from embstore.engine.engine import Engine
+
+
+def receive(engine: "Engine", records: Iterable[Record]) -> int:
+    """Execute records in order; return what of the command log has to be durable to keep them.
+
+    Raises CorruptTableError: this store is not at the command before, or does not what the leader
+    did.
+    """
+    log = engine.log
+    assert log is not None
+    for record in records:
+        with engine.tables.frame.having(None), executing_again(engine):
+            logged = log.read(record)
+            if logged.label is not None:
+                _make_label(engine, logged, logged.label)
+                continue
+            log.received = record
+            try:
+                execute_again(engine, logged, log.memory)
+            finally:
+                log.received = None
+            if record.kind != COMMAND:
+                _take_epoch(engine, logged)
+                log.append_received(record)
+    return log.mark
+
+
+def _take_epoch(engine: "Engine", logged: Logged) -> None:
+    """Begin the epoch that the leader has begun here, by a promotion or after a crash."""
+    is_here = logged.number == engine.tables.frame.command_number
+    if is_here and logged.epoch > engine.storage.catalogue.epoch:
+        engine.storage.begin_epoch(logged.epoch)
+
+
+def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
+    storage, log = engine.storage, engine.log
+    assert log is not None
+    number = engine.tables.frame.command_number
+    made = storage.catalogue.checkpoint(label.label)
+    if number != logged.number or (made is not None and made.state.command != number):
+        raise CorruptTableError(
+            f"{logged.path}: expected the label {label.label!r} at command {logged.number}, "
+            f"found the store at {number}"
+        )
+    storage.keep = label.keep
+    if made is None:
+        with engine.tables.reading():
+            engine.tables.commit(label.label, label.metadata)
+        made = storage.catalogue.checkpoints[-1]
+    if label.origin is not None:
+        note_checkpoint(log.memory, label.origin, made, storage.catalogue)
+
+
+def begin_epoch(engine: "Engine", epoch: int) -> int:
+    """Begin the epoch of a promoted standby; return what of the log has to be durable.
+
+    What clients were answered before holds in it: nothing of it was undone.
+    """
+    log = engine.log
+    with engine.tables.frame.having(None):
+        before = engine.storage.catalogue.epoch
+        engine.storage.begin_epoch(epoch)
+        if log is None:
+            return 0
+        for client in log.memory.answers.clients.values():
+            for sequence, answer in client.calls.items():
+                if answer.context.epoch == before:
+                    context = replace(answer.context, epoch=epoch)
+                    client.calls[sequence] = answer._replace(context=context)
+        log.append_answers(engine.tables.frame.command_number)
+        return log.mark

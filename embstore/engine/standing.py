@@ -1,0 +1,99 @@
+"""What a store is among its copies: the leader, a standby, or one that was replaced.
+
+An embedded store is always the leader. Whoever serves one (`embstore_server.following`) says here
+what it is, so that commands that write are refused where they would be lost, and stats show it.
+"""
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from embstore import commands as c
+from embstore.commands import Command, Effect
+from embstore.errors import PermissionDeniedError, StoreClosedError
+from embstore.stats import flag, gauge, text
+
+
+class Standing:
+    """Whether commands may write, and how far a standby is. Any thread.
+
+    standbys_needed : so many standbys have a command before it is acknowledged
+    """
+
+    def __init__(self, standbys_needed: int = 0) -> None:
+        self.leader = ""
+        """The address of the leader that is followed; "": none is."""
+        self.replaced_by = ""
+        """The promotion that has replaced this store; "": none has."""
+        self.is_empty = False
+        """A standby that has not the first commit of its leader yet."""
+        self.is_connected = False
+        self.reason = ""
+        """Why it is not connected."""
+        self.commands_behind = 0
+        self.even_at = monotonic()
+        """When the standby had all commands of its leader for the last time."""
+        self.commits_taken = 0
+        self.standbys_needed = standbys_needed
+        self.standbys = 0
+        """Connected ones."""
+        self.standbys_dropped = 0
+        self.writes_waiting = 0
+        """Commands that wait for standbys."""
+
+    @property
+    def role(self) -> str:
+        """In one word."""
+        return "replaced" if self.replaced_by else "standby" if self.leader else "leader"
+
+    @property
+    def seconds_behind(self) -> float:
+        """Time since a standby had all commands of its leader."""
+        return max(monotonic() - self.even_at, 0.0) if self.leader else 0.0
+
+    def check(self, command: Command[Any]) -> None:
+        """Refuse a command that is not this store's to execute."""
+        if not self.leader and not self.replaced_by:
+            return
+        if self.is_empty and not isinstance(command, c.GetStats):
+            raise StoreClosedError(
+                f"this standby waits for the first commit of {self.leader}"
+                f"{': ' if self.reason else ''}{self.reason}; send the call again later"
+            )
+        if command.effect is Effect.WRITES or isinstance(command, (c.Checkpoint, c.OpenSession)):
+            raise PermissionDeniedError(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing can be written here."""
+        if self.replaced_by:
+            return (
+                f"this server was replaced by {self.replaced_by}: nothing is written here any "
+                "more; send writes to the server that was promoted"
+            )
+        return f"this is a standby of {self.leader}: send writes there, or promote the standby"
+
+
+@dataclass
+class StandingStats:
+    """What the store is among its copies."""
+
+    role: str = text("leader, standby, or replaced: by a standby that was promoted.")
+    leader: str | None = text(
+        "Address of the leader that this standby follows.", lambda s: s.leader or None
+    )
+    connected: bool = flag("This standby is connected to its leader.", lambda s: s.is_connected)
+    reason: str | None = text(
+        "Why this standby is not connected, or by what the store was replaced.",
+        lambda s: s.replaced_by or s.reason or None,
+    )
+    commands_behind: int = gauge("Commands of the leader that this standby has not yet.")
+    seconds_behind: float = gauge(
+        "Time since this standby had all commands of its leader.",
+        metric="seconds_behind",
+    )
+    commits_taken: int = gauge("Commits of the leader that this standby has taken over.")
+    standbys_needed: int = gauge("So many standbys have a command before it is acknowledged.")
+    standbys: int = gauge("Standbys that are connected.")
+    standbys_dropped: int = gauge("Standbys that were dropped because they were slow.")
+    writes_waiting: int = gauge("Commands that wait for standbys.")

@@ -1,0 +1,149 @@
+"""The command log as a stream of bytes: a leader reads it from its files, a standby takes it apart.
+
+What travels is what the segments have behind their header pages, record by record and byte by byte,
+with the place where each piece begins. So a standby checks a record as recovery does: by its magic,
+its place and its checksums.
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+
+from embstore.errors import CorruptTableError
+from embstore.storage.command_records import (
+    COMMAND,
+    HEAD_BYTES,
+    Place,
+    Record,
+    Unpacked,
+    record_bytes,
+    segment_path,
+    unpacked,
+)
+from embstore.storage.files import File, Files
+from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, unpack_header
+
+START = PAGE_BYTES
+"""Offset of a segment's first record."""
+
+
+class SegmentReader:
+    """Reads the log from a place on, never beyond what is synced. One thread at a time.
+
+    Whoever reads keeps the segments from `place.segment` on from being given up.
+    """
+
+    def __init__(self, files: Files, store_id: bytes, place: Place) -> None:
+        self.place = place
+        """Where the next bytes begin."""
+        self._files = files
+        self._store_id = store_id
+        self._file: File | None = None
+
+    def read(self, synced: Place, bytes_max: int) -> tuple[Place, bytes] | None:
+        """Return the next bytes of one segment, and where they begin; None: there are none yet."""
+        while self.place < synced:
+            end = synced.offset if self.place.segment == synced.segment else self._end()
+            if self.place.offset < end:
+                begin = self.place
+                content = self._open().read(begin.offset, min(end - begin.offset, bytes_max))
+                if not content:
+                    raise CorruptTableError(f"{segment_path(begin.segment)}: shorter than it was")
+                self.place = begin._replace(offset=begin.offset + len(content))
+                return begin, content
+            self.close()
+            self.place = Place(self.place.segment + 1, START)
+        return None
+
+    def skip(self, synced: Place, command: int) -> None:
+        """Go on to the first record that follows a command."""
+        while self.place < synced:
+            end = synced.offset if self.place.segment == synced.segment else self._end()
+            while self.place.offset < end:
+                head = self._head()
+                if head.command > command:
+                    return
+                if head.command == command and head.kind != COMMAND:
+                    return
+                self.place = self.place._replace(offset=self.place.offset + record_bytes(head.size))
+            if self.place.segment == synced.segment:
+                return
+            self.close()
+            self.place = Place(self.place.segment + 1, START)
+
+    def first_command(self) -> int:
+        """Return the number of the record that is read next."""
+        return self._head().command
+
+    def _head(self) -> Unpacked:
+        segment, offset = self.place
+        head = unpacked(self._open().read(offset, HEAD_BYTES), segment)
+        if head is None:
+            raise CorruptTableError(f"{segment_path(segment)}: expected a record at {offset}")
+        return head
+
+    def _end(self) -> int:
+        """Return where the present segment ends, which the next one says."""
+        path = segment_path(self.place.segment + 1)
+        with closing(self._files.open(path)) as file:
+            page = file.read(0, PAGE_BYTES)
+        return unpack_header(page, COMMANDS_MAGIC, self._store_id, path)[1]
+
+    def _open(self) -> File:
+        if self._file is None:
+            self._file = self._files.open(segment_path(self.place.segment))
+        return self._file
+
+    def close(self) -> None:
+        """Close the file that is read. Closing twice is harmless."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RecordStream:
+    """Takes records out of pieces of the log as they come.
+
+    Raises CorruptTableError: what came is no record, or does not follow what came before.
+    """
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self.place = Place(0, 0)
+        """Where the records end that were taken."""
+        self._body_bytes_max = body_bytes_max
+        self._rest = bytearray()
+
+    def add(self, begin: Place, piece: bytes) -> Iterator[Record]:
+        """Yield the records that a piece makes whole."""
+        self._follow(begin)
+        self._rest += piece
+        at = 0
+        while (record := self._whole(at)) is not None:
+            at += record_bytes(len(record.body))
+            self.place = self.place._replace(
+                offset=self.place.offset + record_bytes(len(record.body))
+            )
+            yield record
+        del self._rest[:at]
+
+    def _follow(self, begin: Place) -> None:
+        expected = self.place._replace(offset=self.place.offset + len(self._rest))
+        is_next = begin.segment == self.place.segment + 1 and begin.offset == START
+        if self.place.segment == 0 or (is_next and not self._rest):
+            self.place = begin
+        elif begin != expected:
+            raise CorruptTableError(f"expected the log to go on at {expected}, found {begin}")
+
+    def _whole(self, at: int) -> Record | None:
+        """Return the record that begins `at` bytes into the rest; None: it is not whole yet."""
+        if len(self._rest) - at < HEAD_BYTES:
+            return None
+        head = unpacked(bytes(self._rest[at : at + HEAD_BYTES]), self.place.segment)
+        if head is None or head.size > self._body_bytes_max:
+            raise CorruptTableError(f"expected a record of a command log at {self.place}")
+        if len(self._rest) - at < record_bytes(head.size):
+            return None
+        body = bytes(self._rest[at + HEAD_BYTES : at + HEAD_BYTES + head.size])
+        if zlib.crc32(body) != head.crc:
+            raise CorruptTableError(f"the record at {self.place} is not what was written")
+        return Record(head.kind, head.command, body, f"{segment_path(self.place.segment)} (leader)")

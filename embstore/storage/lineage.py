@@ -1,0 +1,110 @@
+"""Which stores a store is the continuation of: what standbys, and those that were replaced, know.
+
+A leader and its standbys have one **lineage**: the promotions that led to the present leader,
+oldest first. Whoever has more of them than another has replaced it.
+
+Files of `log/` and `base/` have numbers that a leader uses once. A standby makes files of its own,
+with numbers from `below` on; those below are its leader's, byte for byte. A promoted standby's own
+files are the leader's from then on, so each promotion says where they begin: up to there, files of
+one name are the same in all stores that have what came before. By this a commit of a leader is
+taken over without the files that are there already.
+
+The file LINEAGE is replaced whole. A store that was never part of this has none.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from embstore.errors import CorruptTableError
+from embstore.storage.files import Files
+
+PATH = "LINEAGE"
+NO_NUMBER = 1 << 62
+"""Above the number of every file."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A standby became the leader."""
+
+    id: str
+    epoch: int
+    """That began with it."""
+    command: int
+    """The last command that it had then: up to here all have the same."""
+    first_number: int
+    """Files from this number on are its own."""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a store continues, and what has become of it."""
+
+    promotions: tuple[Promotion, ...] = ()
+    below: int | None = None
+    """Of a standby: files with lower numbers are its leader's. None: of a leader."""
+    replaced: str = ""
+    """The address of the leader that this store has replaced; "": it has replaced none."""
+    replaced_by: str = ""
+    """The promotion that has replaced this store, in words; "": it was not replaced."""
+
+    def common(self, other: tuple[Promotion, ...]) -> int:
+        """Return how many promotions are the same as others, from the oldest on."""
+        pairs = zip(self.promotions, other, strict=False)
+        return next(
+            (n for n, (mine, its) in enumerate(pairs) if mine.id != its.id),
+            min(len(self.promotions), len(other)),
+        )
+
+    def is_continued_by(self, other: tuple[Promotion, ...]) -> bool:
+        """Whether a store with these promotions has replaced this one."""
+        return self.common(other) == len(self.promotions) < len(other)
+
+    def shared_below(self, other: tuple[Promotion, ...]) -> int:
+        """Return below which number files are the same as those of the leader with these
+        promotions."""
+        at = self.common(other)
+        own = NO_NUMBER if self.below is None else self.below
+        return min([own, *(p.first_number for p in (*self.promotions[at:], *other[at:]))])
+
+    def goes_on(self, leader: tuple[Promotion, ...], next_number: int) -> "Lineage":
+        """Return the lineage of a standby that goes on with a leader's commands."""
+        return Lineage(leader, min(self.shared_below(leader), next_number))
+
+    def promoted(self, epoch: int, command: int, address: str, next_number: int) -> "Lineage":
+        """Return the lineage of a standby that is the leader from now on."""
+        first = next_number if self.below is None else self.below
+        new = Promotion(uuid4().hex, epoch, command, first)
+        return Lineage((*self.promotions, new), replaced=address)
+
+    def fenced(self, by: str) -> "Lineage":
+        """Return the lineage of a leader that was replaced."""
+        return replace(self, replaced_by=by)
+
+
+def decode(fields: dict[str, Any]) -> Lineage:
+    """Return the lineage of a JSON object."""
+    promotions = tuple(Promotion(**one) for one in fields["promotions"])
+    return Lineage(**fields | {"promotions": promotions})
+
+
+def read(files: Files) -> Lineage:
+    """Return the lineage of a directory."""
+    if not files.exists(PATH):
+        return Lineage()
+    try:
+        return decode(json.loads(files.read_all(PATH)))
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise CorruptTableError(f"{PATH}: unreadable") from exc
+
+
+def write(files: Files, lineage: Lineage) -> None:
+    """Replace the lineage of a directory."""
+    write_to(files, PATH, lineage)
+
+
+def write_to(files: Files, path: str, lineage: Lineage) -> None:
+    """Replace the lineage that is kept at a path."""
+    files.replace(path, json.dumps(asdict(lineage)).encode() + b"\n")

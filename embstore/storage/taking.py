@@ -1,0 +1,134 @@
+"""Taking over a leader's commit: its catalogue and files, in place of all that a store has.
+
+    incoming/LINEAGE      of whom the files are; another leader's are removed
+    incoming/log, base    files that are not there already; one whose name ends with .part is not
+                          whole
+    incoming/CATALOGUE    written last: from now on the commit is taken, whatever happens
+
+`take_over` then moves everything to its place, the catalogue last. Each of its steps may be done
+again, so one that was cut off is finished when the directory is opened (`finish`).
+"""
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+
+from embstore.errors import CorruptTableError
+from embstore.storage import catalogue as catalogues
+from embstore.storage import lineage as lineages
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.command_records import remove_segments
+from embstore.storage.files import Files
+from embstore.storage.format import FORMAT
+from embstore.storage.lineage import Lineage, Promotion
+
+_ROOM, _PART = "incoming", ".part"
+_ROOMS = ("log", "base")
+
+
+def paths(catalogue: Catalogue) -> dict[str, int]:
+    """Return the files that a catalogue names, and their sizes."""
+    found = {f"log/{s.number:012d}.log": s.bytes for s in catalogue.segments}
+    return found | {part.path: part.bytes for run in catalogue.runs for part in run}
+
+
+class Incoming:
+    """A commit on its way. One thread at a time."""
+
+    def __init__(self, files: Files, catalogue: Catalogue, leader: tuple[Promotion, ...]) -> None:
+        self.catalogue = catalogue
+        self._files = files
+        self._lineage = Lineage(leader, catalogue.next_segment)
+        self._begin()
+        for room in _ROOMS:
+            files.make_directory(f"{_ROOM}/{room}")
+
+    def _begin(self) -> None:
+        """Keep what was sent before by the same leader, and nothing else."""
+        files = self._files
+        mark = json.dumps([asdict(p) for p in self._lineage.promotions]).encode()
+        mark = self.catalogue.store_id.encode() + mark
+        path = f"{_ROOM}/{lineages.PATH}"
+        if not files.exists(path) or files.read_all(path) != mark:
+            _remove(files)
+            files.make_directory(_ROOM)
+            files.replace(path, mark)
+
+    def missing(self, present: Lineage | None) -> dict[str, int]:
+        """Return the files that have to be sent; `present` is the lineage of the directory, None:
+        it is another store's."""
+        below = 0 if present is None else present.shared_below(self._lineage.promotions)
+        return {
+            path: size
+            for path, size in paths(self.catalogue).items()
+            if not self._has(f"{_ROOM}/{path}", size)
+            and not (_number(path) < below and self._has(path, size))
+        }
+
+    def _has(self, path: str, size: int) -> bool:
+        if not self._files.exists(path):
+            return False
+        with closing(self._files.open(path)) as file:
+            return file.size == size
+
+    def receive(self, path: str, offset: int, piece: bytes, size: int) -> None:
+        """Write a piece of a file; the last one makes it whole.
+
+        Raises CorruptTableError: it does not follow the one before.
+        """
+        part = f"{_ROOM}/{path}{_PART}"
+        file = self._files.open(part, write=True) if offset else self._files.create(part)
+        with closing(file):
+            if file.size != offset or offset + len(piece) > size:
+                raise CorruptTableError(f"{path}: expected a piece at {file.size}, found {offset}")
+            file.write(offset, piece)
+            if offset + len(piece) < size:
+                return
+            file.sync()
+        self._files.rename(part, f"{_ROOM}/{path}")
+
+    def end(self) -> None:
+        """Take the commit: all its files are here."""
+        files = self._files
+        for room in _ROOMS:
+            files.sync_directory(f"{_ROOM}/{room}")
+        lineages.write_to(files, f"{_ROOM}/{lineages.PATH}", self._lineage)
+        files.replace(f"{_ROOM}/{catalogues.PATH}", catalogues.encode(self.catalogue))
+
+
+def finish(files: Files) -> None:
+    """Take over a commit that is whole; forget what is left of one that is not needed any more.
+
+    Nobody has the directory open.
+    """
+    if not files.exists(f"{_ROOM}/{catalogues.PATH}"):
+        return
+    content = files.read_all(f"{_ROOM}/{catalogues.PATH}")
+    catalogue = catalogues.decode(content)
+    remove_segments(files)
+    if files.exists(f"{_ROOM}/{lineages.PATH}"):
+        files.replace(lineages.PATH, files.read_all(f"{_ROOM}/{lineages.PATH}"))
+    for room in _ROOMS:
+        files.make_directory(room)
+        for name in files.list(f"{_ROOM}/{room}"):
+            if not name.endswith(_PART):
+                files.rename(f"{_ROOM}/{room}/{name}", f"{room}/{name}")
+        files.sync_directory(room)
+    identity = {"format": FORMAT, "endianness": "little", "store_id": catalogue.store_id}
+    files.replace("store.json", json.dumps(identity).encode() + b"\n")
+    files.replace(catalogues.PATH, content)
+    _remove(files)
+
+
+def _remove(files: Files) -> None:
+    """Remove what came in, the catalogue first: without it there is nothing to finish."""
+    if files.exists(_ROOM):
+        files.remove(f"{_ROOM}/{catalogues.PATH}")
+        files.sync_directory(_ROOM)
+        for room in _ROOMS:
+            files.remove_directory(f"{_ROOM}/{room}")
+        files.remove_directory(_ROOM)
+
+
+def _number(path: str) -> int:
+    return int(path.split("/")[1].split(".")[0].split("-")[0])

@@ -1,0 +1,59 @@
+"""What is on the disks of enough standbys, as a mark of the leader's command log.
+
+A standby acknowledges places of the log that it was sent, and answers wait for marks: which place
+was synced at which mark is noted at each sync, newest last. What standbys had before this process
+of the leader began counts as well: nothing is acknowledged until enough of them have that.
+
+Event loop only.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from embstore.storage.command_records import Place
+
+_SYNCS_MAX = 4096
+"""Noted at most; with fewer a standby's mark is found later, and never too early."""
+_NOTHING = -1
+_ALL = 1 << 62
+
+
+class Quorum:
+    """The marks of standbys. `needed` is how many have to have a write; `grown` is called when the
+    mark has grown."""
+
+    def __init__(self, needed: int, grown: Callable[[], None]) -> None:
+        self.mark = _NOTHING if needed else _ALL
+        """So far, enough of them have the log."""
+        self._needed = needed
+        self._grown = grown
+        self._places: list[Place] = []
+        self._marks_at: list[int] = []
+        self._marks: dict[object, int] = {}
+
+    def synced(self, mark: int, place: Place) -> None:
+        """Note that the log is synced up to a place, which has everything up to a mark."""
+        if not self._needed or (self._places and self._places[-1] >= place):
+            return
+        self._places.append(place)
+        self._marks_at.append(mark)
+        if len(self._places) > _SYNCS_MAX:
+            del self._places[1], self._marks_at[1]
+
+    def acknowledged(self, standby: object, place: Place) -> None:
+        """Note that a standby has the log up to a place on its disk."""
+        at = bisect_right(self._places, place)
+        if not self._needed or not at:
+            return
+        self._marks[standby] = self._marks_at[at - 1]
+        marks = sorted(self._marks.values(), reverse=True)
+        if len(marks) < self._needed or marks[self._needed - 1] <= self.mark:
+            return
+        self.mark = marks[self._needed - 1]
+        least = max(bisect_right(self._marks_at, min(marks)) - 1, 0)
+        del self._places[:least], self._marks_at[:least]
+        self._grown()
+
+    def left(self, standby: object) -> None:
+        """Forget a standby that is not connected any more; what it had, it has."""
+        self._marks.pop(standby, None)

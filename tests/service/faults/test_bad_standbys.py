@@ -1,0 +1,193 @@
+"""Standbys that are slow or talk garbage, and leaders that do."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Constant, Sgd
+from embstore.storage import catalogue as catalogues
+from embstore.storage.catalogue import Catalogue
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server import standbys
+from tests.faults.forks import Forks
+from tests.service.faults.following import await_same, await_standing, connected, server
+from tests.service.faults.ledger import gradients, make_tables
+from tests.service.faults.served import Served, until
+
+STORE = "0" * 32
+
+
+@pytest.fixture
+def logged(quick_path: Path) -> Iterator[Served]:
+    """A server with a command log."""
+    options: Any = {"durability": "commands", "commit_every_s": 0.0}
+    opening = lambda: embstore.open(quick_path / "s", cache_bytes=1 << 22, threads=1, **options)  # noqa: E731
+    made = Served(quick_path / "s", opening, durability="commands")
+    made.on_engine(make_tables)
+    yield made
+    made.stop()
+
+
+@contextmanager
+def stream(served: Served, *requests: bytes) -> Iterator[Any]:
+    """Begin to follow a server, and send some requests."""
+    with grpc.insecure_channel(served.address) as channel:
+        call = channel.stream_stream(standbys.METHOD)(iter(requests))
+        yield call
+        call.cancel()
+
+
+def test_a_standby_that_does_not_read_is_dropped(
+    logged: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader goes on, and keeps no more of its log than it would."""
+    monkeypatch.setattr(standbys, "LAG_BYTES_MAX", 1 << 16)
+    follower = pb.FollowRequest(follower=pb.Follower(anew=True)).SerializeToString()
+    wanted = pb.FollowRequest(wanted=pb.Wanted()).SerializeToString()
+    service = logged.service
+    with stream(logged, follower, wanted) as call, logged.connect() as store:
+        until(lambda: service.standing.standbys == 1)
+        wide = store.create_table(
+            "wide", dim=1024, rows=1024, optimizer=Sgd(0.1), initializer=Constant(0.0)
+        )
+        keys, rows = np.arange(1024), np.ones((1024, 1024), np.float32)
+        for n in range(100):
+            wide.update(keys, rows)
+            store.checkpoint(f"update-{n}")
+            if service.standing.standbys_dropped:
+                break
+        until(lambda: service.standing.standbys == 0)
+        with pytest.raises(grpc.RpcError) as refused:
+            for _ in call:
+                pass
+        assert "too slow" in refused.value.details()
+        store.checkpoint("last")
+        assert len(logged.on_engine(lambda s: s.executor.log.files.numbers)) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (b"garbage", "expected a serialised embstore.v1.FollowRequest"),
+        (pb.FollowRequest().SerializeToString(), "expected follower, found None"),
+        (pb.FollowRequest(durable=pb.LogPlace()).SerializeToString(), "expected follower"),
+    ],
+)
+def test_garbage_of_a_standby_is_refused(logged: Served, request_: bytes, text: str) -> None:
+    with stream(logged, request_) as call, pytest.raises(grpc.RpcError) as refused:
+        next(call)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert text in refused.value.details()
+
+
+def test_only_files_of_the_commit_are_sent(logged: Served) -> None:
+    follower = pb.FollowRequest(follower=pb.Follower(anew=True)).SerializeToString()
+    wanted = pb.FollowRequest(wanted=pb.Wanted(paths=["../secret"])).SerializeToString()
+    with stream(logged, follower, wanted) as call, pytest.raises(grpc.RpcError) as refused:
+        list(call)
+    assert "no file '../secret'" in refused.value.details()
+
+
+def test_a_server_without_a_command_log_cannot_be_followed(served: Served) -> None:
+    follower = pb.FollowRequest(follower=pb.Follower()).SerializeToString()
+    with stream(served, follower) as call, pytest.raises(grpc.RpcError) as refused:
+        next(call)
+    assert "expected a leader with a command log" in refused.value.details()
+
+
+def reply(**what: Any) -> bytes:
+    serialised: bytes = pb.FollowReply(**what).SerializeToString()
+    return serialised
+
+
+def log_piece(piece: bytes, offset: int = 4096) -> bytes:
+    return reply(log=pb.LogPiece(begin=pb.LogPlace(segment=1, offset=offset), piece=piece))
+
+
+EMPTY = reply(leader=pb.Leader(store_id=STORE, catalogue=catalogues.encode(Catalogue(STORE))))
+GARBAGE: dict[str, list[bytes]] = {
+    "no message": [b"garbage"],
+    "nothing": [],
+    "an early log": [log_piece(b"")],
+    "a catalogue": [reply(leader=pb.Leader(store_id=STORE, catalogue=b"garbage"))],
+    "another store's catalogue": [
+        reply(leader=pb.Leader(store_id="1" * 32, catalogue=catalogues.encode(Catalogue(STORE))))
+    ],
+    "a log": [EMPTY, log_piece(b"garbage" * 100)],
+    "a log with a gap": [EMPTY, log_piece(b""), log_piece(b"x", 8192)],
+    "a file that nobody wanted": [EMPTY, reply(file=pb.FilePiece(piece=b"x"))],
+}
+
+
+@contextmanager
+def speaking(address: str, replies: list[bytes]) -> Iterator[list[int]]:
+    """Serve a leader that sends these, whatever it is asked; yield how often it was asked."""
+    asked: list[int] = []
+
+    def follow(requests: Any, context: Any) -> Iterator[bytes]:
+        asked.append(1)
+        for sent in replies:
+            next(requests)  # who follows; which files it wants; what it has
+            yield sent
+
+    leader = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    method = grpc.stream_stream_rpc_method_handler(follow)
+    handler = grpc.method_handlers_generic_handler(standbys.SERVICE_NAME, {"Follow": method})
+    leader.add_generic_rpc_handlers((handler,))
+    assert leader.add_insecure_port(address)
+    leader.start()
+    try:
+        yield asked
+    finally:
+        leader.stop(0).wait()
+
+
+@pytest.mark.parametrize("replies", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_of_a_leader_does_no_harm(
+    forks: Forks, quick_path: Path, replies: list[bytes]
+) -> None:
+    """The standby asks again and again, until there is a leader that can be followed."""
+    leader = server(forks, quick_path / "leader")
+    standby = server(forks, quick_path / "standby", follow=leader.address)
+    with speaking(leader.address, replies) as asked:
+        standby.start()
+        until(lambda: len(asked) >= 3)
+    if replies[:1] == [EMPTY]:  # it has taken the commit of that store
+        with connected(standby) as copy:
+            assert copy.server_info().context.store_id == STORE
+            assert await_standing(copy, connected=False)["reason"]
+        standby.kill()
+        return
+    leader.start()
+    with connected(leader) as store:
+        make_tables(store)
+        store.update(gradients(1))
+    await_same(leader, standby)
+    standby.kill()
+    leader.kill()
+
+
+def test_a_directory_of_another_store_is_left_alone(forks: Forks, quick_path: Path) -> None:
+    leader = server(forks, quick_path / "leader")
+    other = server(forks, quick_path / "other")
+    for one in (leader, other):
+        one.start()
+        with connected(one) as store:
+            make_tables(store)
+            store.update(gradients(1))
+    other.kill()
+    standby = other.changed(follow=leader.address)
+    standby.start()
+    with connected(standby) as copy:
+        check: Callable[[], Any] = lambda: copy.stats()["standing"]["reason"]  # noqa: E731
+        assert "expected an empty directory, or a copy of store" in until(check)
+        assert copy.command == 3
+    standby.kill()
+    leader.kill()

@@ -1,0 +1,400 @@
+"""A standby has what its leader has, to the bit, whatever is killed in between."""
+
+import sys
+import threading
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore.errors import EmbstoreError, OutcomeUnknownError, PermissionDeniedError
+from embstore.handles.store import Store
+from embstore_client import connect
+from tests.commands.lists import Author
+from tests.commands.model import Model
+from tests.faults.forks import Forks
+from tests.service.faults.following import (
+    await_same,
+    await_standing,
+    connected,
+    server,
+    standing,
+)
+from tests.service.faults.ledger import Ledger, applied_counts, gradients, make_tables
+from tests.service.faults.proxy import Proxy
+from tests.service.faults.served import PATIENCE_S
+from tests.service.faults.test_restarts import TRAINERS, Trainer, again
+
+SEED = 20_261_124
+COMMANDS, LIVES = 120, 8
+KILLS = 10
+
+
+class Pair:
+    """A leader and its standby, which can be killed."""
+
+    def __init__(self, forks: Forks, path: Path, **options: Any) -> None:
+        self.leader = server(forks, path / "leader", **options)
+        self.standby = server(forks, path / "standby", follow=self.leader.address)
+
+    def start(self) -> None:
+        """Start both."""
+        self.leader.start()
+        self.standby.start()
+
+    def kill(self) -> None:
+        """End both."""
+        self.standby.kill()
+        self.leader.kill()
+
+
+@pytest.fixture
+def pair(forks: Forks, quick_path: Path) -> Pair:
+    return Pair(forks, quick_path)
+
+
+def update(store: Store, *numbers: int) -> None:
+    """Send some updates."""
+    for n in numbers:
+        store.update(gradients(n))
+
+
+def test_a_standby_follows_from_nothing(pair: Pair) -> None:
+    pair.leader.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        update(store, *range(5))
+        pair.standby.start()
+        with connected(pair.standby) as copy:
+            await_same(pair.leader, pair.standby)
+            update(store, *range(5, 10))
+            store.checkpoint("one", {"step": 9})
+            update(store, 10)
+            await_same(pair.leader, pair.standby)
+            found = standing(copy)
+            assert (found["role"], found["leader"]) == ("standby", pair.leader.address)
+            assert (found["connected"], found["reason"]) == (True, None)
+            assert (standing(store)["role"], standing(store)["standbys"]) == ("leader", 1)
+    assert pair.standby.stop() == pair.leader.stop()
+
+
+def test_a_standby_begins_before_its_leader(pair: Pair) -> None:
+    pair.standby.start()
+    pair.leader.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        update(store, 1)
+        await_same(pair.leader, pair.standby)
+    pair.kill()
+
+
+def test_a_standby_goes_on_after_a_restart_of_either_side(pair: Pair) -> None:
+    pair.start()
+    with connected(pair.leader) as store, connected(pair.standby) as copy:
+        make_tables(store)
+        update(store, 1)
+        store.checkpoint("one")
+        await_same(pair.leader, pair.standby)
+        for n, ended in enumerate((pair.standby, pair.leader)):
+            update(store, 10 * n + 2)
+            ended.kill()
+            ended.start()
+            update(store, 10 * n + 3)
+            await_same(pair.leader, pair.standby)
+            ended.stop()
+            ended.start()
+            update(store, 10 * n + 4)
+            await_same(pair.leader, pair.standby)
+            assert standing(copy)["commits_taken"] == 0  # since it was started
+    pair.kill()
+
+
+def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair: Pair) -> None:
+    pair.start()
+    with connected(pair.leader) as store, connected(pair.standby) as copy:
+        make_tables(store)
+        update(store, 1)
+        await_same(pair.leader, pair.standby)
+        pair.standby.kill()
+        for n in range(2, 7):
+            update(store, n)
+            store.checkpoint(f"label-{n}")
+        store.restore("label-5")
+        pair.standby.start()
+        wanted = await_same(pair.leader, pair.standby)
+        assert wanted["epoch"] == 2
+        assert standing(copy)["commits_taken"] == 1
+        store.checkpoint("more")
+        update(store, 8)
+        store.restore("more")
+        await_same(pair.leader, pair.standby)
+    pair.kill()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_verb_does_on_a_standby_what_it_does_on_its_leader(pair: Pair, seed: int) -> None:
+    """Also a step of a session, which is logged as what it did, and a place that is forgotten."""
+    sys.stdout.write(f"seed {SEED + seed}\n")
+    rng = np.random.default_rng(SEED + seed)
+    model = Model()
+    author = Author(SEED + seed, model)
+    pair.start()
+    with connected(pair.leader) as store, connected(pair.standby) as copy:
+        for life in range(LIVES):
+            for _ in range(COMMANDS):
+                command = author.next()
+                if not isinstance(command, c.GetServerInfo):
+                    follow(model, store, command)
+            await_same(pair.leader, pair.standby)
+            leave_sessions(model, store)
+            ended = pair.standby if rng.random() < 0.5 else pair.leader
+            (ended.kill if life % 2 else ended.stop)()
+            ended.start()
+        await_same(pair.leader, pair.standby)
+        pair.leader.kill()
+        copy.promote()
+    with connected(pair.standby) as copy:
+        assert {n: copy.table(n).digest() for n in copy.tables()} == model.digests()
+        for name, step in model.places.items():
+            if copy.tables():
+                opened = c.OpenSession(name, tuple(copy.tables()[:1]), shared=True)
+                assert copy.executor.execute(opened).last_step == step
+    pair.standby.stop()
+
+
+def follow(model: Model, store: Store, command: c.Command[Any]) -> None:
+    """Execute a command, and have the model do the same if it is taken."""
+    try:
+        result = store.executor.execute(command)
+    except EmbstoreError:
+        return
+    model.follow(command, result)
+
+
+def leave_sessions(model: Model, store: Store) -> None:
+    """Close the sessions: they end with their server."""
+    for session in list(model.sessions.values()):
+        for member in list(session.members):
+            follow(model, store, c.CloseSession(member))
+
+
+def test_a_standby_refuses_what_writes(pair: Pair) -> None:
+    pair.start()
+    with connected(pair.leader) as store, connected(pair.standby) as copy:
+        make_tables(store)
+        update(store, 1)
+        before = await_same(pair.leader, pair.standby)
+        for write in (
+            lambda: update(copy, 2),
+            lambda: copy.drop_table("rows"),
+            lambda: copy.checkpoint("mine"),
+            lambda: copy.executor.execute(c.OpenSession("train", ("rows",))),
+        ):
+            with pytest.raises(PermissionDeniedError, match=f"standby of {pair.leader.address}"):
+                write()
+        assert copy.flush() >= 0
+        assert await_same(pair.leader, pair.standby) == before
+    pair.kill()
+
+
+def test_the_old_leader_is_replaced_for_good(pair: Pair) -> None:
+    pair.start()
+    leader, standby = pair.leader, pair.standby
+    with connected(leader) as old, connected(standby) as new:
+        make_tables(old)
+        update(old, 1)
+        await_same(pair.leader, pair.standby)
+        new.promote()
+        new.promote()  # an answer that was lost
+        await_standing(old, role="replaced")
+    with connected(leader) as old, connected(standby) as new:
+        for _ in range(2):
+            for call in (old.promote, lambda: old.drop_table("rows")):
+                with pytest.raises(PermissionDeniedError, match="replaced by promotion"):
+                    call()
+            leader.kill()
+            leader.start()
+        update(new, 2)
+        standby.kill()
+        standby.start()  # with what it was started with: it stays what it was made
+        update(new, 3)
+        assert (standing(new)["role"], new.epoch) == ("leader", 2)
+        leader.kill()
+        back = leader.changed(follow=standby.address)
+        back.start()
+        with connected(back) as copy:
+            await_same(standby, back)
+            assert standing(copy)["commits_taken"] == 0  # it had all that the standby had then
+        back.kill()
+    standby.stop()
+
+
+def test_what_the_old_leader_had_alone_is_given_up(pair: Pair) -> None:
+    pair.start()
+    leader, standby = pair.leader, pair.standby
+    with connected(leader) as old, connected(standby) as new:
+        make_tables(old)
+        update(old, 1)
+        await_same(pair.leader, pair.standby)
+        standby.kill()
+        update(old, 2, 3)
+        leader.kill()
+        standby.start()
+        new.promote()
+    with connected(standby) as new:
+        update(new, 4)
+        back = leader.changed(follow=standby.address)
+        back.start()
+        with connected(back) as copy:
+            await_same(standby, back)
+            assert standing(copy)["commits_taken"] == 1
+        back.kill()
+    standby.stop()
+
+
+def test_a_write_waits_for_standbys(forks: Forks, quick_path: Path) -> None:
+    pair = Pair(forks, quick_path, standbys=1)
+    pair.leader.start()
+    with connected(pair.leader) as store:
+        done = threading.Event()
+        writer = threading.Thread(target=lambda: (make_tables(store), done.set()))
+        writer.start()
+        await_standing(store, writes_waiting=1, standbys=0, standbys_needed=1)
+        assert not done.is_set()
+        pair.leader.kill()  # and does not forget that it has to wait
+        pair.leader.start()
+        await_standing(store, writes_waiting=1)
+        assert not done.is_set()
+        pair.standby.start()
+        writer.join(PATIENCE_S)
+        with connected(pair.standby) as copy:
+            assert copy.command == 2
+            assert await_standing(store, writes_waiting=0)["standbys"] == 1
+    pair.kill()
+
+
+@pytest.mark.parametrize("durability", ["interval", "commands"])
+def test_commands_that_a_leader_loses_were_never_sent(
+    forks: Forks, quick_path: Path, durability: str
+) -> None:
+    pair = Pair(forks, quick_path, durability=durability, sync_every_s=0.0)
+    pair.standby = pair.standby.changed(durability="commands")
+    pair.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        for life in range(3):
+            await_same(pair.leader, pair.standby)
+            with connected(pair.leader) as trainer:
+                update(trainer, *range(10 * life, 10 * life + 9))
+            pair.leader.kill()
+            pair.leader.start()
+        epoch = await_same(pair.leader, pair.standby)["epoch"]
+        assert epoch == (4 if durability == "interval" else 1)
+    pair.kill()
+
+
+@pytest.mark.parametrize("verb", [c.Update, c.Checkpoint])
+def test_an_answer_that_was_lost_is_given_by_the_standby(
+    forks: Forks, quick_path: Path, verb: type[c.Command[Any]]
+) -> None:
+    pair = Pair(forks, quick_path, standbys=1)
+    pair.start()
+    with (
+        Proxy(pair.leader.address) as proxy,
+        connect(proxy.address, timeout_s=PATIENCE_S) as store,
+    ):
+        make_tables(store)
+        update(store, 1)
+        if verb is c.Checkpoint:
+            store.checkpoint("one")
+        sequence = store.executor.transport._origins._last  # type: ignore[attr-defined]
+        pair.leader.kill()
+        with connected(pair.standby) as copy:
+            copy.promote()
+        proxy.upstream = pair.standby.address
+        with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2"):
+            store.tables()  # whoever reads is told, once
+        for _ in range(2):
+            found = again(store, verb, sequence)
+            assert found.command == 3 if verb is c.Update else found.label == "one"
+            pair.standby.kill()
+            pair.standby.start()
+    with connected(pair.standby) as copy:
+        assert applied_counts(copy)[1] == 1
+        assert len(copy.checkpoints()) == (verb is c.Checkpoint)
+    pair.standby.kill()
+
+
+def test_the_other_standby_goes_on_with_the_one_that_was_promoted(
+    forks: Forks, quick_path: Path
+) -> None:
+    pair = Pair(forks, quick_path, standbys=2)
+    other = server(forks, quick_path / "other", follow=pair.leader.address)
+    pair.start()
+    other.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        update(store, *range(5))
+        store.checkpoint("one")
+        update(store, *range(5, 10))
+        assert await_standing(store, writes_waiting=0)["standbys"] == 2
+    pair.leader.kill()
+    with connected(pair.standby) as copy:
+        copy.promote()
+    other.kill()
+    other = other.changed(follow=pair.standby.address)
+    other.start()
+    with connected(pair.standby) as store, connected(other) as copy:
+        update(store, 10)
+        await_same(pair.standby, other)
+        assert standing(copy)["commits_taken"] == 0
+    pair.standby.kill()
+    other.kill()
+
+
+def test_nothing_acknowledged_is_lost_with_a_leader(
+    forks: Forks, quick_path: Path, soak: int
+) -> None:
+    """The leader is killed under load and its standby promoted, again and again; what was the
+    leader follows then. A call that was out is answered if it was applied; else it was not, and its
+    trainer is told of the new epoch."""
+    sys.stdout.write(f"seed {SEED + soak}\n")
+    rng = np.random.default_rng(SEED + soak)
+    ledger, pair = Ledger(), Pair(forks, quick_path, standbys=1)
+    leader, standby = pair.leader, pair.standby.changed(standbys=1, follow=pair.leader.address)
+    leader.start()
+    standby.start()
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(leader.address))
+        stores = [
+            stack.enter_context(connect(proxy.address, timeout_s=PATIENCE_S))
+            for _ in range(TRAINERS)
+        ]
+        make_tables(stores[0])
+        trainers = [Trainer(store, ledger, count(i, TRAINERS)) for i, store in enumerate(stores)]
+        for _ in range(KILLS):
+            trainers[0].await_progress(int(rng.integers(1, 30)))
+            leader.kill()
+            told = max(ledger.acknowledged.values())
+            with connected(standby) as copy:
+                copy.promote()
+                assert copy.command >= told
+            proxy.upstream = standby.address
+            proxy.cut()
+            leader, standby = standby, leader.changed(follow=standby.address)
+            standby.start()
+        trainers[0].await_progress(5)
+        for trainer in trainers:
+            trainer.stop()
+        ledger.refused |= ledger.unknown
+        ledger.unknown.clear()
+        with connected(leader) as store:
+            ledger.check(store)
+            assert store.epoch == KILLS + 1
+        await_same(leader, standby)
+    standby.stop()
+    leader.stop()
