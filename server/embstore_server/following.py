@@ -133,7 +133,10 @@ class Following:
         service = self._service
         engine = service.engine
         storage = engine.storage
-        epoch = storage.catalogue.epoch + 1
+        begun = [promotion.epoch for promotion in service.lineage.promotions[-1:]]
+        epoch = (
+            max(storage.catalogue.epoch, *begun, 0) + 1
+        )  # above one whose record is not here yet
         lineage = service.lineage.promoted(
             epoch, engine.tables.frame.command_number, self._address, storage.log.next_number
         )

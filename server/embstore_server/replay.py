@@ -114,8 +114,9 @@ class ReplayWindow:
         """Calls remembered now, of all clients."""
         return sum(len(client.calls) for client in self._clients.values())
 
-    def recall(self, answers: Answers) -> None:
-        """Remember what the command log has of a former process."""
+    def recall(self, answers: Answers, mark: int = 0) -> None:
+        """Remember what the command log has of a former process, or of the leader before; it is
+        answered when the log is durable up to a mark."""
         self._clients.clear()
         self._forgot_clients = answers.has_forgotten
         for name, remembered in answers.clients.items():
@@ -123,7 +124,7 @@ class ReplayWindow:
             client.floor = remembered.floor
             for sequence, (verb, result, context) in remembered.calls.items():
                 task = Task(verb, _nothing, "", 0.0)
-                task.finish(_LOST if result is None else Answered(result, context, {}), None)
+                task.finish(_LOST if result is None else Answered(result, context, {}, mark), None)
                 client.calls[sequence] = _Call(verb, task)
 
     async def call(

@@ -159,7 +159,6 @@ class Service:
             return
         self.standbys.use(engine)
         self.quorum = Quorum(self.settings.standbys, self._has_grown)
-        self.quorum.synced(log.files.durable, log.files.synced)
         self.durable = Durable(
             log,
             self.quorum,
@@ -167,6 +166,8 @@ class Service:
             failed=self.notice_failure,
             progressed=self.standbys.wake,
         )
+        durable = log.files.durable  # now: of what is synced from here on it is told
+        self.quorum.synced(durable, log.files.synced)
         self.recall()
 
     def recall(self) -> None:
@@ -175,7 +176,7 @@ class Service:
         assert log is not None
         self.instance = log.memory.life
         self.replay = ReplayWindow(self.worker, self.instance)
-        self.replay.recall(log.memory.answers)
+        self.replay.recall(log.memory.answers, log.mark)
 
     async def reopen(self) -> None:
         """Open what is in the directory now, in place of the store that was served."""
