@@ -61,6 +61,10 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
 
+EPOCH_STEP = 1 << 20
+"""From one epoch to that of a promotion: the old leader may meanwhile have begun others, one for
+each crash in which it lost commands, and clients must not take one for the other."""
+
 
 class Following:
     """What a server does as a standby; of a leader, nothing."""
@@ -134,9 +138,8 @@ class Following:
         engine = service.engine
         storage = engine.storage
         begun = [promotion.epoch for promotion in service.lineage.promotions[-1:]]
-        epoch = (
-            max(storage.catalogue.epoch, *begun, 0) + 1
-        )  # above one whose record is not here yet
+        # Above one whose record is not here yet.
+        epoch = max(storage.catalogue.epoch, *begun, 0) + EPOCH_STEP
         lineage = service.lineage.promoted(
             epoch, engine.tables.frame.command_number, self._address, storage.log.next_number
         )

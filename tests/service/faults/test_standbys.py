@@ -14,6 +14,7 @@ from embstore import commands as c
 from embstore.errors import EmbstoreError, OutcomeUnknownError, PermissionDeniedError
 from embstore.handles.store import Store
 from embstore_client import connect
+from embstore_server.following import EPOCH_STEP
 from tests.commands.lists import Author
 from tests.commands.model import Model
 from tests.faults.forks import Forks
@@ -222,7 +223,7 @@ def test_the_old_leader_is_replaced_for_good(pair: Pair) -> None:
         standby.kill()
         standby.start()  # with what it was started with: it stays what it was made
         update(new, 3)
-        assert (standing(new)["role"], new.epoch) == ("leader", 2)
+        assert (standing(new)["role"], new.epoch) == ("leader", 1 + EPOCH_STEP)
         leader.kill()
         back = leader.changed(follow=standby.address)
         back.start()
@@ -316,7 +317,7 @@ def test_an_answer_that_was_lost_is_given_by_the_standby(
         with connected(pair.standby) as copy:
             copy.promote()
         proxy.upstream = pair.standby.address
-        with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2"):
+        with pytest.raises(OutcomeUnknownError, match=f"the store is in epoch {1 + EPOCH_STEP}"):
             store.tables()  # whoever reads is told, once
         for _ in range(2):
             found = again(store, verb, sequence)
@@ -394,7 +395,7 @@ def test_nothing_acknowledged_is_lost_with_a_leader(
         ledger.unknown.clear()
         with connected(leader) as store:
             ledger.check(store)
-            assert store.epoch == KILLS + 1
+            assert store.epoch == 1 + KILLS * EPOCH_STEP
         await_same(leader, standby)
     standby.stop()
     leader.stop()
