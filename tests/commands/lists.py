@@ -297,6 +297,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.Restore, c.CloseSession, c.Promote}
+_RARE = {c.DropTable, c.Restore, c.CloseSession}
 """What takes away what other commands need."""
-_EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 4)]
+_EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 3)]
