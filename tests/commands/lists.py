@@ -299,4 +299,4 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
 
 _RARE = {c.DropTable, c.Restore, c.CloseSession}
 """What takes away what other commands need."""
-_EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 3)]
+_EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 5)]
