@@ -13,6 +13,7 @@ thread while it waits.
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar, cast
+from weakref import ref
 
 from embstore import commands as c
 from embstore.checks import checked
@@ -116,7 +117,8 @@ class Engine:
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.standing = Standing()
         self._is_abandoned = False
-        self.tables.frame.wrote = self.commits.consider
+        considered = ref(self.commits)  # the frame, which it refers to, must not keep it
+        self.tables.frame.wrote = lambda: _consider(considered())
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
@@ -275,3 +277,8 @@ class Engine:
             if self.log is not None:
                 stack.callback(self.log.close)
             stack.callback(self.frequencies.kept.close)  # before the directory is another's
+
+
+def _consider(commits: OwnCommits | None) -> None:
+    if commits is not None:
+        commits.consider()

@@ -227,7 +227,8 @@ def test_fields_that_the_server_does_not_know_are_refused(stub, call):
 def test_reflection_lists_the_service_and_its_methods(channel):
     database = ProtoReflectionDescriptorDatabase(channel)
     assert {SERVICE.full_name, "grpc.health.v1.Health"} <= set(database.get_services())
-    (found,) = database.FindFileContainingSymbol(SERVICE.full_name).service
+    services = database.FindFileContainingSymbol(SERVICE.full_name).service
+    (found,) = (service for service in services if service.name == SERVICE.name)
     assert [method.name for method in found.method] == [m.name for m in SERVICE.methods]
 
 
