@@ -11,7 +11,7 @@ again, so one that was cut off is finished when the directory is opened (`finish
 
 import json
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from embstore.errors import CorruptTableError
 from embstore.storage import catalogue as catalogues
@@ -36,7 +36,7 @@ class Incoming:
     """A commit on its way. One thread at a time."""
 
     def __init__(self, files: Files, catalogue: Catalogue, leader: tuple[Promotion, ...]) -> None:
-        self.catalogue = catalogue
+        self.catalogue = replace(catalogue, tail=False)  # the leader's tail: here is nothing to lose
         self._files = files
         self._lineage = Lineage(leader, catalogue.next_segment)
         self._begin()

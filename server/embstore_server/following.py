@@ -80,21 +80,29 @@ class Following:
 
     # Life
 
-    def decide(self, engine: Engine, lineage: Lineage) -> None:
-        """Say what a store that was opened is: a standby, or what it was made. On its thread."""
-        standing, address = self._service.standing, self._address
-        was_promoted = lineage.replaced == address and not lineage.replaced_by
-        if not address or was_promoted:
+    def opened(self, engine: Engine, lineage: Lineage) -> None:
+        """Begin the epoch of a promotion that was cut off. On the store's thread."""
+        if self._leads(lineage) and lineage.promotions and not lineage.replaced_by:
+            epoch = lineage.promotions[-1].epoch
+            if engine.storage.catalogue.epoch < epoch:
+                begin_epoch(engine, epoch)
+
+    def decide(self, engine: Engine) -> None:
+        """Say what a store that is served from now on is: a standby, or what it was made."""
+        standing, lineage = self._service.standing, self._service.lineage
+        if self._leads(lineage):
             standing.replaced_by = lineage.replaced_by
-            if lineage.promotions and not lineage.replaced_by:
-                epoch = lineage.promotions[-1].epoch
-                if engine.storage.catalogue.epoch < epoch:
-                    begin_epoch(engine, epoch)
             return
         head = engine.storage.catalogue.head
-        standing.leader = address
+        standing.leader = self._address
         standing.is_empty = (
             lineage == Lineage() and not head.commit and not engine.tables.frame.command_number
+        )
+
+    def _leads(self, lineage: Lineage) -> bool:
+        """Return whether nobody is to be followed, or whoever was has been replaced by this."""
+        return not self._address or (
+            lineage.replaced == self._address and not lineage.replaced_by
         )
 
     def start(self) -> None:

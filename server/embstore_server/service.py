@@ -145,15 +145,16 @@ class Service:
         self.following.start()
 
     def _opened(self) -> Engine:
-        """Open the store as what it is among its copies. On the engine thread."""
+        """Open the store. On the engine thread."""
         engine = self._open_engine()
-        lineage = self.lineage = read_lineage(engine.storage.files)
+        self.lineage = read_lineage(engine.storage.files)
         engine.standing = self.standing
-        self.following.decide(engine, lineage)
+        self.following.opened(engine, self.lineage)
         return engine
 
     def _use(self, engine: Engine) -> None:
         self._engine = engine
+        self.following.decide(engine)  # not before: the store until now stays what it is
         self._is_watching = False
         if (log := engine.log) is None:
             return

@@ -284,9 +284,10 @@ def test_commands_that_a_leader_loses_were_never_sent(
 ) -> None:
     pair = Pair(forks, quick_path, durability=durability, sync_every_s=0.0)
     pair.standby = pair.standby.changed(durability="commands")
-    pair.start()
+    pair.leader.start()
     with connected(pair.leader) as store:
         make_tables(store)
+        pair.standby.start()  # now: its first commit is of a leader that has more than that
         for life in range(3):
             await_same(pair.leader, pair.standby)
             with connected(pair.leader) as trainer:
