@@ -36,7 +36,9 @@ class Incoming:
     """A commit on its way. One thread at a time."""
 
     def __init__(self, files: Files, catalogue: Catalogue, leader: tuple[Promotion, ...]) -> None:
-        self.catalogue = replace(catalogue, tail=False)  # the leader's tail: here is nothing to lose
+        self.catalogue = replace(
+            catalogue, tail=False
+        )  # the leader's tail: here is nothing to lose
         self._files = files
         self._lineage = Lineage(leader, catalogue.next_segment)
         self._begin()

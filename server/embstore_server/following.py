@@ -101,9 +101,7 @@ class Following:
 
     def _leads(self, lineage: Lineage) -> bool:
         """Return whether nobody is to be followed, or whoever was has been replaced by this."""
-        return not self._address or (
-            lineage.replaced == self._address and not lineage.replaced_by
-        )
+        return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
         """Begin to follow, or to tell the old leader that it was replaced."""
