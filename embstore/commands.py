@@ -5,7 +5,7 @@ A command is a frozen dataclass: its arguments, with dtype and shape said once i
 what it returns (`result`); what it changes (`effect`); and what it takes to send it a second time
 (`retry`). An **Executor** executes commands: the engine of an embedded store, a client over a
 transport, and whatever else comes between a caller and the rows. The handles (`embstore.handles`)
-make commands of a user's calls; `checks.py` brings their arguments into normal form; the wire
+make commands of a user's calls; `checks` brings their arguments into normal form; the wire
 (`embstore_proto.verbs`) sends any command by its fields.
 
 The effect decides how a server treats a verb:

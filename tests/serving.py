@@ -19,7 +19,7 @@ from typing import Any
 from embstore.handles.store import Store
 from embstore_client import connect
 from embstore_server.metrics import Metrics
-from embstore_server.rpc import GrpcServer
+from embstore_server.port import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 

@@ -30,7 +30,8 @@ import grpc
 
 from embstore import commands as c
 from embstore.arrays import Rows, as_out, check_on_host
-from embstore.checks import check_call_bytes, checked
+from embstore.checks import checked
+from embstore.checks.call_bytes import check_call_bytes
 from embstore.commands import Command, Progress
 from embstore.config import Limits, TableConfig
 from embstore.errors import (

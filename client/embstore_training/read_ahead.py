@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import unique
 from embstore.arrays import Keys, Rows, as_keys
-from embstore.checks import mapping
+from embstore.checks.arguments import mapping
 from embstore.commands import Prefetched
 from embstore.errors import InvalidArgumentError
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling, bag_gradients, sum_by_key
 from embstore.arrays import Rows, as_rows
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, OnNonfinite, UpdateOptions
 from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import Sessions, StepBags

@@ -5,7 +5,7 @@ import threading
 from contextlib import ExitStack
 
 from embstore.cache.policies import policy_of
-from embstore.checks import expect, integer, number, one_of
+from embstore.checks.arguments import expect, integer, number, one_of
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
@@ -108,13 +108,7 @@ def open(
     with ExitStack() as undo:  # where the engine cannot be made
         made = open_device(device, threads)
         undo.callback(made.close)
-        budget = int(cache_bytes if share is None else share * made.memory.cache_bytes_max())
-        if not budget:
-            raise CapacityError(
-                f"cache_bytes is {cache_bytes!r} of nothing: {made.name} has no memory free beside "
-                "what is kept for calls; end what else uses it"
-            )
-        made.memory.check_budget(budget, 0)
+        budget = _budget(made, cache_bytes, share)
         if host_cache_bytes is not None and made.below() is None:
             raise InvalidArgumentError(
                 f"expected no host_cache_bytes on device {made.name!r}, found {host_cache_bytes}: "
@@ -149,6 +143,18 @@ def open(
     engine.commits.start()
     engine.scrubber.start()
     return Store(engine)
+
+
+def _budget(device: Device, cache_bytes: int | str, share: float | None) -> int:
+    """Return the bytes of the cache, which the device has."""
+    budget = int(cache_bytes if share is None else share * device.memory.cache_bytes_max())
+    if not budget:
+        raise CapacityError(
+            f"cache_bytes is {cache_bytes!r} of nothing: {device.name} has no memory free beside "
+            "what is kept for calls; end what else uses it"
+        )
+    device.memory.check_budget(budget, 0)
+    return budget
 
 
 def _wire_codec() -> Codec:

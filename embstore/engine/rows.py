@@ -12,7 +12,7 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.arrays import Keys, Rows, as_out, refusal
-from embstore.checks import check_call_bytes
+from embstore.checks.call_bytes import check_call_bytes
 from embstore.device.base import Gradients
 from embstore.errors import InvalidArgumentError
 from embstore.lookahead.handles import Allocate

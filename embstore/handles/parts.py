@@ -9,7 +9,7 @@ from typing import Any
 
 from embstore import commands as c
 from embstore.arrays import refusal
-from embstore.checks import mapping
+from embstore.checks.arguments import mapping
 from embstore.errors import InvalidArgumentError
 
 

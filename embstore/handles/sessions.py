@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore import commands as c
 from embstore.arrays import Rows
-from embstore.checks import checked_bags, mapping
+from embstore.checks.arguments import mapping
+from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
 from embstore.handles import parts
 from embstore.results import AcknowledgedUpdate, Announced, Membership, RowsRead, SessionFacts

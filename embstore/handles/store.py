@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from embstore import commands as c
 from embstore.arrays import Rows
-from embstore.checks import mapping
+from embstore.checks.arguments import mapping
 from embstore.commands import Executor, OnNonfinite, Progress
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.handles import parts

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 from embstore.errors import (
     CapacityError,
     EmbstoreError,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from time import monotonic
 
-from embstore.checks import check_planner
+from embstore.checks.sessions import check_planner
 from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,

@@ -56,6 +56,15 @@ def _home(key: np.int64, mask: np.int64) -> np.int64:
 
 
 @building_block
+def _place(index_keys: Int64sIn, key: np.int64, mask: np.int64) -> np.int64:
+    """Return where a key is, or where it would be added."""
+    at = _home(key, mask)
+    while index_keys[at] != key and index_keys[at] != -1:
+        at = (at + 1) & mask
+    return at
+
+
+@building_block
 def _ask(index_keys: Int64sIn, index_positions: Int64sIn, key: np.int64, mask: np.int64) -> None:
     at = _home(key, mask)
     prefetch(index_keys.ctypes.data + at * 8)
@@ -74,9 +83,7 @@ def find(
     count = keys.shape[0]
     for i in range(count):
         _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _home(keys[i], mask)
-        while index_keys[at] != keys[i] and index_keys[at] != -1:
-            at = (at + 1) & mask
+        at = _place(index_keys, keys[i], mask)
         positions[i] = index_positions[at] if index_keys[at] == keys[i] else -1
 
 
@@ -95,9 +102,7 @@ def put(
     count = keys.shape[0]
     for i in range(count):
         _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _home(keys[i], mask)
-        while index_keys[at] != keys[i] and index_keys[at] != -1:
-            at = (at + 1) & mask
+        at = _place(index_keys, keys[i], mask)
         if index_keys[at] == keys[i]:
             place = index_positions[at] >> PLACE_BITS
             if not frozen[place]:
@@ -141,9 +146,7 @@ def repoint(
     count = keys.shape[0]
     for i in range(count):
         _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _home(keys[i], mask)
-        while index_keys[at] != keys[i] and index_keys[at] != -1:
-            at = (at + 1) & mask
+        at = _place(index_keys, keys[i], mask)
         if index_keys[at] != keys[i] or index_positions[at] != olds[i]:
             continue
         if news[i] < 0:
@@ -159,9 +162,7 @@ def repoint(
 def _insert(index_keys: Int64s, index_positions: Int64s, key: np.int64, position: np.int64) -> None:
     """Add a key that is not there."""
     mask = np.int64(index_keys.shape[0] - 1)
-    at = _home(key, mask)
-    while index_keys[at] != -1:
-        at = (at + 1) & mask
+    at = _place(index_keys, key, mask)
     index_keys[at] = key
     index_positions[at] = position
 
@@ -179,9 +180,7 @@ def move_keys(
     count = keys.shape[0]
     for i in range(count):
         _ask(old_keys, old_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _home(keys[i], mask)
-        while old_keys[at] != keys[i] and old_keys[at] != -1:
-            at = (at + 1) & mask
+        at = _place(old_keys, keys[i], mask)
         if old_keys[at] == keys[i]:
             _insert(index_keys, index_positions, keys[i], old_positions[at])
             _erase(old_keys, old_positions, at, mask)

@@ -5,12 +5,11 @@ A run holds rows of one age, of any tables; a newer run wins. It is cut into fil
 
     header | record record ... | directory | containers | trailer
 
-Directory and containers are the key index (key_index.py). The trailer (64 bytes, at the end) has
-their checksum. The catalogue may name a range of a file's keys, and the file twice: what is in
-between has been merged into another run, and is dead.
+Directory and containers are the key index (key_index.py; the trailer, trailer.py). The catalogue
+may name a range of a file's keys, and the file twice: what is in between has been merged into
+another run, and is dead.
 """
 
-import struct
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,8 +24,8 @@ from embstore.storage.catalogue import PartEntry, part_path
 from embstore.storage.files import File, Files
 from embstore.storage.format import BASE_MAGIC, PAGE_BYTES, checksum, pack_header, unpack_header
 from embstore.storage.key_index import COLUMNS, KeyIndex
+from embstore.storage.trailer import pack_trailer, read_index
 
-_TRAILER = struct.Struct("<8sQQQQQQQ")
 _TRAILER_MAGIC = b"EMBS.RUN"
 _ENTRY_BYTES = 8 * COLUMNS
 
@@ -55,17 +54,9 @@ def check_run_header(file: File, store_id: bytes, entry: PartEntry) -> None:
 
 def read_run_index(file: File, entry: PartEntry) -> RunIndex:
     """Return the key index of a file, whose size, trailer and index must be the committed ones."""
-    path, length = file.path, entry.bytes
-    if file.size != length or length < PAGE_BYTES + _TRAILER.size:
-        raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
-    data = file.read(length - _TRAILER.size, _TRAILER.size)
-    magic, number, records, groups, at, index_crc, crc, zero = _TRAILER.unpack(data)
-    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]), 0)
-    if (magic, number, index_crc, crc, zero) != expected:
-        raise CorruptTableError(f"{path}: the trailer is not the committed one")
-    content = file.read(at, length - _TRAILER.size - at)
-    if len(content) < groups * _ENTRY_BYTES or checksum(content) != entry.checksum:
-        raise CorruptTableError(f"{path}: the key index does not match its checksum")
+    records, groups, at, content = read_index(file, _TRAILER_MAGIC, entry)
+    if len(content) < groups * _ENTRY_BYTES:
+        raise CorruptTableError(f"{file.path}: the key index is shorter than its directory")
     return RunIndex(records, groups, at, content)
 
 
@@ -211,10 +202,7 @@ class RunWriter:
         content = index.directory.tobytes() + index.containers.tobytes()
         crc = checksum(content)
         groups = len(index.directory)
-        trailer = struct.pack(
-            "<8sQQQQQ", _TRAILER_MAGIC, self._number, len(keys), groups, self._end, crc
-        )
-        trailer += struct.pack("<QQ", checksum(trailer), 0)
+        trailer = pack_trailer(_TRAILER_MAGIC, self._number, len(keys), groups, self._end, crc)
         self._file.write(self._end, content + trailer)
         length = self._end + len(content) + len(trailer)
         self._file.truncate(length)

@@ -7,8 +7,7 @@ A segment is a header page, records back to back, and, once **sealed**, a key in
 
 The index holds the keys in the order they were appended, repeats included: sealing costs one write,
 and reading it back in order gives the newest of each key without touching a row. Sorting is left to
-merges, which need it. The trailer (64 bytes, at the end) counts records and runs and has their
-checksum.
+merges, which need it. The trailer (trailer.py) counts records and runs.
 
 Room is set aside before a command changes anything (`reserve`), index and trailer included, so that
 what `append` writes cannot fail for lack of it. One segment takes all victims of a command, so a
@@ -17,7 +16,6 @@ segment may be larger than the configured size, never smaller than a command nee
 A sealed segment never changes. Its map stays readable after the file is removed.
 """
 
-import struct
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,8 +35,8 @@ from embstore.storage.format import (
     unpack_header,
 )
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS
+from embstore.storage.trailer import TRAILER_BYTES, pack_trailer, read_index
 
-_TRAILER = struct.Struct("<8sQQQQQQQ")
 _TRAILER_MAGIC = b"EMBS.END"
 _INDEX_ENTRY_BYTES = 8
 _RUN_BYTES = 24
@@ -152,17 +150,14 @@ class SegmentWriter:
         keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
         index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()
         segment.checksum = checksum(index)
-        trailer = _TRAILER.pack(
+        trailer = pack_trailer(
             _TRAILER_MAGIC,
             segment.number,
             segment.records,
             len(segment.runs),
             segment.bytes,
             segment.checksum,
-            0,
-            0,
-        )[:48]
-        trailer += struct.pack("<QQ", checksum(trailer), 0)
+        )
         self._file.write(segment.bytes, index + trailer)
         at, segment.bytes = segment.bytes, segment.bytes + len(index) + len(trailer)
         self._file.truncate(segment.bytes)
@@ -175,7 +170,7 @@ class SegmentWriter:
         index = (segment.records + records) * _INDEX_ENTRY_BYTES
         # Every append may start a run; a command appends a few times, so a page of runs is plenty.
         runs = len(segment.runs) * _RUN_BYTES + PAGE_BYTES
-        return segment.bytes + records * record_bytes + index + runs + _TRAILER.size
+        return segment.bytes + records * record_bytes + index + runs + TRAILER_BYTES
 
 
 def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
@@ -225,18 +220,9 @@ def check_segment_header(file: File, store_id: bytes, entry: SegmentEntry) -> No
 
 def read_segment_index(file: File, entry: SegmentEntry) -> SegmentIndex:
     """Return the key index of a file, whose size, trailer and index must be the committed ones."""
-    path, length = file.path, entry.bytes
-    if file.size != length or length < PAGE_BYTES + _TRAILER.size:
-        raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
-    data = file.read(length - _TRAILER.size, _TRAILER.size)
-    magic, found, records, runs, at, index_crc, crc, zero = _TRAILER.unpack(data)
-    expected = (_TRAILER_MAGIC, entry.number, entry.checksum, checksum(data[:48]), 0)
-    if (magic, found, index_crc, crc, zero) != expected:
-        raise CorruptTableError(f"{path}: the trailer is not the committed one")
-    # Read in one piece, which is far quicker than page by page through the map.
-    content = file.read(at, length - _TRAILER.size - at)
-    if len(content) != 8 * records + _RUN_BYTES * runs or checksum(content) != entry.checksum:
-        raise CorruptTableError(f"{path}: the key index does not match its checksum")
+    records, runs, at, content = read_index(file, _TRAILER_MAGIC, entry)
+    if len(content) != 8 * records + _RUN_BYTES * runs:
+        raise CorruptTableError(f"{file.path}: expected an index of {records} keys and {runs} runs")
     keys = np.frombuffer(content, np.int64, records)
     table = np.frombuffer(content, np.int64, 3 * runs, 8 * records).reshape(runs, 3)
     return SegmentIndex(keys, [(int(a), int(b), int(c)) for a, b, c in table], at)

@@ -26,8 +26,8 @@ from embstore.engine.engine import Engine
 from embstore_server import logs
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
+from embstore_server.port import GrpcServer
 from embstore_server.rest.app import rest_server
-from embstore_server.rpc import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 

@@ -1,7 +1,4 @@
-"""The gRPC port, with health and reflection, and its calls: bytes in, the answer or the error out.
-
-The port is bound when the server is made, so that one in use is reported at once. gRPC would share
-a port with another server silently (SO_REUSEPORT); here it does not.
+"""The calls of the gRPC port: bytes in, the answer or the error out.
 
 The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so which handler it has:
 
@@ -27,19 +24,15 @@ takes seconds, so a command that takes long is taken apart on its own thread.
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from traceback import clear_frames
 from typing import Any, cast
 
 import grpc
 import numpy as np
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from embstore.commands import Command, Effect, Retry
 from embstore.engine.engine import Engine
@@ -47,13 +40,13 @@ from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedErro
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore_proto import frame
-from embstore_proto.frame import CHUNK_BYTES_MAX, Assembly, Blank, Framed
+from embstore_proto.frame import Assembly, Blank, Framed
 from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
 from embstore_proto.verbs import SERVICE, VERBS, Arrived, Verb
 from embstore_server.answers import Answered, answered_error, answering
+from embstore_server.caller import Caller, observe
 from embstore_server.inflight import Reservation
-from embstore_server.service import Caller, Service
-from embstore_server.settings import Settings
+from embstore_server.service import Service
 
 SERVICE_NAME = SERVICE.full_name
 
@@ -63,18 +56,6 @@ milliseconds where the disk is asked for each."""
 _METADATA_CHARACTERS_MAX = 200
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
-
-_RECEIVED_MARGIN = 2
-"""A unary message of up to so many times the limit is received, to be refused with a reason."""
-
-_FRAME_BYTES = 1 << 10
-
-PINGS_APART_MS = 10_000
-"""A client may ask so often whether the server is there, while its call waits. gRPC's own 5 minutes
-would cut off clients of ours, and of other frameworks, that wait for minutes with a reason."""
-
-_LAST_REPLIES_S = 1.0
-"""For what is on its way when no call is under way any more."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 Answer = Callable[[Caller, Any, Any], Awaitable[None]]
@@ -125,7 +106,7 @@ class GrpcCalls:
             await self._abort(context, error)
         finally:
             self._begun(-1)
-            self._service.observe(caller, code)
+            observe(caller, code, self._service.metrics, self._service.settings.slow_call_ms)
 
     def _begun(self, calls: int) -> None:
         self._calls += calls
@@ -416,96 +397,3 @@ def _check_unary(size: int, limit: int, what: str, verb: str) -> None:
             f"{verb}: expected a {what} of at most {limit} bytes (limits.unary_bytes_max), found "
             f"{size}; call {verb}Stream"
         )
-
-
-class GrpcServer:
-    """The gRPC server of a service, at `address`."""
-
-    def __init__(self, service: Service) -> None:
-        settings = service.settings
-        received_max = max(_RECEIVED_MARGIN * settings.unary_bytes_max, CHUNK_BYTES_MAX)
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
-                ("grpc.max_send_message_length", -1),  # our own limits are by name
-                ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS),
-            ]
-        )
-        self._service = service
-        self._calls = GrpcCalls(service)
-        handlers = (self._calls.handlers(), service.standbys.handlers())
-        self._server.add_generic_rpc_handlers(handlers)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        self._failing: asyncio.Task[None] | None = None
-        self.address = _bind(self._server, settings)
-
-    async def start(self) -> None:
-        """Accept connections; health says NOT_SERVING until `ready`."""
-        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._server.start()
-
-    async def ready(self) -> None:
-        """Say SERVING to health checks, until the store fails or the server stops."""
-        await self._report(health_pb2.HealthCheckResponse.SERVING)
-
-        async def say_failed() -> None:
-            await self._service.failed.wait()
-            await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
-
-        self._failing = asyncio.create_task(say_failed())
-
-    async def _report(self, status: Any) -> None:
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, status)
-
-    async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and give those that run `drain_s` seconds.
-
-        Calls of health and reflection are not waited for: a watcher of health never ends.
-        """
-        if self._failing is not None:
-            self._failing.cancel()
-        await self._health.enter_graceful_shutdown()
-        stopped = asyncio.create_task(self._server.stop(drain_s))
-        idle = asyncio.create_task(self._calls.idle.wait())
-        await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
-        self._service.standbys.end()
-        await self._server.stop(_LAST_REPLIES_S)
-        await stopped
-
-
-def _bind(server: Any, settings: Settings) -> str:
-    try:
-        if settings.tls_cert is None:
-            port = server.add_insecure_port(settings.listen)
-        else:
-            port = server.add_secure_port(settings.listen, _credentials(settings))
-    except RuntimeError as exc:
-        raise in_use("listen", settings.listen) from exc
-    return f"{settings.listen.rpartition(':')[0]}:{port}"
-
-
-def _credentials(settings: Settings) -> Any:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            str(settings.tls_cert), str(settings.tls_key)
-        )
-        pair = [Path(str(path)).read_bytes() for path in (settings.tls_key, settings.tls_cert)]
-    except OSError as exc:  # an SSLError is one
-        raise InvalidArgumentError(
-            f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}: expected PEM files of a "
-            f"certificate and its key: {exc}"
-        ) from exc
-    return grpc.ssl_server_credentials([(pair[0], pair[1])])
-
-
-def in_use(option: str, address: str) -> InvalidArgumentError:
-    """Return the error of an address that another server listens on."""
-    return InvalidArgumentError(
-        f"cannot listen on {address}: is another server running there? Give another --{option}"
-    )

@@ -1,7 +1,6 @@
 """What every call goes through, whichever transport it came in by: lane, deadline, queue, stats.
 
-A **caller** is what a transport knows of who calls: the lane it queues in, a label and ids for the
-log of slow calls, and its deadline. `execute` has a command executed where its effect says
+`execute` has a command executed where its effect says
 (`embstore.commands`): on the engine thread in its turn, with an origin at most once; on a thread of
 its own, where it takes long; or at once, where it needs no engine, so that a lease is renewed
 whatever else waits. Event loop only.
@@ -24,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -44,6 +43,7 @@ from embstore.tables.command_log import CALLS_MAX
 from embstore_proto.envelope import Origin
 from embstore_proto.frame import CHUNK_BYTES_MAX
 from embstore_server.answers import Answered, Work, answering
+from embstore_server.caller import Caller
 from embstore_server.durable import Durable
 from embstore_server.following import Following
 from embstore_server.inflight import Inflight
@@ -76,26 +76,6 @@ class Patient(Protocol):
     @property
     def left_s(self) -> float:
         """In so many seconds it is worth another look, whatever happens."""
-
-
-@dataclass
-class Caller:
-    """Who calls, by when, and what the call cost so far."""
-
-    verb: str
-    lane: str
-    deadline: float  # monotonic seconds
-    label: str = ""
-    request: str = ""
-    traceparent: str = ""
-    rank: int | None = None
-    step: int | None = None
-    started: float = field(default_factory=monotonic)
-    wait_s: float = 0.0
-    run_s: float = 0.0
-    brief: bool = False  # a few keys: may be done at once
-    received_bytes: int = 0
-    sent_bytes: int = 0
 
 
 class Service:
@@ -483,33 +463,3 @@ class Service:
     def context(self) -> Context:
         """Return which state of which store answers now."""
         return context(self.engine, self.instance)
-
-    def observe(self, caller: Caller, code: str) -> None:
-        """Keep the figures of a call that has been answered with `code`; log it if it was slow."""
-        seconds = monotonic() - caller.started
-        self.metrics.observe_call(
-            caller.verb,
-            code,
-            seconds=seconds,
-            wait_s=caller.wait_s,
-            run_s=caller.run_s,
-            received_bytes=caller.received_bytes,
-            sent_bytes=caller.sent_bytes,
-        )
-        if seconds * 1000 >= self.settings.slow_call_ms:
-            event(
-                logging.WARNING,
-                "slow call",
-                verb=caller.verb,
-                code=code,
-                ms=round(seconds * 1000, 1),
-                wait_ms=round(caller.wait_s * 1000, 1),
-                run_ms=round(caller.run_s * 1000, 1),
-                received_bytes=caller.received_bytes,
-                sent_bytes=caller.sent_bytes,
-                client=caller.label,
-                request=caller.request,
-                traceparent=caller.traceparent,
-                rank=caller.rank,
-                step=caller.step,
-            )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.checks import MS_MAX
+from embstore.checks.sessions import MS_MAX
 from embstore.config import OPTIMIZERS, Constant, Normal, TableConfig, Uniform
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 from embstore.errors import InvalidArgumentError
 from embstore_training.hotcold.classifier import Chunk, Classifier, Flags
 from embstore_training.hotcold.scheduler import RateController, as_controller, batch_kinds

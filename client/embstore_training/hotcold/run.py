@@ -50,7 +50,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from embstore.arrays import Keys
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions
 from embstore.profiles.hotset import HotSet

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Protocol
 
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 
 RATE_MIN, RATE_MAX = 1, 100
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from embstore.arithmetic import add_ranks, scale_sums, unique, update_scalars
 from embstore.arrays import Keys, Rows, fp32_scalar
-from embstore.checks import UINT64_MAX, one_of
+from embstore.checks.arguments import UINT64_MAX, one_of
 from embstore.commands import UpdateOptions
 from embstore.errors import InvalidArgumentError
 from embstore_training.hotcold.ranks import Message, Share, float_bits, others_than

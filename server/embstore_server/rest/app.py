@@ -18,12 +18,12 @@ from starlette.responses import Response
 import embstore
 from embstore_server.logs import event
 from embstore_server.parsing import OFF, is_loopback, split_address
+from embstore_server.port import in_use
 from embstore_server.rest import commands, profiles, state, tables, upkeep
 from embstore_server.rest.errors import refusal_of
 from embstore_server.rest.guard import Guard
 from embstore_server.rest.models import ErrorReply
 from embstore_server.rest.probes import add_probes
-from embstore_server.rpc import in_use
 from embstore_server.service import Service
 
 _DESCRIPTION = (

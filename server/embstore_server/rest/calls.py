@@ -22,8 +22,9 @@ from starlette.responses import Response
 from embstore.commands import Command
 from embstore.errors import InvalidArgumentError, StoreClosedError, TableNotFoundError
 from embstore_server.answers import Answered, Work, answering
+from embstore_server.caller import Caller, observe
 from embstore_server.rest.errors import refusal_of, request_id
-from embstore_server.service import Caller, Service
+from embstore_server.service import Service
 
 LANE = "rest"
 """One lane for all of REST: however many dashboards there are, trainers wait for one call."""
@@ -115,7 +116,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
         caller.sent_bytes = len(response.body)
     finally:
         caller.received_bytes = request.state.received_bytes
-        service.observe(caller, code)
+        observe(caller, code, service.metrics, service.settings.slow_call_ms)
     return response
 
 

@@ -8,7 +8,7 @@ every row is there when its step asks, however small the cache; what that took i
 from dataclasses import dataclass, field, replace
 
 from embstore.cache.policies import POLICIES, policy_of
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 from embstore.config import Optimizer, RowWiseAdagrad, TableConfig
 from embstore.layout import Layout
 from embstore.profiles.checks import check_rate

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embstore.checks import integer
+from embstore.checks.arguments import integer
 from embstore.profiles.hotset import HotSet, choose_hot_set
 from embstore.profiles.profile import Profile
 from embstore_tools.demo.criteo import Samples

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embstore.checks import LOOKAHEAD_STEPS_MAX
+from embstore.checks.sessions import LOOKAHEAD_STEPS_MAX
 from tests.conformance.backends import Embedded, UnsyncedFiles
 from tests.conformance.cases import config, generator, normal
 from tests.conformance.sessions.planner_jobs import Jobs

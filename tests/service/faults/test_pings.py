@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from embstore_client.transport import KEEPALIVE_MS
-from embstore_server import rpc
+from embstore_server import port
 from tests.service.faults.served import PATIENCE_S, Served
 from tests.service.faults.wire import SERVICE
 
@@ -71,7 +71,7 @@ def test_who_asks_no_more_often_than_is_allowed_is_answered(
     serve: Callable[..., Served],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rpc, "PINGS_APART_MS", apart_ms)
+    monkeypatch.setattr(port, "PINGS_APART_MS", apart_ms)
     caller = Caller(serve().address)
     try:
         reasons = [caller.ping()]
@@ -83,4 +83,4 @@ def test_who_asks_no_more_often_than_is_allowed_is_answered(
 
 
 def test_the_client_library_asks_no_more_often() -> None:
-    assert KEEPALIVE_MS >= 2 * rpc.PINGS_APART_MS  # a ping may be late, and the next one not
+    assert KEEPALIVE_MS >= 2 * port.PINGS_APART_MS  # a ping may be late, and the next one not

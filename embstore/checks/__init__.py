@@ -1,0 +1,67 @@
+"""The form of commands, checked in one place for every way in.
+
+`checked` returns a command in normal form: keys and rows as contiguous arrays of the dtype of the
+wire, numbers as Python's own, parts as tuples. What is refused here needs no table to be refused:
+dtypes, dimensions, lengths that do not go together, numbers out of range, a table named twice. Keys
+out of range, widths of rows and names of tables that are not there are the executor's to refuse.
+
+Every executor begins with it. A command in normal form is returned as it is, so that a command that
+crosses several executors is converted once. Arrays in a device's memory
+(`__cuda_array_interface__`) are left as they are: only the engine can tell whether they fit.
+
+arguments    single values
+parts        keys, rows, gradients and bags of a table
+rows, admin, sessions    the commands of each
+call_bytes   how large a call may be
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+from embstore import commands as c
+from embstore.checks.admin import ADMIN
+from embstore.checks.arguments import Checks, flag, integer, text
+from embstore.checks.parts import table_name
+from embstore.checks.rows import ROWS
+from embstore.checks.sessions import SESSIONS, member_name, step_number
+
+C = TypeVar("C", bound=c.Command[Any])
+
+_CHECKS: Checks = ROWS | ADMIN | SESSIONS
+"""Of commands whose fields need more than `_by_field` does."""
+_BY_NAME: dict[str, Callable[[Any], object]] = {
+    "table": table_name,
+    "member": member_name,
+    "step": step_number,
+}
+_BY_TYPE: dict[Any, Callable[[Any, str], object]] = {
+    int: lambda value, name: integer(value, name, 0),
+    bool: flag,
+    str: text,
+}
+
+
+def _by_field(command: Any) -> Any:
+    """Check fields by what they are called, else by their types; a default is right as it is."""
+    for field in fields(command):
+        value = getattr(command, field.name)
+        if isinstance(value, str) and value == field.default:
+            continue
+        if field.name in _BY_NAME:
+            _BY_NAME[field.name](value)
+        elif field.type in _BY_TYPE:
+            _BY_TYPE[field.type](value, field.name)
+    return command
+
+
+def checked(command: C) -> C:
+    """Return a command in normal form.
+
+    Raises
+    ------
+    InvalidArgumentError : what was expected, and what was found.
+    TableNotFoundError, CheckpointNotFoundError, SessionExpiredError : for what no table, label or
+        member can be called.
+    """
+    return cast(C, _CHECKS.get(type(command), _by_field)(command))

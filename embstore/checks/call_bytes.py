@@ -1,0 +1,61 @@
+"""How large the arrays of a call are, results included."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from embstore import commands as c
+from embstore.arrays import shape_of
+from embstore.checks.parts import length
+from embstore.config import Limits, TableConfig
+from embstore.errors import InvalidArgumentError
+from embstore.layout import VALUE_BYTES
+
+ConfigOf = Callable[[str, int | None], TableConfig]
+"""What returns the configuration of a table, by name and id."""
+
+
+def _bytes(rows: Any) -> int:
+    return VALUE_BYTES * prod(shape_of(rows))
+
+
+def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
+    """Refuse a command whose arrays, results included, are too large to be held."""
+    size = _call_bytes(command, config_of)
+    if size > limits.call_bytes_max:
+        raise InvalidArgumentError(
+            f"expected a call of at most {limits.call_bytes_max} bytes of keys and rows "
+            f"(limits.call_bytes_max), found {size}; split the call"
+        )
+
+
+def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
+    def keyed(part: Any, *, with_state: bool = False) -> int:
+        """Bytes of a part's keys, and of a row for each."""
+        config = config_of(part.table, part.table_id)
+        elements = config.dim + config.state_dim if with_state else config.dim
+        return length(part.keys) * (8 + VALUE_BYTES * elements)
+
+    match command:
+        case c.Lookup(tables) | c.Update(tables):
+            return sum(map(keyed, tables))
+        case c.LookupPooled(keys, bags):
+            bag_bytes = VALUE_BYTES * config_of(keys.table, keys.table_id).dim + 8
+            return keyed(keys) + bag_bytes * len(bags.offsets)
+        case c.ReadRows(keys):
+            return keyed(keys, with_state=True)
+        case c.UpdatePooled(gradients, bags):
+            return keyed(gradients) + bags.offsets.nbytes + _bytes(gradients.gradients)
+        case c.UpdateRanks(ranks):
+            return sum(keyed(part) for rank in ranks for part in rank.tables)
+        case c.Assign(keys):
+            return keyed(keys)
+        case c.PutRows(keys, _, state):
+            return keyed(keys) + _bytes(state)
+        case c.PutStepRows(_, puts):
+            return sum(p.keys.nbytes + _bytes(p.weights) + _bytes(p.state) for p in puts)
+        case c.UpdateStep(_, _, gradients_of):
+            return sum(_bytes(part.gradients) for part in gradients_of)
+        case c.Announce(_, steps):
+            return sum(part.keys.nbytes for step in steps for part in step.tables)
+    return 0

@@ -1,0 +1,135 @@
+"""Parts of commands in normal form: keys, rows, gradients, bags, each table named once."""
+
+from collections.abc import Callable, Iterable
+from operator import is_
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import (
+    Keys,
+    Rows,
+    as_array,
+    as_counts,
+    as_keys,
+    as_offsets,
+    as_rows,
+    fp32_scalar,
+    is_on_device,
+    refusal,
+    shape_of,
+)
+from embstore.checks.arguments import integer, one_of
+from embstore.errors import InvalidArgumentError, TableNotFoundError
+
+P = TypeVar("P")
+
+
+def table_name(name: Any) -> str:
+    """Return what can name a table; whether there is one is the executor's to say."""
+    if not isinstance(name, str) or not name.isprintable():
+        raise TableNotFoundError(f"no table {name!r}; the name of a table is text")
+    return name
+
+
+def _each_once(tables: Iterable[Any]) -> None:
+    names = [part.table for part in tables]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgumentError(f"table {twice!r} is named twice in one call")
+
+
+def parts_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
+    """Return parts in normal form; the same tuple if they were."""
+    found = tuple([check(part) for part in parts])
+    is_same = len(found) == len(parts) and all(map(is_, found, parts))
+    return parts if is_same else found
+
+
+def tables_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
+    """Return parts that name tables, each once."""
+    found = parts_of(parts, check)
+    if len(found) > 1:
+        _each_once(found)
+    return found
+
+
+def keys_of(keys: Any, table: str) -> Keys:
+    return keys if is_on_device(keys) else as_keys(keys, table)
+
+
+def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
+    """Return (count, any) rows; whether they are as wide as the table's is not known here.
+
+    Of rows on a device more is checked where they are taken.
+    """
+    if is_on_device(rows):
+        return cast(Rows, rows)
+    array = as_array(rows, table, what)
+    shape = array.shape
+    if len(shape) != 2 or shape[0] != count:
+        raise refusal(table, f"{what} of shape ({count}, dim)", f"{array.dtype} {shape}")
+    return as_rows(array, (count, shape[1]), table, what)
+
+
+def table_keys(part: c.TableKeys) -> c.TableKeys:
+    name = table_name(part.table)
+    keys = keys_of(part.keys, name)
+    counts = None if part.counts is None else as_counts(part.counts, length(keys), name)
+    if keys is part.keys and counts is part.counts:
+        return part
+    return c.TableKeys(name, part.table_id, keys, counts)
+
+
+def gradients_of(part: c.TableGradients) -> c.TableGradients:
+    name = table_name(part.table)
+    keys = keys_of(part.keys, name)
+    gradients = rows_of(part.gradients, length(keys), name, "gradients")
+    if keys is part.keys and gradients is part.gradients:
+        return part
+    return c.TableGradients(name, part.table_id, keys, gradients)
+
+
+def length(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        return array.shape[0] if array.ndim else 0
+    return (*shape_of(array), 0)[0]
+
+
+def checked_bags(bags: c.Bags, key_count: int, table: str) -> c.Bags:
+    """Return the bags of so many keys in normal form."""
+    offsets = as_offsets(bags.offsets, key_count, table)
+    if bags.mode not in ("sum", "mean"):
+        raise refusal(table, 'mode "sum" or "mean"', repr(bags.mode))
+    weights = bags.weights
+    if weights is not None:
+        if bags.mode != "sum":
+            raise InvalidArgumentError(f'table {table!r}: weights go with mode "sum" only')
+        weights = as_rows(weights, (key_count,), table, "weights")
+        if not np.isfinite(weights).all():
+            raise InvalidArgumentError(f"table {table!r}: expected finite weights")
+    return c.Bags(offsets, bags.mode, weights)
+
+
+def options_of(options: c.UpdateOptions) -> c.UpdateOptions:
+    rate = options.learning_rate
+    if rate is not None:
+        rate = fp32_scalar(rate, "learning_rate")
+    scale = fp32_scalar(options.gradient_scale, "gradient_scale")
+    one_of(options.on_nonfinite, "on_nonfinite", ("refuse", "skip"))
+    if rate is options.learning_rate and scale is options.gradient_scale:
+        return options
+    return c.UpdateOptions(rate, scale, options.on_nonfinite)
+
+
+def one_table(part: c.TableKeys) -> c.TableKeys:
+    name = table_name(part.table)
+    return c.TableKeys(name, part.table_id, keys_of(part.keys, name))
+
+
+def added_t(value: Any, table: str) -> int:
+    try:
+        return integer(value, "add_t", 0)
+    except InvalidArgumentError as exc:
+        raise InvalidArgumentError(f"table {table!r}: {exc}") from None

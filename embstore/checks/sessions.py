@@ -1,0 +1,190 @@
+"""Commands of look-ahead sessions."""
+
+from typing import Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import as_array, as_keys, is_on_device, refusal
+from embstore.checks.arguments import (
+    UINT64_MAX,
+    Checks,
+    expect,
+    flag,
+    integer,
+    is_integer,
+    text,
+)
+from embstore.checks.parts import (
+    added_t,
+    checked_bags,
+    length,
+    options_of,
+    rows_of,
+    table_name,
+    tables_of,
+)
+from embstore.errors import InvalidArgumentError, SessionExpiredError, StepNotFoundError
+
+LOOKAHEAD_STEPS_MAX = 1024
+"""Of a session; a slot counts 2,047 pins."""
+WORLD_SIZE_MAX = 1024
+GROUP_MAX = 1024
+MS_MAX = 86_400_000
+MEMBER_CHARACTERS = range(16, 65)
+
+
+def member_name(member: Any) -> str:
+    """Return what can name a member of a session."""
+    if not isinstance(member, str) or not member.isascii() or not member.isprintable():
+        raise SessionExpiredError(f"no session has a member {member!r}; open it and join again")
+    return member
+
+
+def check_planner(planner: Any) -> tuple[str, int]:
+    """Return the kind of a planner and how many steps it plans as one."""
+    match str(planner).partition(":"):
+        case ("per_step" | "window" as kind, "", ""):
+            return kind, 1
+        case ("group", ":", count) if count in _GROUPS:
+            return "group", int(count)
+    raise InvalidArgumentError(
+        f'expected planner "per_step", "window" or "group:N" with N from 1 to {GROUP_MAX}, '
+        f"found {str(planner)[:80]!r}"
+    )
+
+
+_GROUPS = frozenset(map(str, range(1, GROUP_MAX + 1)))
+
+
+def _open_session(command: c.OpenSession) -> c.OpenSession:
+    name = text(command.name, "a session name")
+    tables = _session_tables(command.tables)
+    check_planner(command.planner)
+    steps_max = LOOKAHEAD_STEPS_MAX
+    return c.OpenSession(
+        name,
+        tables,
+        integer(command.lookahead_steps_max, "lookahead_steps_max", 1, steps_max),
+        integer(command.world_size, "world_size", 1, WORLD_SIZE_MAX),
+        str(command.planner),
+        flag(command.shared, "shared"),
+        integer(command.lease_ms, "lease_ms", 1, MS_MAX),
+        integer(command.rank_timeout_ms, "rank_timeout_ms", 1, MS_MAX),
+    )
+
+
+def _session_tables(tables: Any) -> tuple[str, ...]:
+    is_list = isinstance(tables, list | tuple)
+    expect(is_list and len(tables) > 0, "tables as a list of names", tables)
+    expect(all(isinstance(name, str) for name in tables), "tables as a list of names", tables)
+    expect(len(set(tables)) == len(tables), "each table once", list(tables))
+    return tuple(map(table_name, tables))
+
+
+def _join_session(command: c.JoinSession) -> c.JoinSession:
+    if not isinstance(command.name, str) or not command.name.isprintable():
+        raise SessionExpiredError(f"no session {command.name!r} is open; open it, then join")
+    rank = integer(command.rank, "rank", 0, 2**32 - 1)
+    member = command.member
+    is_secret = isinstance(member, str) and len(member) in (0, *MEMBER_CHARACTERS)
+    if not is_secret or not member.isascii() or not member.isprintable():
+        raise InvalidArgumentError("expected a member of 16 to 64 characters, chosen at random")
+    return c.JoinSession(command.name, rank, member)
+
+
+def step_number(step: Any) -> int:
+    """Return the number of a step; whether it was announced is the session's to say."""
+    if is_integer(step) and not 0 <= step <= UINT64_MAX:
+        raise StepNotFoundError(f"no step {step} can be announced")
+    return integer(step, "the number of a step", 0)
+
+
+def _of_step(command: Any) -> Any:
+    member_name(command.member)
+    step_number(command.step)
+    return command
+
+
+def _step_part(name: Any) -> str:
+    """Return the name of a table; whether it is one of the session's is the session's to say."""
+    if not isinstance(name, str) or not name.isprintable():
+        raise InvalidArgumentError(f"expected tables of the session, found {name!r}")
+    return name
+
+
+def _announce(command: c.Announce) -> c.Announce:
+    member_name(command.member)
+    count = len(command.steps)
+    expect(count <= LOOKAHEAD_STEPS_MAX, f"at most {LOOKAHEAD_STEPS_MAX} steps in a call", count)
+    steps = tuple(
+        c.StepKeys(
+            integer(step.step, "the number of a step", 0), tables_of(step.tables, _step_table)
+        )
+        for step in command.steps
+    )
+    numbers = [step.step for step in steps]
+    for number in numbers if len(set(numbers)) < count else ():
+        expect(numbers.count(number) == 1, "each step once in a call", number)
+    return c.Announce(command.member, steps)
+
+
+def _step_table(part: c.StepTable) -> c.StepTable:
+    return c.StepTable(_step_part(part.table), as_keys(part.keys, part.table))
+
+
+def _lookup_step_pooled(command: c.LookupStepPooled) -> c.LookupStepPooled:
+    _of_step(command)
+    tables = tables_of(command.tables, _step_bags)
+    return c.LookupStepPooled(command.member, int(command.step), tables)
+
+
+def _step_bags(part: c.StepBags) -> c.StepBags:
+    name = _step_part(part.table)
+    inverse: Any = part.inverse
+    if not (isinstance(inverse, np.ndarray) and inverse.dtype == np.uint32 and inverse.ndim == 1):
+        inverse = as_keys(inverse, name)
+    if len(inverse) and not (0 <= inverse.min() and inverse.max() < 2**31):
+        expected = "an inverse of indices into the announced keys"
+        raise refusal(name, expected, f"{inverse.min()} to {inverse.max()}")
+    bags = checked_bags(part.bags, len(inverse), name)
+    return c.StepBags(name, inverse.astype(np.uint32, copy=False), bags)
+
+
+def _update_step(command: c.UpdateStep) -> c.UpdateStep:
+    _of_step(command)
+    tables = tables_of(command.tables, _step_gradients)
+    options = options_of(command.options)
+    return c.UpdateStep(command.member, int(command.step), tables, options)
+
+
+def _step_gradients(part: c.StepGradients) -> c.StepGradients:
+    name = _step_part(part.table)
+    given = part.gradients
+    if not is_on_device(given):
+        given = as_array(given, name, "gradients")
+    rows = rows_of(given, length(given), name, "gradients")
+    return part if rows is part.gradients else c.StepGradients(name, rows)
+
+
+def _put_step_rows(command: c.PutStepRows) -> c.PutStepRows:
+    member_name(command.member)
+    return c.PutStepRows(command.member, tables_of(command.tables, _step_put))
+
+
+def _step_put(part: c.StepPut) -> c.StepPut:
+    name = _step_part(part.table)
+    keys = as_keys(part.keys, name)
+    weights = rows_of(part.weights, len(keys), name, "weights")
+    state = rows_of(part.state, len(keys), name, "state")
+    return c.StepPut(name, keys, weights, state, added_t(part.add_t, name))
+
+
+SESSIONS: Checks = {
+    c.OpenSession: _open_session,
+    c.JoinSession: _join_session,
+    c.Announce: _announce,
+    c.LookupStepPooled: _lookup_step_pooled,
+    c.UpdateStep: _update_step,
+    c.PutStepRows: _put_step_rows,
+}

@@ -1,0 +1,71 @@
+"""The end of a file that never changes: its key index, and a trailer that says where that begins.
+
+    ... | key index | trailer
+
+The trailer (64 bytes) has a magic, the file's number, two counts of what the index has, where the
+index begins, its checksum, the trailer's own, and zero. The catalogue has the length of the file
+and the checksum of the index, too: a file that is another, or was cut short, is found out before
+its index is believed.
+"""
+
+import struct
+from typing import NamedTuple, Protocol
+
+from embstore.errors import CorruptTableError
+from embstore.storage.files import File
+from embstore.storage.format import PAGE_BYTES, checksum
+
+_TRAILER = struct.Struct("<8sQQQQQQQ")
+_CHECKED_BYTES = 48
+TRAILER_BYTES = _TRAILER.size
+
+
+class Committed(Protocol):
+    """What the catalogue says of a file."""
+
+    @property
+    def number(self) -> int:
+        """Of the file; a run's parts have the same."""
+
+    @property
+    def bytes(self) -> int:
+        """Length of the file."""
+
+    @property
+    def checksum(self) -> int:
+        """Of its key index."""
+
+
+class IndexBytes(NamedTuple):
+    """The key index of a file as it was read, and the counts that say how it is taken apart."""
+
+    first: int
+    second: int
+    at: int
+    """Where it begins in the file."""
+    content: bytes
+
+
+def pack_trailer(magic: bytes, number: int, first: int, second: int, at: int, crc: int) -> bytes:
+    """Return the trailer of a file whose key index begins at `at`."""
+    head = _TRAILER.pack(magic, number, first, second, at, crc, 0, 0)[:_CHECKED_BYTES]
+    return head + struct.pack("<QQ", checksum(head), 0)
+
+
+def read_index(file: File, magic: bytes, entry: Committed) -> IndexBytes:
+    """Return the key index of a file, whose length, trailer and index must be the committed ones.
+
+    It is read in one piece, which is far quicker than page by page through a map.
+    """
+    path, length = file.path, entry.bytes
+    if file.size != length or length < PAGE_BYTES + TRAILER_BYTES:
+        raise CorruptTableError(f"{path}: expected {length} bytes, found {file.size}")
+    data = file.read(length - TRAILER_BYTES, TRAILER_BYTES)
+    found, number, first, second, at, index_crc, crc, zero = _TRAILER.unpack(data)
+    expected = (magic, entry.number, entry.checksum, checksum(data[:_CHECKED_BYTES]), 0)
+    if (found, number, index_crc, crc, zero) != expected:
+        raise CorruptTableError(f"{path}: the trailer is not the committed one")
+    content = file.read(at, length - TRAILER_BYTES - at)
+    if checksum(content) != entry.checksum:
+        raise CorruptTableError(f"{path}: the key index does not match its checksum")
+    return IndexBytes(first, second, at, content)
