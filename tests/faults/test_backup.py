@@ -25,63 +25,16 @@ from embstore.errors import (
 from embstore.storage import backup as backups
 from embstore.storage.backup import restore_from
 from embstore.storage.destinations import open_destination
-from embstore.storage.files import Files
-from embstore.storage.verify import verify
 from embstore_server.cli import main
 from tests.copies import copy_of_open
+from tests.faults.backups import check_restored, copy_always, restored
 from tests.faults.damage import SEED, Damage, files_of
-from tests.faults.promises import Promise, check_content, content_of
+from tests.faults.promises import content_of
 from tests.faults.recording import UnsyncedFiles
 from tests.faults.refusing import RefusingFiles
 from tests.faults.training import COMMANDS_PER_LABEL, commit, open_store, train
 
 VERBS = ("create", "write", "sync", "rename", "link", "make_directory", "sync_directory")
-
-
-def restored(
-    source: Path | str, path: Path, label: str | None = None, store_id: str | None = None
-) -> Any:
-    return restore_from(
-        open_destination(str(source), write=False),
-        UnsyncedFiles(path),
-        label,
-        store_id,
-        lambda done, of: None,
-    )
-
-
-def problems_of(path: Path) -> list[str]:
-    return verify(Files(path), lambda problem: None, lambda done, of: None).problems
-
-
-def tables_of(promise: Promise) -> dict[str, tuple[str, int, int, float]]:
-    return promise.tables
-
-
-def check_restored(path: Path, promise: Promise, **options: Any) -> None:
-    """Check that a directory is a sound store of these tables, and goes on as one."""
-    assert not problems_of(path)
-    with open_store(path, files=UnsyncedFiles(path), **options) as store:
-        store.check_integrity()
-        found = content_of(store)
-        assert (found.command, found.tables) == (promise.command, promise.tables)
-        train(store, SEED, 3, label_last=False)
-        store.executor.storage.merges.finish()  # type: ignore[attr-defined]
-        stirred = content_of(store)
-    with open_store(path, read_only=True) as store:
-        check_content(store, stirred)
-
-
-def copy_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no file linked, as where the destination is another file system."""
-
-    def refuse(files: Files, source: str, target: str) -> None:
-        if not target.startswith("backup/"):  # the store's own second names
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-        link(files, source, target)
-
-    link = Files._link
-    monkeypatch.setattr(Files, "_link", refuse)
 
 
 @pytest.fixture(params=["linked", "copied"])
