@@ -21,7 +21,9 @@ them run in rounds, one at a time, so that a slow minute of the machine falls on
 * ``crowd.py``      many clients at once
 * ``memory.py``     anonymous memory of a process that holds nothing but a store
 * ``storage.py``    cold rows, write-back, checkpoint, digest
-* ``space.py``   bytes written, space, stalls and opening at several sizes
+* ``space.py``      bytes written, space, stalls and opening at several sizes
+* ``durability.py`` what the levels of durability cost, and how fast commands are executed again
+* ``standby.py``    what standbys cost, and how far behind they are
 * ``disk.py``       page cache, plain maps and plain writes: what storage is compared with
 * ``hardware.py``   what it ran on
 * ``report.py``     the table, the goals, the JSON

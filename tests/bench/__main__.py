@@ -21,6 +21,7 @@ PARTS = {
     "storage": ("write_back", "checkpoint", "digest", "cold_rows"),
     "space": ("sizes",),
     "durability": ("served", "embedded", "replay"),
+    "standby": ("following",),
 }
 """What is measured one after the other in one process, by its module."""
 

@@ -26,7 +26,8 @@ from tests.bench.turns import seconds_of
 from tests.bench.workload import Keys, Rows
 
 DIM = 16
-"""Rows of 80 bytes, records of 96."""
+"""Rows of 80 bytes."""
+_RECORD_BYTES = 96
 _CACHED_ROWS = 500_000
 _CALL_KEYS = 50_000
 _UPDATED_ROWS = 4_000_000
@@ -81,7 +82,7 @@ def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
         "written_per_byte": total / (count * share * row_bytes(DIM)),
         "longest_call_s": max(max(calls) for _, calls in rounds),
     }
-    found["space"] = disk.allocated_bytes(path) / (rows * row_bytes(DIM))
+    found["space"] = disk.allocated_bytes(path) / (rows * _RECORD_BYTES)
     storage = store.stats()["storage"]
     found |= {name: storage[name] for name in ("base_files", "base_runs", "log_rows")}
     table.update(np.arange(1000), gradients[:1000])

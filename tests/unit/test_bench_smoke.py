@@ -28,3 +28,15 @@ def test_quick_benchmark_measures_service_and_wire(tmp_path: pathlib.Path) -> No
     for name in ("lookup of one key beyond an echo", "crowd: slowest client : mean"):
         assert goals[name] is not None
     assert goals["service: faster than Redis (target 4)"] is None  # no peer ran
+
+
+def test_quick_benchmark_measures_what_durability_costs(tmp_path: pathlib.Path) -> None:
+    results = quick_results("tests.bench", tmp_path, "space", "durability", "standby")
+    assert len(results["space"]["sizes"]) == 2
+    assert {"served", "embedded", "replay"} == results["durability"].keys()
+    following = results["standby"]["following"]
+    assert following["step_ms"].keys() == {"alone", "followed", "waits"}
+    assert following["lag"]["after_one_key_ms"] > 0
+    assert "standby, while its leader trains" in following["lookup_ms"]
+    goals = reached(results["goals"])
+    assert goals["written per byte updated at random"] is not None
