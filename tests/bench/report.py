@@ -142,6 +142,11 @@ GOALS = (
     Goal(
         "checkpoint : plain write and fsync", at("storage", "checkpoint", "ratio"), ">= 0.6 times"
     ),
+    Goal(
+        "a server's scrubber: share of a core",
+        at("storage", "checking", "scrub_share_of_a_core"),
+        "<= 0.03 times",
+    ),
     Goal("written per byte updated at random", _worst("updates", "written_per_byte"), "<= 8 times"),
     Goal("space per byte of records", _worst("space"), "<= 1.3 times"),
     Goal(

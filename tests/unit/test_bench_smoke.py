@@ -8,7 +8,7 @@ from tests.unit.bench_runs import quick_results, reached
 def test_quick_benchmark_measures_engine_and_storage(tmp_path: pathlib.Path) -> None:
     results = quick_results("tests.bench", tmp_path, "engine", "storage")
     assert {"embstore-100", "embstore-20", "embstore-5"} < results["lanes"].keys()
-    assert {"write_back", "checkpoint", "digest"} <= results["storage"].keys()
+    assert {"write_back", "checkpoint", "digest", "checking"} <= results["storage"].keys()
     assert results["hardware"]["cores"] >= 1
     goals = reached(results["goals"])
     assert goals["26 tables in one call : one table"] is not None
