@@ -16,6 +16,7 @@ from embstore.arrays import EMPTY_KEY, Keys, Rows
 from embstore.device.base import Flags, IndexArrays
 from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_count, index_bytes
 from embstore.device.cpu_work import CpuWork
+from embstore.errors import CapacityError
 from embstore.host.facts import host_facts
 from embstore.host.memory import lengthened, move, release, reserve
 from embstore.kernels.probe import BUCKET_WIDTH
@@ -52,7 +53,14 @@ class CpuMemory:
         return int(host_facts()["memory_bytes"])
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
-        """Accept any budget: memory is taken page by page, and may be swapped."""
+        """Memory is taken page by page, and may be swapped; more than there is would have the
+        system end the process one day."""
+        facts = host_facts()
+        most = facts["memory_bytes"] + facts["swap_bytes"]
+        if cache_bytes > most:
+            raise CapacityError(
+                f"cache_bytes is {cache_bytes}; this host has {most} bytes of memory: give less"
+            )
 
     def secure(self, count: int) -> None:
         """Reserve nothing: memory of the host does not fail in the middle of a call."""

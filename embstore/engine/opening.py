@@ -13,6 +13,7 @@ from embstore.durability import LEVELS, Durability
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
+from embstore.host.facts import THREADS_MAX
 from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
@@ -100,7 +101,7 @@ def open(
     number(sync_every_s, "sync_every_s", 0, threading.TIMEOUT_MAX)
     one_of(durability, "durability", LEVELS)
     if threads is not None:
-        integer(threads, "threads", 1)
+        integer(threads, "threads", 1, THREADS_MAX)
     limits = Limits() if limits is None else limits
     expect(isinstance(limits, Limits), "limits to be Limits", limits)
     if "\0" in os.fsdecode(path):

@@ -6,13 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+THREADS_MAX = 256
+"""More are a mistake: the system may have no room for their stacks."""
+
 
 def host_facts() -> dict[str, Any]:
     """Return the processor's model, and memory in bytes: all that the process may have (a container
-    may be limited), and what of the host's is free."""
+    may be limited), what of it can be swapped, and what of the host's is free."""
     return {
         "model": _processor(),
         "memory_bytes": min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit()),
+        "swap_bytes": _swap_bytes(),
         "memory_free_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"),
     }
 
@@ -23,6 +27,14 @@ def _limit() -> int:
         return int(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):  # there is none, or it is "max"
         return sys.maxsize
+
+
+def _swap_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
 
 
 def _processor() -> str:

@@ -37,7 +37,7 @@ from embstore.results import TableEntry
 from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
-from embstore.storage.files import File, Files
+from embstore.storage.files import Files, Lock
 from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
@@ -232,8 +232,8 @@ class _Irreversible(AbstractContextManager[None]):
                 self._contents.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
 
 
-def _lock_directory(files: Files, *, read_only: bool) -> File:
-    """Make the directory a store if it is empty, and lock it until the returned file is closed.
+def _lock_directory(files: Files, *, read_only: bool) -> Lock:
+    """Make the directory a store if it is empty, and lock it until what is returned is closed.
 
     Raises
     ------

@@ -114,18 +114,20 @@ class File:
             self.descriptor = -1
 
 
-class LockFile(File):
-    """A file whose lock ends when its process closes it, though a forked child has it open."""
+class Lock:
+    """Locks that end when their process closes them, though a forked child has them open."""
 
-    def __init__(self, owner: "Files", path: str, descriptor: int) -> None:
-        super().__init__(owner, path, descriptor)
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
         self._process = os.getpid()
 
     def close(self) -> None:
-        """Release the lock and close the descriptor."""
-        if self.descriptor >= 0 and os.getpid() == self._process:
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        super().close()
+        """Release the locks. Closing twice is harmless."""
+        while self.descriptors:
+            descriptor = self.descriptors.pop()
+            if os.getpid() == self._process:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
 
 class Files:
@@ -233,25 +235,39 @@ class Files:
         Does nothing; a test stops the process there.
         """
 
-    def lock(self, path: str, *, shared: bool) -> File:
-        """Take the lock of a file, made if need be, until the returned file is closed."""
-        with _named(path):
-            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(
-                    descriptor,
-                    (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB,
-                )
-            except OSError as exc:
-                os.close(descriptor)
-                if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+    def lock(self, path: str, *, shared: bool) -> Lock:
+        """Take the lock of a file, made if need be, and of the root itself, until it is closed.
+
+        A file that somebody removes is no lock any more; the root cannot be. But not every file
+        system of a network locks directories.
+        """
+        lock = Lock()
+        try:
+            for name, flags in ((path, os.O_CREAT), ("", os.O_DIRECTORY)):
+                with _named(name or "the directory"):
+                    flags |= os.O_RDONLY | os.O_CLOEXEC
+                    descriptor = os.open(self.path(name), flags, 0o644)
+                    lock.descriptors.append(descriptor)
+                    self._flock(descriptor, shared=shared, is_needed=bool(name))
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def _flock(self, descriptor: int, *, shared: bool, is_needed: bool) -> None:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                if is_needed:
                     raise
-                raise StoreInUseError(
-                    f"{self.root} is in use by another store "
-                    f"({'a writer' if shared else 'a reader or writer'}); "
-                    "close it first"
-                ) from exc
-        return LockFile(self, path, descriptor)
+                return
+            raise StoreInUseError(
+                f"{self.root} is in use by another store "
+                f"({'a writer' if shared else 'a reader or writer'}); "
+                "close it first"
+            ) from exc
 
     def _write(self, file: File, offset: int, data: memoryview) -> None:
         while len(data):

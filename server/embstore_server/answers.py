@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from embstore.commands import COMMANDS, after_timeout
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
-from embstore.errors import DeadlineError, EmbstoreError
+from embstore.errors import CapacityError, DeadlineError, EmbstoreError
 from embstore.results import AcknowledgedUpdate, Context
 from embstore_server.logs import event
 
@@ -58,12 +58,18 @@ def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
 
 def answered_error(error: Exception, verb: str) -> Exception:
-    """Return the error that a call ends with: of one whose time ran out, DeadlineError. Log what is
-    no answer, but a mistake of ours."""
+    """Return the error that a call ends with: of one whose time ran out, DeadlineError; of one that
+    found no memory, CapacityError. Log what is no answer, but a mistake of ours."""
     if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
         command = COMMANDS.get(verb.removesuffix("Stream"))
         advice = after_timeout(command) if command else ""
         error = DeadlineError(f"{verb}: no answer in time{advice}")
+    if isinstance(error, MemoryError):
+        event(logging.WARNING, "no memory", verb=verb, reason=str(error))
+        error = CapacityError(
+            f"{verb}: no memory on the server{f': {error}' if str(error) else ''}; send less in a "
+            "call, or start the server with less cache_bytes"
+        )
     if type(error) is EmbstoreError or not isinstance(error, EmbstoreError):
         event(logging.ERROR, "internal error", verb=verb, exc_info=error)
     return error

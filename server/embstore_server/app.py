@@ -13,6 +13,7 @@
 """
 
 import asyncio
+import faulthandler
 import logging
 import signal
 import sys
@@ -42,6 +43,7 @@ def serve(settings: Settings) -> int:
     the store or a port could not be opened, or not everything was committed.
     """
     logs.configure(settings)
+    faulthandler.enable()  # of a file that was cut short below its map, the system tells nobody
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return asyncio.run(_serve(settings))
 

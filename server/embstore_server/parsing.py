@@ -15,11 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from embstore.errors import InvalidArgumentError
+from embstore.host.facts import THREADS_MAX
 
 OFF = "off"
 """In place of an address: do not serve this."""
 SECONDS_MAX = 1e8
 """Three years: far below what the timers of the system can hold."""
+
+UNARY_BYTES_LIMIT = 256 << 20
+"""gRPC counts a message's bytes in 31 bits, and the server receives a multiple of
+`unary_bytes_max`, to refuse a large message with a reason."""
+_UNARY_BYTES_MIN = 64 << 10
+_CACHE_BYTES_MIN = 1 << 20
+"""Below it hardly a table has a row in it."""
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]]+):([0-9]{1,5})")
@@ -94,7 +102,9 @@ def _device(value: Any) -> str:
 def _cache(value: Any) -> int | str:
     from embstore.device.choice import memory_share
 
-    return str(value).strip() if memory_share(value) is not None else _byte_count(value)
+    if memory_share(value) is not None:
+        return str(value).strip()
+    return _within(_CACHE_BYTES_MIN, sys.maxsize, _byte_count)(value)
 
 
 def _path(value: Any) -> Path:
@@ -135,6 +145,18 @@ def _count(value: Any) -> int:
     if number < 1:
         raise ValueError(value)
     return number
+
+
+def _within(low: int, high: int, read: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Return what reads a whole number in [low, high]."""
+
+    def bounded(value: Any) -> int:
+        number = read(value)
+        if not low <= number <= high:
+            raise ValueError(value)
+        return number
+
+    return bounded
 
 
 def _count_or_none(value: Any) -> int:
@@ -197,12 +219,20 @@ BYTES_OR_NONE = Kind(
     bytes_text,
 )
 BYTES_OR_SHARE = Kind(
-    f'{BYTES.expected}, or a share of the device\'s memory above 0, as "80%"',
+    f'a number of bytes, {bytes_text(_CACHE_BYTES_MIN)} or more, as 1073741824, "1GiB" or '
+    '"10GB", or a share of the device\'s memory above 0, as "80%"',
     "BYTES|SHARE%",
     _cache,
     lambda value: value if isinstance(value, str) else bytes_text(value),
 )
+MESSAGE_BYTES = Kind(
+    f"a number of bytes from {bytes_text(_UNARY_BYTES_MIN)} to {bytes_text(UNARY_BYTES_LIMIT)}",
+    "BYTES",
+    _within(_UNARY_BYTES_MIN, UNARY_BYTES_LIMIT, _byte_count),
+    bytes_text,
+)
 COUNT = Kind("an integer above 0", "COUNT", _count)
+THREADS = Kind(f"an integer from 1 to {THREADS_MAX}", "COUNT", _within(1, THREADS_MAX, _count))
 NUMBER = Kind("an integer, 0 or more", "COUNT", _count_or_none)
 _ANY, _ABOVE_0 = sys.float_info.max, sys.float_info.min
 MILLISECONDS = Kind("a number of milliseconds, 0 or more", "MS", _number(0, _ANY), _short)

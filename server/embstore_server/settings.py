@@ -38,10 +38,6 @@ _SERVICE_LINK = re.compile(
 )
 """Kubernetes sets these in every container of a namespace with a service called embstore."""
 
-UNARY_BYTES_LIMIT = 256 << 20
-"""gRPC counts a message's bytes in 31 bits, and the server receives a multiple of
-`unary_bytes_max`, to refuse a large message with a reason."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -179,7 +175,7 @@ class Settings:
     )
     # More threads do not help: memory is the bound.
     threads: int | None = setting(
-        kinds.COUNT,
+        kinds.THREADS,
         "Threads of the CPU device, or those that copy to and from a GPU; none: one a core, at "
         "most 4 (CPU) or 8 (GPU).",
         None,
@@ -208,7 +204,7 @@ class Settings:
     )
     # Measured: up to about this, unary is faster.
     unary_bytes_max: int = _limit(
-        kinds.BYTES, "Size of a unary message; larger ones are streamed.", 16 << 20
+        kinds.MESSAGE_BYTES, "Size of a unary message; larger ones are streamed.", 16 << 20
     )
     call_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS, "Deadline of a call that has none.", 60.0
@@ -372,7 +368,3 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
         if values[least] > values[most]:
             found = f"found {values[least]} > {values[most]}"
             yield {least, most}, f"expected {least} <= {most}, {found}"
-    if values["unary_bytes_max"] > UNARY_BYTES_LIMIT:
-        limit = f"at most {UNARY_BYTES_LIMIT} bytes; larger calls are streamed"
-        found = values["unary_bytes_max"]
-        yield {"unary_bytes_max"}, f"expected unary_bytes_max to be {limit}, found {found}"

@@ -50,6 +50,17 @@ def hold_open(reports: Any, path: str, options: dict[str, Any]) -> None:
 
 
 @EXCLUDING
+def test_a_lock_file_that_was_removed_lets_nobody_in(
+    tmp_path: Path, trained: DenseStore, first: Any, second: Any
+) -> None:
+    with open_store(tmp_path, **first):
+        (tmp_path / "LOCK").unlink()
+        with pytest.raises(StoreInUseError, match="in use"):
+            open_store(tmp_path, **second)
+    open_store(tmp_path, **second).close()
+
+
+@EXCLUDING
 def test_second_open_in_one_process_is_refused(
     tmp_path: Path, trained: DenseStore, first: Any, second: Any
 ) -> None:

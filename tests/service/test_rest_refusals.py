@@ -104,6 +104,21 @@ async def test_our_own_mistake_is_logged_and_answered_without_its_text(
     assert "a secret" in caplog.text
 
 
+async def test_memory_that_runs_out_is_no_mistake_of_ours(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(engine: Any) -> Any:
+        return bytearray(1 << 62)
+
+    monkeypatch.setattr("embstore.engine.admin.store_stats", broken)
+    with caplog.at_level(logging.WARNING, "embstore"):
+        told = await rest.get("/api/v1/stats", 507)
+    assert told["error"] == "CapacityError"
+    assert "no memory" in told["message"]
+    found = [r.getMessage() for r in caplog.records]
+    assert found == ["store failed", "no memory"], "the call may have been half done"
+
+
 async def test_a_mistake_is_logged_also_where_look_ahead_tells_it_to_a_session(
     rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,6 @@ from embstore_server import parsing
 from embstore_server.cli.serving import serving
 from embstore_server.parsing import bytes_text, is_loopback, split_address
 from embstore_server.settings import (
-    UNARY_BYTES_LIMIT,
     Settings,
     declared,
     load,
@@ -103,14 +102,14 @@ def test_a_false_flag_wins_over_a_true_variable() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (5, 5),
+        (5 << 20, 5 << 20),
         ("1073741824", 1 << 30),
         ("4GiB", 4 << 30),
         ("512 MiB", 512 << 20),
         ("10GB", 10 * 10**9),
-        ("8k", 8000),
+        ("8000k", 8_000_000),
         ("1.5GiB", 3 << 29),
-        ("1_000", 1000),
+        ("1_100_000", 1_100_000),
         ("80%", "80%"),
         (" 12.5 % ", "12.5 %"),
     ],
@@ -132,8 +131,9 @@ def test_devices_are_taken_by_name_from_everywhere(name: str, tmp_path: Path) ->
     [
         *(("cache_bytes", v) for v in ("0", -1, "1GIG", "", "1.5", "-1GiB", 1.5, True, "1e9")),
         *(("cache_bytes", v) for v in ("0%", "101%", "-5%", "%", "5 percent", "1e1%")),
-        ("unary_bytes_max", "80%"),
-        *(("threads", v) for v in ("0", "two", "1.5", 1.0, False, [])),
+        *(("cache_bytes", v) for v in (1, "1023KiB")),
+        *(("unary_bytes_max", v) for v in ("80%", 1, "63KiB", "257MiB")),
+        *(("threads", v) for v in ("0", "two", "1.5", 1.0, False, [], 257, 100_000)),
         *(("drain_s", v) for v in ("-1", "nan", "inf", "soon", True, {})),
         *(("call_timeout_s", v) for v in (0, "0", "1e300")),
         *(("slow_call_ms", v) for v in (-1, "inf")),
@@ -255,8 +255,10 @@ def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str)
         ({"tls_key": "k"}, "found tls_key alone"),
         ({"listen": "127.0.0.1:5", "admin": "127.0.0.1:5"}, "listen and admin to differ"),
         ({"call_timeout_s": 9, "call_timeout_max_s": 8}, "call_timeout_s <= call_timeout_max_s"),
-        ({"unary_bytes_max": 9, "inflight_bytes_max": 8}, "unary_bytes_max <= inflight_bytes_max"),
-        ({"unary_bytes_max": UNARY_BYTES_LIMIT + 1}, "unary_bytes_max to be at most"),
+        (
+            {"unary_bytes_max": "1MiB", "inflight_bytes_max": 8},
+            "unary_bytes_max <= inflight_bytes_max",
+        ),
     ],
 )
 def test_relations_are_checked(flags: dict[str, Any], said: str) -> None:

@@ -128,11 +128,14 @@ def test_update_beyond_the_last_t(open_twin):
         twin.store.table("a").update([0], ones(1))
 
 
-def test_cache_larger_than_the_address_space(backend):
-    if "memory" not in backend.offers:  # a GPU knows at once what it has
-        with pytest.raises(CapacityError, match="cache_bytes"):
-            backend.open_store(cache_bytes=1 << 60)
-        return
-    store = backend.open_store(cache_bytes=1 << 60)
+def test_cache_larger_than_all_memory(backend):
+    with pytest.raises(CapacityError, match="cache_bytes"):
+        backend.open_store(cache_bytes=1 << 60)
+    store = backend.open_store()
     with refused(store, CapacityError, "cache_bytes"):
-        store.create_table("a", **config())
+        store.resize_cache(1 << 60)
+
+
+def test_more_threads_than_anybody_has(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="threads"):
+        embstore.open(tmp_path, threads=100_000)

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 import embstore
+from embstore.config import Constant, Sgd
 from embstore.errors import OutcomeUnknownError, StoreClosedError
 from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S, Served, until
-from tests.service.faults.wire import Sender, Wire, acknowledged, refusal, update
+from tests.service.faults.wire import Sender, Wire, acknowledged, lookup, refusal, update
 
+ANY: Any = {"optimizer": Sgd(0.1), "initializer": Constant(0.0)}
 FAR_S = 3600.0
 """Longer than any test waits."""
 
@@ -198,6 +201,23 @@ def test_port_in_use_names_the_option(
     assert option in str(caught.value) and address in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert not (quick_path / "store").exists(), "nothing was opened"
+
+
+def test_a_file_that_is_cut_short_under_a_server_ends_it_with_a_word(quick_path: Path) -> None:
+    """The map of the file has no pages there any more, so the system ends the process."""
+    keys = np.arange(30_000)
+    with ServerProcess(quick_path / "store", "--cache-bytes", "1MiB") as server:
+        with connect(server.address, timeout_s=PATIENCE_S) as store:
+            table = store.create_table("a", dim=32, rows=len(keys), **ANY)
+            table.update(keys, np.ones((len(keys), 32), np.float32))
+            store.checkpoint("one")
+            for file in (*quick_path.glob("store/log/*"), *quick_path.glob("store/base/*")):
+                os.truncate(file, 4096)
+        with Wire(server.address) as wire:
+            found = refusal(lambda: wire.unary("Lookup", lookup({"a": keys}).joined()))
+        assert found.code == "UNAVAILABLE"
+        assert server.stop() == -signal.SIGBUS
+    assert any("Bus error" in line for line in server.log)
 
 
 def test_load_is_drained_and_committed(quick_path: Path) -> None:
