@@ -450,6 +450,13 @@ class CloseSession(Command[None], effect=Effect.TUNES):
     forget: bool = False
 
 
+class EndSession(Command[None], effect=Effect.TUNES):
+    """End a session for all its ranks, who are told so; its place stays. For who operates a store:
+    ranks close theirs."""
+
+    name: str
+
+
 class Announce(Command[results.Announced], effect=Effect.LONG):
     """Say which keys coming steps will use."""
 

@@ -31,6 +31,8 @@ LOOKAHEAD_STEPS_MAX = 1024
 WORLD_SIZE_MAX = 1024
 GROUP_MAX = 1024
 MS_MAX = 86_400_000
+LEASE_MS_MAX = 600_000
+"""A trainer that has gone holds its tables no longer; one that lives renews its lease."""
 MEMBER_CHARACTERS = range(16, 65)
 
 
@@ -69,7 +71,7 @@ def _open_session(command: c.OpenSession) -> c.OpenSession:
         integer(command.world_size, "world_size", 1, WORLD_SIZE_MAX),
         str(command.planner),
         flag(command.shared, "shared"),
-        integer(command.lease_ms, "lease_ms", 1, MS_MAX),
+        integer(command.lease_ms, "lease_ms", 1, LEASE_MS_MAX),
         integer(command.rank_timeout_ms, "rank_timeout_ms", 1, MS_MAX),
     )
 

@@ -50,6 +50,7 @@ HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     c.JoinSession: lambda engine, command, _: engine.sessions.join(command),
     c.RenewLease: lambda engine, command, _: engine.sessions.renew(command),
     c.CloseSession: lambda engine, command, _: engine.sessions.close(command),
+    c.EndSession: lambda engine, command, _: engine.sessions.end(command.name),
     c.Announce: lambda engine, command, _: engine.sessions.announce(command),
     c.LookupStep: lambda engine, command, _: engine.sessions.lookup(command),
     c.LookupStepPooled: lambda engine, command, _: engine.sessions.lookup(command),

@@ -99,7 +99,7 @@ class Sessions:
         planner : "per_step", "group:N" (N steps are planned as one) or "window" (rows leave the
             cache by their next use, as far as it is announced)
         shared : others may write to the tables as well; no rows are early then
-        lease_ms : a rank that is silent for longer loses its place
+        lease_ms : a rank that is silent for longer loses its place; ten minutes at most
         rank_timeout_ms : how long ranks wait for one another before the session fails
 
         Raises
@@ -145,6 +145,15 @@ class Sessions:
         forget : the name's place is forgotten as well
         """
         self._executor.execute(c.CloseSession(member, bool(forget)), timeout_s=timeout_s)
+
+    def end(self, name: str) -> None:
+        """End a session for all its ranks, who are told so; its place stays. For operators.
+
+        Raises
+        ------
+        SessionExpiredError : no session of this name is open.
+        """
+        self._executor.execute(c.EndSession(name))
 
     def serving(self) -> Serving:
         """Return who has the sessions; after a restart that is another one."""

@@ -146,6 +146,21 @@ class Registry:
                     self._tables.forget_place(session.name)
             self.planner.release_ended()
 
+    def end(self, name: str) -> None:
+        """End a session, whoever is in it. Takes the engine."""
+        with self._tables.reading():
+            with self.planner.changed:
+                self.expire()
+                session = self.sessions.get(name)
+                if session is None:
+                    raise SessionExpiredError(f"no session {name!r} is open")
+                message = (
+                    f"session {name!r} was ended by EndSession, which is for operators; open it "
+                    f"again, it goes on after step {session.last_step}"
+                )
+                self._end(session, SessionExpiredError(message))
+            self.planner.release_ended()
+
     def expire(self) -> float | None:
         """End the sessions of ranks whose leases have run out; return seconds to the next end."""
         now = monotonic()

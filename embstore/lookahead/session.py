@@ -35,6 +35,9 @@ from embstore.tables.state import TableState
 OUTCOMES_MAX = 1024
 """Finished steps whose outcome is remembered."""
 
+JOIN_S = 30.0
+"""A session that nobody joins holds its tables for so long, at most."""
+
 _PAUSE_S = 2e-3
 """A trainer that takes longer from one step to the next has something else to wait for."""
 
@@ -250,7 +253,7 @@ class Session:
     def deadlines(self) -> list[float]:
         """When leases run out, in monotonic seconds: those of the ranks, or the opener's."""
         if not self.ranks:
-            return [self.opened + self.lease_s]
+            return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
 
     def expired(self, now: float) -> EmbstoreError | None:

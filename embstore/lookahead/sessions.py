@@ -90,6 +90,15 @@ class Sessions:
         """Leave a session; the last rank's leaving ends it. Closing twice is harmless."""
         self._registry.close(command.member, forget=command.forget)
 
+    def end(self, name: str) -> None:
+        """End a session for all its ranks; its place stays.
+
+        Raises
+        ------
+        SessionExpiredError : no session of this name is open.
+        """
+        self._registry.end(name)
+
     def expire(self) -> None:
         """End the sessions of ranks whose leases have run out, now and not in a while."""
         with self._planner.changed:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.checks.sessions import MS_MAX
+from embstore.checks.sessions import LEASE_MS_MAX, MS_MAX
 from embstore.config import OPTIMIZERS, Constant, Normal, TableConfig, Uniform
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
@@ -18,7 +18,7 @@ from tests.commands.model import Model, Session
 
 TABLES = "a", "b", "part/c", "d"
 SESSIONS = "train", "other"
-WAITING = {"lease_ms": MS_MAX, "rank_timeout_ms": MS_MAX}
+WAITING = {"lease_ms": LEASE_MS_MAX, "rank_timeout_ms": MS_MAX}
 MISTAKE = 0.04
 """How often a name or key is none that there is."""
 
@@ -281,6 +281,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.JoinSession: Author._join_session,
     c.RenewLease: _plain(c.RenewLease, Author._member),
     c.CloseSession: _plain(c.CloseSession, Author._member, Author._errs),
+    c.EndSession: _plain(c.EndSession, lambda a: a._one_of(SESSIONS)),
     c.Announce: Author._announce,
     c.LookupStep: Author._lookup_step,
     c.LookupStepPooled: Author._lookup_step_pooled,
@@ -297,6 +298,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.Restore, c.CloseSession}
+_RARE = {c.DropTable, c.Restore, c.CloseSession, c.EndSession}
 """What takes away what other commands need."""
 _EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 5)]

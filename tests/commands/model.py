@@ -231,6 +231,10 @@ def _close(model: Model, command: c.CloseSession, result: Any) -> None:
                 model.places.pop(name, None)
 
 
+def _end(model: Model, command: c.EndSession, result: Any) -> None:
+    del model.sessions[command.name]
+
+
 def _announce(model: Model, command: c.Announce, result: Any) -> None:
     _, session = model.session_of(command.member)
     for step in command.steps:
@@ -346,6 +350,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.JoinSession: _join,
     c.RenewLease: _nothing,
     c.CloseSession: _close,
+    c.EndSession: _end,
     c.Announce: _announce,
     c.LookupStep: _lookup_step,
     c.LookupStepPooled: _lookup_step_pooled,

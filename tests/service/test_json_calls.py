@@ -36,6 +36,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "JoinSession": JOINED[1][1],
     "RenewLease": {"member": MEMBER},
     "CloseSession": {"member": MEMBER},
+    "EndSession": {"name": "job"},
 }
 """By verb; of the others, no field is needed."""
 BEFORE = {
@@ -43,6 +44,7 @@ BEFORE = {
     "JoinSession": JOINED[:1],
     "RenewLease": JOINED,
     "CloseSession": JOINED,
+    "EndSession": JOINED[:1],
 }
 """What is called before a verb."""
 OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())

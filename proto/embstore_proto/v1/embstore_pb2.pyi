@@ -925,6 +925,12 @@ class CloseSessionRequest(_message.Message):
     forget: bool
     def __init__(self, member: _Optional[str] = ..., forget: bool = ...) -> None: ...
 
+class EndSessionRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class SessionClosedReply(_message.Message):
     __slots__ = ("context",)
     CONTEXT_FIELD_NUMBER: _ClassVar[int]

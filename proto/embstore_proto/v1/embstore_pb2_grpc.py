@@ -229,6 +229,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.FromString,
                 _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/embstore.v1.Embstore/EndSession',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.FromString,
+                _registered_method=True)
         self.Announce = channel.unary_unary(
                 '/embstore.v1.Embstore/Announce',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.AnnounceRequest.SerializeToString,
@@ -559,6 +564,12 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Announce(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -859,6 +870,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
             'CloseSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseSession,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.CloseSessionRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.EndSessionRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.SerializeToString,
             ),
             'Announce': grpc.unary_unary_rpc_method_handler(
@@ -1999,6 +2015,33 @@ class Embstore(object):
             target,
             '/embstore.v1.Embstore/CloseSession',
             embstore__proto_dot_v1_dot_embstore__pb2.CloseSessionRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/EndSession',
+            embstore__proto_dot_v1_dot_embstore__pb2.EndSessionRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.SessionClosedReply.FromString,
             options,
             channel_credentials,

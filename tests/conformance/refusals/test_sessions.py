@@ -347,7 +347,12 @@ def test_options_of_a_session_out_of_range(trainer, bad):
     plan = Plan(**({"tables": ("free",), "name": "other"} | bad))
     with refused_step(trainer.store, InvalidArgumentError):
         plan.open(trainer.store)
-    for options in ({"lease_ms": 0}, {"rank_timeout_ms": 0}, {"lease_ms": "soon"}):
+    for options in (
+        {"lease_ms": 0},
+        {"lease_ms": 600_001},
+        {"rank_timeout_ms": 0},
+        {"lease_ms": "soon"},
+    ):
         with refused_step(trainer.store, InvalidArgumentError, *options):
             Plan(("free",), name="other").open(trainer.store, **options)
 

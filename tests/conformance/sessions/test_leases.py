@@ -11,7 +11,9 @@ import threading
 import numpy as np
 import pytest
 
+from embstore.checks.sessions import LEASE_MS_MAX
 from embstore.errors import RankFailedError, SessionExpiredError
+from embstore.lookahead.session import JOIN_S
 from tests.conformance.cases import config, descriptors, generator
 from tests.conformance.sessions.training import (
     PATIENCE_S,
@@ -20,6 +22,7 @@ from tests.conformance.sessions.training import (
     apply_step,
     assert_nothing_pinned,
     await_planned,
+    engine_of,
     expect,
     expire,
     facts_of,
@@ -95,6 +98,37 @@ def test_rank_that_never_joins_is_named(twin):
         twin.store.sessions.lookup_step(members[0], 1, timeout_s=PATIENCE_S)
     with pytest.raises(RankFailedError, match="rank 1"):
         twin.store.sessions.lookup_step(members[1], 1, timeout_s=PATIENCE_S)
+
+
+def test_operator_ends_any_session(twin):
+    """Whoever opened it: its ranks are told, its tables are free, its place stays."""
+    store, steps = twin.store, steps_of(6)
+    trained(twin, steps[:2])
+    _, member = opened(store)
+    store.sessions.announce(member, {3: steps[2].keys[0]})
+    await_planned(store, 3)
+    store.sessions.end("run")
+    with pytest.raises(SessionExpiredError, match="EndSession"):
+        store.sessions.lookup_step(member, 3, timeout_s=PATIENCE_S)
+    with pytest.raises(SessionExpiredError, match="no session 'run'"):
+        store.sessions.end("run")
+    assert_nothing_pinned(store, "a")
+    twin.on("a", "update", [1], np.ones((1, 30), np.float32))
+    trained(twin, steps[2:])
+
+
+def test_session_that_nobody_joins_ends_in_seconds(twin):
+    """Whatever its lease is."""
+    store = twin.store
+    PLAN.open(store, lease_ms=LEASE_MS_MAX)
+    sessions = engine_of(store).sessions
+    with sessions._planner.changed:
+        sessions._registry.sessions["run"].opened -= JOIN_S
+        sessions._planner.notify()
+    until(lambda: not sessions._registry.sessions)
+    twin.on("a", "update", [1], np.ones((1, 30), np.float32))
+    with pytest.raises(SessionExpiredError):
+        store.sessions.join("run", 0)
 
 
 @pytest.mark.parametrize("how", ["stalls", "dies"])
