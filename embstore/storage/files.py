@@ -21,9 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
+from embstore.host.descriptors import SPARE
 from embstore.host.maps import map_file
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
+_NO_ROOM = {
+    errno.ENOSPC: "disk space",
+    errno.EDQUOT: "quota",
+    errno.EFBIG: "disk space, or raise the limit of file sizes",
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "connections, or raise the limit of open files",
+    errno.ENFILE: "connections, or raise the system's limit of open files",
+}
+"""What to free, by what the system says."""
 
 
 @contextmanager
@@ -39,7 +48,7 @@ def _named(path: str, *, final: bool = False) -> Iterator[None]:
     except OSError as exc:
         if exc.errno in _NO_ROOM and not final:
             raise CapacityError(
-                f"no room for {path}: {exc.strerror}; free disk space, quota or memory"
+                f"no room for {path}: {exc.strerror}; free {_NO_ROOM[exc.errno]}"
             ) from exc
         raise StorageError(exc.errno, f"{exc.strerror}: {path}") from exc
 
@@ -166,7 +175,7 @@ class Files:
         """Open an existing file."""
         with _named(path):
             flags = os.O_RDWR if write else os.O_RDONLY
-            descriptor = os.open(self.path(path), flags | os.O_CLOEXEC)
+            descriptor = SPARE.open(self.path(path), flags)
             # Headers and indexes are read by place: reading ahead of them costs a megabyte each.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return File(self, path, descriptor)
@@ -184,6 +193,7 @@ class Files:
             file.sync()
         self.rename(new, path)
         self.sync_directory(os.path.dirname(path))
+        SPARE.fill()
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents, durably; one that is there already is fine."""
@@ -241,12 +251,12 @@ class Files:
         A file that somebody removes is no lock any more; the root cannot be. But not every file
         system of a network locks directories.
         """
+        SPARE.fill()
         lock = Lock()
         try:
             for name, flags in ((path, os.O_CREAT), ("", os.O_DIRECTORY)):
                 with _named(name or "the directory"):
-                    flags |= os.O_RDONLY | os.O_CLOEXEC
-                    descriptor = os.open(self.path(name), flags, 0o644)
+                    descriptor = SPARE.open(self.path(name), flags | os.O_RDONLY)
                     lock.descriptors.append(descriptor)
                     self._flock(descriptor, shared=shared, is_needed=bool(name))
         except BaseException:
@@ -284,8 +294,7 @@ class Files:
         os.fdatasync(file.descriptor)  # with the length, and all else that reading needs
 
     def _create(self, path: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        return os.open(self.path(path), flags, 0o644)
+        return SPARE.open(self.path(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
     def _make_directory(self, path: str) -> None:
         os.makedirs(self.path(path), exist_ok=True)
@@ -303,7 +312,7 @@ class Files:
         os.rmdir(self.path(path))
 
     def _sync_directory(self, path: str) -> None:
-        descriptor = os.open(self.path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = SPARE.open(self.path(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:

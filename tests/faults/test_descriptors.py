@@ -1,0 +1,45 @@
+"""No descriptor is left for anybody: the store's files are opened all the same."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from tests.faults.forks import Forks
+from tests.faults.promises import check_content, content_of
+from tests.faults.training import commit, open_store, train
+
+SEED = 20_261_125
+
+
+def train_without_descriptors(reports: Any, path: str) -> None:
+    """A child: take every descriptor that there is, then go on with the store."""
+    store = open_store(path, durability="commands")
+    train(store, SEED, 20)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as exc:
+        assert exc.errno == errno.EMFILE
+    for n in range(3):
+        train(store, SEED + n, 20)
+        commit(store)
+    while taken:
+        os.close(taken.pop())
+    content = content_of(store)
+    store.close()
+    reports.send(content)
+
+
+def test_commits_are_made_when_connections_have_all_descriptors(
+    tmp_path: Path, forks: Forks
+) -> None:
+    child = forks.start(train_without_descriptors, str(tmp_path / "store"))
+    content = child.reports.recv()
+    assert child.wait() == 0
+    with open_store(tmp_path / "store") as store:
+        check_content(store, content)
