@@ -24,6 +24,7 @@ from typing import cast
 import embstore
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
+from embstore.host.descriptors import raise_limit
 from embstore_server import logs
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
@@ -44,6 +45,7 @@ def serve(settings: Settings) -> int:
     """
     logs.configure(settings)
     faulthandler.enable()  # of a file that was cut short below its map, the system tells nobody
+    raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return asyncio.run(_serve(settings))
 

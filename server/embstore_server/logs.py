@@ -11,16 +11,25 @@ Some fields come from a caller (a label, a request id). So that none can write a
 a terminal's control sequence, every character that is not printable is escaped, and a plain value
 with spaces, quotes or `=` is quoted: a line always splits into its fields. A trace follows a plain
 line, indented, where no event can begin.
+
+What a library says again and again is said once a minute, with how often it was: whoever sends
+garbage to a port could fill the disk otherwise.
 """
 
 import json
 import logging
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from embstore_server.settings import Settings
 
+SELDOM_S = 60.0
+_ALIKE_CHARACTERS = 64
+"""By which two messages of a library are alike; what follows is often an address or a number."""
+_KINDS_MAX = 1000
 _FIELDS = "embstore_fields"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
 """Characters besides letters and digits that a plain value has unquoted."""
@@ -42,6 +51,7 @@ def configure(settings: Settings) -> None:
     Replaces any other configuration; uvicorn must run with `log_config=None`, or it replaces this.
     """
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Seldom())
     handler.setFormatter(JsonLines() if settings.log_format == "json" else PlainLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -54,6 +64,39 @@ def configure(settings: Settings) -> None:
         library.handlers.clear()
         library.propagate = True
     logging.captureWarnings(True)
+
+
+class Seldom(logging.Filter):
+    """Lets each thing that a library says pass once in SELDOM_S. Our own events all pass."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[tuple[str, str], _Said] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is to be written; say in it how many like it were not."""
+        if hasattr(record, _FIELDS):
+            return True
+        key, now = (record.name, str(record.msg)[:_ALIKE_CHARACTERS]), self._clock()
+        said = self._said.get(key)
+        if said is not None and now < said.next_at:
+            said.left_out += 1
+            return False
+        if said is not None and said.left_out:
+            record.msg, record.args = f"{record.getMessage()} ({said.left_out} more like it)", ()
+        if len(self._said) >= _KINDS_MAX:
+            self._said.clear()
+        self._said[key] = _Said(now + SELDOM_S)
+        return True
+
+
+@dataclass
+class _Said:
+    """What was said, and is not again before its time."""
+
+    next_at: float
+    left_out: int = 0
 
 
 class JsonLines(logging.Formatter):

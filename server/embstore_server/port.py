@@ -28,6 +28,9 @@ PINGS_APART_MS = 10_000
 """A client may ask so often whether the server is there, while its call waits. gRPC's own 5 minutes
 would cut off clients of ours, and of other frameworks, that wait for minutes with a reason."""
 
+_IDLE_MS = 600_000
+"""A connection without a call is ended then; its client connects again with its next call."""
+
 _LAST_REPLIES_S = 1.0
 """For what is on its way when no call is under way any more."""
 
@@ -44,6 +47,9 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
                 ("grpc.max_send_message_length", -1),  # our own limits are by name
                 ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS),
+                ("grpc.max_allowed_incoming_connections", settings.connections_max),
+                ("grpc.server_handshake_timeout_ms", int(1000 * settings.handshake_timeout_s)),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
             ]
         )
         self._service = service

@@ -187,12 +187,28 @@ class Settings:
     admin: str = _network(
         kinds.ADDRESS_OR_OFF, "Address of REST and metrics; off: none.", "127.0.0.1:8080"
     )
+    # Names with a dot are the ones that others can make.
+    allowed_hosts: tuple[str, ...] | None = _network(
+        kinds.NAMES,
+        "Further names by which browsers may call REST, *: any. An address, a name without a dot "
+        "and one that ends with .local or .internal always may; on loopback only localhost.",
+        None,
+    )
     tls_cert: Path | None = _network(
         kinds.FILE, "PEM file of the certificate and its chain, for gRPC and REST.", None
     )
     tls_key: Path | None = _network(kinds.FILE, "PEM file of its key.", None)
     insecure: bool = _network(
         kinds.SWITCH, "Serve addresses other than loopback without TLS.", False
+    )
+    # Far more than trainers have, and a fourth of what a process may have open on most systems.
+    connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are ended.", 1024)
+    # The slowest network takes less.
+    handshake_timeout_s: float = _limit(
+        kinds.POSITIVE_SECONDS,
+        "A connection that has begun no call by then, or is in the middle of beginning one, is "
+        "ended.",
+        10.0,
     )
     # Seconds of work: more calls would time out in the queue.
     queue_calls_max: int = _limit(
@@ -232,7 +248,16 @@ class Settings:
     def describe(self) -> dict[str, Any]:
         """Return all settings as JSON values; of certificate and key, their paths."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+        return {name: _as_json(v) for name, v in values.items()}
+
+
+def _as_json(value: Any) -> Any:
+    match value:
+        case Path():
+            return str(value)
+        case tuple():
+            return ",".join(value)
+    return value
 
 
 def declared(of: type[Settings] = Settings) -> dict[str, Setting]:

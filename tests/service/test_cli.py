@@ -390,14 +390,19 @@ def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.M
         for name, one in declared().items()
         if type(one.default) in (int, float)
     }
-    flags |= {"host_cache_bytes": 1 << 20, "backup_within": "backups"}
+    flags |= {
+        "host_cache_bytes": 1 << 20,
+        "backup_within": "backups",
+        "allowed_hosts": ("a.b", "c"),
+    }
     texts = {"listen": "[::1]:0", "admin": "off", "log_format": "json", "log_level": "debug"}
     expected = Settings(data=Path("d"), device="cpu", **texts, **flags, **halves, **tls)
     assert None not in vars(expected).values()
     words = []
     for name, value in vars(expected).items():
         flag = "--" + name.replace("_", "-")
-        words += [flag] if value is True else [flag, str(value)]
+        text = declared()[name].kind.show(value) if isinstance(value, tuple) else str(value)
+        words += [flag] if value is True else [flag, text]
     assert shell("serve", *words).status == 0
     assert served == [expected]
 

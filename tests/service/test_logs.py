@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from embstore_server.logs import configure, event
+from embstore_server.logs import SELDOM_S, Seldom, configure, event
 from embstore_server.settings import Settings
 
 Lines = Callable[[], list[str]]
@@ -156,3 +156,37 @@ def test_configuring_twice_writes_each_line_once(lines: Lines) -> None:
     configured()
     event(logging.INFO, "ready")
     assert len(lines()) == 1
+
+
+def test_what_a_library_says_again_and_again_is_said_once_a_minute() -> None:
+    now = [100.0]
+    seldom = Seldom(lambda: now[0])
+
+    def said(text: str, *args: Any, name: str = "uvicorn.error") -> str:
+        record = logging.LogRecord(name, logging.WARNING, "", 0, text, args, None)
+        return record.getMessage() if seldom.filter(record) else ""
+
+    assert said("Invalid HTTP request received.") == "Invalid HTTP request received."
+    for _ in range(1000):
+        assert not said("Invalid HTTP request received.")
+    assert said("%s is not %d", "a", 1) == "a is not 1"
+    assert not said("%s is not %d", "b", 2)
+    assert said("Invalid HTTP request received.", name="asyncio")
+    now[0] += SELDOM_S
+    assert said("Invalid HTTP request received.").endswith("(1000 more like it)")
+    assert not said("Invalid HTTP request received.")
+
+
+def test_our_own_events_are_never_left_out(lines: Lines) -> None:
+    configured()
+    for n in range(3):
+        event(logging.WARNING, "slow call", ms=n)
+    assert len(lines()) == 3
+
+
+def test_the_kinds_of_messages_that_are_remembered_are_few() -> None:
+    seldom = Seldom(lambda: 0.0)
+    for n in range(3000):
+        record = logging.LogRecord("a", logging.WARNING, "", 0, f"{n}", (), None)
+        assert seldom.filter(record)
+    assert len(seldom._said) <= 1000

@@ -199,11 +199,34 @@ async def test_loopback_answers_only_to_its_own_names(rest: Rest) -> None:
         await rest.get("/api/v1/tables", Host=host)
 
 
+FOREIGN_HOSTS = ("evil.example", "evil.example:80", "a.local.evil", "127.0.0.1.nip.example")
+
+
 @pytest.mark.rest(admin="0.0.0.0:8080", insecure=True)
-async def test_other_addresses_answer_to_any_host(rest: Rest) -> None:
-    await rest.get("/api/v1/tables", Host="embstore:8080")
+async def test_other_addresses_answer_to_names_of_their_own_network(rest: Rest) -> None:
+    """A page at a public name may have it resolve to this machine."""
+    own = ("embstore:8080", "10.0.0.1", "[fe80::1]:8080", "a.svc.cluster.local.", "a.internal:1")
+    for host in (*own, "localhost"):
+        await rest.get("/api/v1/tables", Host=host)
+    for host in FOREIGN_HOSTS:
+        told = await rest.get("/api/v1/tables", 403, Host=host, Origin=f"http://{host}")
+        assert "allowed_hosts" in told["message"]
     told = await rest.get("/api/v1/tables", 403, Host="embstore", Origin="http://evil.example")
     assert "Origin" in told["message"]
+
+
+@pytest.mark.rest(admin="0.0.0.0:8080", insecure=True, allowed_hosts=("Store.example", "b.c"))
+async def test_further_names_are_allowed_by_a_setting(rest: Rest) -> None:
+    for host in ("store.example:8080", "b.c", "10.0.0.1"):
+        await rest.get("/api/v1/tables", Host=host)
+    for host in FOREIGN_HOSTS:
+        await rest.get("/api/v1/tables", 403, Host=host)
+
+
+@pytest.mark.rest(admin="0.0.0.0:8080", insecure=True, allowed_hosts=("*",))
+async def test_any_name_can_be_allowed(rest: Rest) -> None:
+    for host in FOREIGN_HOSTS:
+        await rest.get("/api/v1/tables", Host=host)
 
 
 async def test_only_a_page_of_its_own_origin_is_answered(rest: Rest) -> None:

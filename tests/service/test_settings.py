@@ -126,6 +126,16 @@ def test_devices_are_taken_by_name_from_everywhere(name: str, tmp_path: Path) ->
     assert load(DATA, {}, config).device == name
 
 
+def test_names_are_read_with_commas_or_as_a_list(tmp_path: Path) -> None:
+    config = written(tmp_path / "e.toml", 'allowed_hosts = ["a.example", "b"]\n')
+    assert load(DATA, {}, config).allowed_hosts == ("a.example", "b")
+    assert load(DATA | {"allowed_hosts": "a.example,b"}, {}, None).allowed_hosts == (
+        "a.example",
+        "b",
+    )
+    assert load(DATA, {}, None).allowed_hosts is None
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -143,6 +153,9 @@ def test_devices_are_taken_by_name_from_everywhere(name: str, tmp_path: Path) ->
         *(("count_rate", v) for v in (2, "", "5%")),
         *(("device", v) for v in ("gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0)),
         *(("data", v) for v in ("", "a\0b", 3)),
+        *(("allowed_hosts", v) for v in ("", "a,,b", "a b", 3, [], ["a", ""])),
+        *(("connections_max", v) for v in (0, "many")),
+        *(("handshake_timeout_s", v) for v in (0, "nan")),
         *(("listen", v) for v in ("off", ":1", "localhost", "a:b", "h:65536", "::1:5", "[x]:1", 5)),
         *(("admin", v) for v in ("OFF", "8080", "[::1]")),
     ],

@@ -20,6 +20,7 @@ from embstore_server.logs import event
 from embstore_server.parsing import OFF, is_loopback, split_address
 from embstore_server.port import in_use
 from embstore_server.rest import commands, profiles, state, tables, upkeep
+from embstore_server.rest.connections import protocol
 from embstore_server.rest.errors import refusal_of
 from embstore_server.rest.guard import Guard
 from embstore_server.rest.models import ErrorReply
@@ -46,7 +47,11 @@ def make_rest(service: Service) -> FastAPI:
     )
     app.state.service = service
     address = service.settings.admin
-    app.add_middleware(Guard, loopback=address != OFF and is_loopback(split_address(address)[0]))
+    app.add_middleware(
+        Guard,
+        loopback=address != OFF and is_loopback(split_address(address)[0]),
+        allowed_hosts=service.settings.allowed_hosts or (),
+    )
     add_probes(app, service)
     api = APIRouter(
         prefix="/api/v1", responses={"default": {"model": ErrorReply, "description": "Refused"}}
@@ -97,6 +102,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         lifespan="off",
+        http=protocol(settings.connections_max, settings.handshake_timeout_s),
     )
     server = _Uvicorn(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -6,8 +6,10 @@ reaches loopback. So three things are refused that only a browser sends for a pa
 - an `Origin` other than the requested host: a page's script or form
 - a POST whose body is not declared application/json: a page may send that without a preflight; a
   PUT, whose body may be a document (application/octet-stream), always needs one
-- on a loopback address, a `Host` that is not one: a name that resolves to 127.0.0.1 (DNS
-  rebinding), whose page would be of the same origin. On other addresses any name may be right.
+- a `Host` that a page's own name could be: it resolves to this machine (DNS rebinding), and its
+  page is of the same origin. On a loopback address that is every other name; on others it is a name
+  with a dot, as the public ones have, but for those that no public server can resolve. Names that
+  are right all the same are given by `allowed_hosts`.
 
 **Sizes.** A body above BODY_BYTES_MAX is refused, at once if its length is announced. The documents
 of DOCUMENT_PATHS are large; their routes have a limit of their own, which the guard does not know
@@ -18,7 +20,8 @@ the answer names it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,6 +38,10 @@ DOCUMENT_PATHS = ("/api/v1/profile", "/api/v1/hot-set")
 """Here a PUT sends a file."""
 DOCUMENT_TYPE, _JSON_TYPE = "application/octet-stream", "application/json"
 
+ANY_HOST = "*"
+_PRIVATE_ENDS = (".local", ".internal", ".localhost", ".home.arpa")
+"""Of names that no public server resolves (RFC 6762, 6761, 8375; cluster.local is one)."""
+
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -42,9 +49,10 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, *, loopback: bool, allowed_hosts: Sequence[str]) -> None:
         self._app = app
         self._loopback = loopback
+        self._allowed_hosts = {name.lower() for name in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,8 +75,11 @@ class Guard:
     def _refusals(self, method: str, headers: Headers, has_document: bool) -> Iterator[Refusal]:
         host = headers.get("host", "")
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if self._loopback and host and not is_loopback(name):
-            yield _forbidden(f"expected a Host of this machine (localhost), found {host!r}")
+        if host and not self._is_own(name.lower().rstrip(".")):
+            yield _forbidden(
+                f"expected a Host of this {'machine' if self._loopback else 'network'} "
+                f"(allowed_hosts has others), found {host!r}"
+            )
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             yield _forbidden(f"expected no Origin, or that of {host!r}, found {origin!r}")
@@ -78,6 +89,22 @@ class Guard:
             yield refused(415, f"expected Content-Type {expected}, found {found!r}")
         if not has_document and announced_bytes(headers) > BODY_BYTES_MAX:
             yield refused(413, _TOO_LARGE)
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._allowed_hosts or ANY_HOST in self._allowed_hosts or is_loopback(name):
+            return True
+        return not self._loopback and ("." not in name or _is_private(name))
+
+
+def _is_private(name: str) -> bool:
+    """Tell whether a name is an address, or one that no public server resolves."""
+    if name.endswith(_PRIVATE_ENDS):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _path(scope: Scope) -> str:
