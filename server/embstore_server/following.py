@@ -152,7 +152,10 @@ class Following:
 
         def work(engine: Engine) -> int:
             lineages.write(storage.files, lineage)
-            return begin_epoch(engine, epoch)
+            storage.files.reached("promote:lineage")
+            mark = begin_epoch(engine, epoch)
+            storage.files.reached("promote:epoch")
+            return mark
 
         mark = await service.run_in_thread("Promote", work)
         assert service.durable is not None

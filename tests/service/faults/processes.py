@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.engine.engine import Engine
+from embstore.storage.files import Files
 from embstore_client.executor import connect
 from embstore_server import app
 from embstore_server.settings import Settings
@@ -27,7 +28,15 @@ def free_port() -> int:
 
 
 def serve(reports: Connection, path: str, address: str, options: dict[str, Any]) -> None:
-    """Serve a store; report the command number that it was opened at."""
+    """Serve a store; report the command number that it was opened at. `dies_at` among the options
+    is a named point of its files at which it ends as by a crash."""
+    dies_at = options.pop("dies_at", "")
+
+    def reached(files: Files, point: str) -> None:
+        if point == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Files.reached = reached  # type: ignore[method-assign]
     opening = app._open
 
     def reporting(settings: Settings) -> Engine:
@@ -67,6 +76,12 @@ class ForkedServer:
     def changed(self, **options: Any) -> "ForkedServer":
         """Return a server of the same directory, at another address and with other options."""
         return ForkedServer(self._forks, self._path, **(self._options | options))
+
+    def await_death(self) -> None:
+        """Wait until it has died where it was to."""
+        assert self._child is not None
+        assert self._child.wait() == -signal.SIGKILL
+        del self._options["dies_at"]
 
     def start(self) -> int:
         """Start it; return the command number of the store that it found."""

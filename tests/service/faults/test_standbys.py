@@ -234,6 +234,33 @@ def test_the_old_leader_is_replaced_for_good(pair: Pair) -> None:
     standby.stop()
 
 
+@pytest.mark.parametrize("point", ["promote:lineage", "promote:epoch"])
+def test_a_promotion_that_is_cut_off_is_ended_by_the_next_start(pair: Pair, point: str) -> None:
+    leader, standby = pair.leader, pair.standby.changed(dies_at=point, follow=pair.leader.address)
+    leader.start()
+    standby.start()
+    with connected(leader) as old:
+        make_tables(old)
+        update(old, 1)
+        await_same(leader, standby)
+    leader.kill()
+    with connected(standby) as new:
+        promoting = threading.Thread(target=new.promote)
+        promoting.start()
+        standby.await_death()
+        standby.start()
+        promoting.join(PATIENCE_S)
+    with connected(standby) as new:
+        assert (standing(new)["role"], new.epoch) == ("leader", 1 + EPOCH_STEP)
+        update(new, 2)
+        assert applied_counts(new)[1:3] == [1, 1]
+        back = leader.changed(follow=standby.address)
+        back.start()
+        await_same(standby, back)
+        back.kill()
+    standby.stop()
+
+
 def test_what_the_old_leader_had_alone_is_given_up(pair: Pair) -> None:
     pair.start()
     leader, standby = pair.leader, pair.standby
