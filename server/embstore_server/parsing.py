@@ -26,7 +26,7 @@ UNARY_BYTES_LIMIT = 256 << 20
 """gRPC counts a message's bytes in 31 bits, and the server receives a multiple of
 `unary_bytes_max`, to refuse a large message with a reason."""
 _UNARY_BYTES_MIN = 64 << 10
-_CACHE_BYTES_MIN = 1 << 20
+_CACHE_BYTES_MIN = 64 << 10
 """Below it hardly a table has a row in it."""
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
