@@ -29,6 +29,24 @@ def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limit
         )
 
 
+def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
+    """Return the bytes of the rows that a command is answered with, if it reads rows."""
+    match command:
+        case c.Lookup(tables):
+            parts = [(len(part.keys), part, False) for part in tables]
+        case c.LookupPooled(part, bags):
+            parts = [(len(bags.offsets) - 1, part, False)]
+        case c.ReadRows(part):
+            parts = [(len(part.keys), part, True)]
+        case _:
+            return 0
+    total = 0
+    for rows, part, with_state in parts:
+        config = config_of(part.table, part.table_id)
+        total += VALUE_BYTES * rows * (config.dim + (config.state_dim if with_state else 0))
+    return total
+
+
 def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     def keyed(part: Any, *, with_state: bool = False) -> int:
         """Bytes of a part's keys, and of a row for each."""

@@ -6,8 +6,9 @@ asked at the start whether there is room for all of it, and a stream may yet be 
 middle, when others took the room; these go on, and so of streams that grow together one is
 finished. Who finds no room is refused (OverloadedError) and backs off; to wait instead would let a
 client that sends slowly hold up all others. One message always fits, however large it may be, so
-that a small bound makes calls serial and not impossible. A reply counts while it is sent, but is
-not refused: its work is done.
+that a small bound makes calls serial and not impossible. The rows of a reply are reserved before
+they are read, and count until the client has taken them; whoever reads nothing is cut off. What a
+reply has beside them is not refused: its work is done.
 
 A rank's share of a session's step counts until the session has taken it. The session waits with it
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together

@@ -36,7 +36,12 @@ import numpy as np
 
 from embstore.commands import Command, Effect, Retry
 from embstore.engine.engine import Engine
-from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.errors import (
+    DeadlineError,
+    EmbstoreError,
+    InvalidArgumentError,
+    StoreClosedError,
+)
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore_proto import frame
@@ -179,7 +184,18 @@ class GrpcCalls:
             request = [await self._assembled(caller, chunks, reservation)]
             reply = await self._reply(verb, caller, request, reservation)
             for chunk in reply.chunks():
-                await _sent(context.write(chunk))
+                await self._send(context, chunk)
+
+    async def _send(self, context: Any, message: bytes) -> None:
+        """Send a message of a stream, once the client has taken what came before it."""
+        seconds = self._service.settings.read_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                await _sent(context.write(message))
+        except TimeoutError:
+            raise DeadlineError(
+                f"nothing of the reply was read for {seconds:g} s (limits.read_timeout_s)"
+            ) from None
 
     async def _assembled(
         self, caller: Caller, chunks: AsyncIterator[bytes], reservation: Reservation
@@ -208,6 +224,9 @@ class GrpcCalls:
         arrived = verb.arrived(request.pop())
         rows = _Rows(arrived.stages) if verb.reads_rows else None
         caller.brief = caller.brief and not is_step  # the last rank's share does the work of all
+        expected = service.expected_bytes(arrived.command)
+        if expected:  # whatever is in flight, what has no rows is answered
+            reservation.add(expected)
         answered = await service.begin(
             caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
         )
@@ -216,7 +235,7 @@ class GrpcCalls:
             reservation.release()
             answered = await service.finished(answered)
         reply = _framed(verb, answered, rows)
-        reservation.add_unchecked(reply.total_bytes)
+        reservation.add_unchecked(max(reply.total_bytes - expected, 0))
         caller.sent_bytes = reply.total_bytes
         return reply
 
@@ -242,7 +261,7 @@ class GrpcCalls:
         async for warmed in self._service.warming.followed(command.share):
             reply = verb.framed(warmed, self._service.context()).joined()
             caller.sent_bytes += len(reply)
-            await _sent(context.write(reply))
+            await self._send(context, reply)
 
     async def _write(self, caller: Caller, context: Any, reply: Framed) -> None:
         """Send one of the messages of a stream; its bytes are in flight until gRPC has them."""
@@ -250,7 +269,7 @@ class GrpcCalls:
         with self._service.inflight.reservation() as reservation:
             reservation.add_unchecked(reply.total_bytes)
             for chunk in reply.chunks():
-                await _sent(context.write(chunk))
+                await self._send(context, chunk)
 
     async def _lookup_step(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
         command: Any = verb.arrived(request).command

@@ -29,11 +29,17 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
+from embstore.checks.call_bytes import reply_bytes
 from embstore.commands import Command, Effect, GetStats, Promote, Retry
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.engine.standing import Standing
-from embstore.errors import DeviceError, InvalidArgumentError, StoreClosedError
+from embstore.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    StoreClosedError,
+    TableNotFoundError,
+)
 from embstore.handles.store import Store
 from embstore.lookahead.handles import StepOutcome
 from embstore.results import Context, Membership, ServerInfo, ServerLimits
@@ -362,6 +368,14 @@ class Service:
         """Return how many bytes count as in flight, beside its own, while a document is parsed."""
         share = self.settings.inflight_bytes_max // _PARSING_SHARE
         return min((_PARSED_TIMES - 1) * size, share)
+
+    def expected_bytes(self, command: Command[Any]) -> int:
+        """Return how many bytes of rows the reply to a command will have, as far as that is known
+        before its turn: a table may be made until then."""
+        try:
+            return reply_bytes(command, self.engine.tables.config_of)
+        except TableNotFoundError:
+            return 0
 
     # Work
 

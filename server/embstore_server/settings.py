@@ -210,6 +210,12 @@ class Settings:
         "ended.",
         10.0,
     )
+    # A megabyte at a megabit a second takes eight.
+    read_timeout_s: float = _limit(
+        kinds.POSITIVE_SECONDS,
+        "A client that reads nothing of its reply for so long is cut off.",
+        30.0,
+    )
     # Seconds of work: more calls would time out in the queue.
     queue_calls_max: int = _limit(
         kinds.COUNT, "Calls that may wait for the engine; more are refused.", 1024

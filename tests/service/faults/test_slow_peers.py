@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Constant, Sgd
+from embstore.handles.store import Store
 from embstore_proto import frame
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.served import (
@@ -35,14 +36,15 @@ FAR_S = 3600.0
 @pytest.fixture
 def wide(serve: Callable[..., Served]) -> Served:
     """A server of long rows."""
-    served = serve(call_timeout_s=FAR_S, call_timeout_max_s=FAR_S)
-    served.on_engine(
-        lambda store: store.create_table(
-            "wide", dim=DIM, rows=ROWS, optimizer=Sgd(1.0), initializer=Constant(1.0)
-        )
-    )
-    served.on_engine(lambda store: store.table("wide").lookup(np.arange(8000)))  # warm
+    served = serve(call_timeout_s=FAR_S, call_timeout_max_s=FAR_S, read_timeout_s=FAR_S / 2)
+    served.on_engine(make_wide)
     return served
+
+
+def make_wide(store: Store) -> None:
+    """Make a table whose rows are long, and look some up, that what it takes is there."""
+    store.create_table("wide", dim=DIM, rows=ROWS, optimizer=Sgd(1.0), initializer=Constant(1.0))
+    store.table("wide").lookup(np.arange(8000))
 
 
 @pytest.fixture
@@ -69,8 +71,10 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
     timeout = asyncio.timeout
 
     def noted(seconds: float | None) -> asyncio.Timeout:
-        made.append(timeout(seconds))
-        return made[-1]
+        one = timeout(seconds)
+        if seconds is None or seconds > 0.9 * FAR_S:
+            made.append(one)
+        return one
 
     monkeypatch.setattr(asyncio, "timeout", noted)
     return made
@@ -133,6 +137,42 @@ def test_reader_that_never_reads_one_chunk_is_cut_off(
         except grpc.RpcError as exc:
             assert exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
     wide.assert_idle()
+
+
+def test_reader_that_never_reads_is_cut_off_long_before_its_deadline(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(call_timeout_s=FAR_S, call_timeout_max_s=FAR_S, read_timeout_s=0.2)
+    served.on_engine(make_wide)
+    with Wire(served.address) as wire:
+        call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks(), None)
+        until(lambda: held(served) > REPLY_BYTES)
+        served.assert_free()  # its status is behind the chunk that it does not read
+        assert "read_timeout_s" in refusal(lambda: list(call)).text
+
+
+def test_replies_that_nobody_reads_are_bounded(serve: Callable[..., Served]) -> None:
+    """Thirty of them held 2 GB where 128 MiB were allowed: others are refused before their work."""
+    bound = 4 * REPLY_BYTES
+    served = serve(
+        call_timeout_s=FAR_S,
+        call_timeout_max_s=FAR_S,
+        read_timeout_s=FAR_S,
+        inflight_bytes_max=bound,
+    )
+    served.on_engine(make_wide)
+    resident = resident_bytes()
+    with Wire(served.address) as wire:
+        message = lookup({"wide": np.arange(8000)})
+        calls = [wire.begin_stream("Lookup", message.chunks(), None) for _ in range(30)]
+        until(lambda: served.answered("LookupStream", "UNAVAILABLE") >= 26)
+        assert held(served) <= bound
+        assert resident_bytes() - resident < 2 * bound
+        with served.connect() as store:
+            assert store.table("wide").update([1], np.ones((1, DIM), np.float32)).t == 1
+        for call in calls:
+            call.cancel()
+    served.assert_idle()
 
 
 def test_reader_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
