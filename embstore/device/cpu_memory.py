@@ -17,7 +17,7 @@ from embstore.device.base import Flags, IndexArrays
 from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_count, index_bytes
 from embstore.device.cpu_work import CpuWork
 from embstore.errors import CapacityError
-from embstore.host.facts import host_facts
+from embstore.host.facts import host_facts, swap_bytes
 from embstore.host.memory import lengthened, move, release, reserve
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
@@ -55,8 +55,7 @@ class CpuMemory:
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         """Memory is taken page by page, and may be swapped; more than there is would have the
         system end the process one day."""
-        facts = host_facts()
-        most = facts["memory_bytes"] + facts["swap_bytes"]
+        most = self.cache_bytes_max() + swap_bytes()
         if cache_bytes > most:
             raise CapacityError(
                 f"cache_bytes is {cache_bytes}; this host has {most} bytes of memory: give less"

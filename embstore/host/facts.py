@@ -12,11 +12,10 @@ THREADS_MAX = 256
 
 def host_facts() -> dict[str, Any]:
     """Return the processor's model, and memory in bytes: all that the process may have (a container
-    may be limited), what of it can be swapped, and what of the host's is free."""
+    may be limited), and what of the host's is free."""
     return {
         "model": _processor(),
         "memory_bytes": min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit()),
-        "swap_bytes": _swap_bytes(),
         "memory_free_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"),
     }
 
@@ -29,7 +28,8 @@ def _limit() -> int:
         return sys.maxsize
 
 
-def _swap_bytes() -> int:
+def swap_bytes() -> int:
+    """Return the bytes that the host's memory can be swapped to."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
