@@ -10,7 +10,11 @@ import errno
 import os
 import resource
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _NONE_LEFT = {errno.EMFILE, errno.ENFILE}
 _MOST = 1 << 20
@@ -21,20 +25,43 @@ class Spare:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._users = 0
         self._kept: list[int] = []
         self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()  # another thread may have had it
+
+    def begin(self) -> None:
+        """Keep descriptors from now on, until each who has begun has called `end`."""
+        with self._lock:
+            self._users += 1
+        self.fill()
+
+    def end(self) -> None:
+        """Keep none any more, if nobody else needs them."""
+        with self._lock:
+            self._users -= 1
+            while not self._users and self._kept:
+                os.close(self._kept.pop())
 
     def fill(self) -> None:
         """Keep as many as there should be, or as many as there are."""
         with self._lock, suppress(OSError):
-            while len(self._kept) < self._count:
+            while self._users and len(self._kept) < self._count:
                 self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
         """Open a file, with a descriptor that was kept if there is no other; else OSError."""
+        return self.having(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+    def having(self, work: Callable[[], T]) -> T:
+        """Return what work returns that opens one file, with a descriptor that was kept if there is
+        no other; else OSError."""
         while True:
             try:
-                return os.open(path, flags | os.O_CLOEXEC, mode)
+                return work()
             except OSError as exc:
                 if exc.errno not in _NONE_LEFT or not self._give_up_one():
                     raise

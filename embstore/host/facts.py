@@ -15,26 +15,29 @@ def host_facts() -> dict[str, Any]:
     may be limited), and what of the host's is free."""
     return {
         "model": _processor(),
-        "memory_bytes": min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit()),
+        "memory_bytes": min(
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit("memory.max")
+        ),
         "memory_free_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"),
     }
 
 
-def _limit() -> int:
-    """Return the limit of the control group, as a container sees it."""
+def _limit(name: str) -> int:
+    """Return a limit of the control group, as a container sees it."""
     try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return int(Path("/sys/fs/cgroup", name).read_text())
     except (OSError, ValueError):  # there is none, or it is "max"
         return sys.maxsize
 
 
 def swap_bytes() -> int:
-    """Return the bytes that the host's memory can be swapped to."""
+    """Return the bytes that the memory of this process can be swapped to."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+    host = sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+    return min(host, _limit("memory.swap.max"))
 
 
 def _processor() -> str:

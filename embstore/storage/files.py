@@ -129,9 +129,15 @@ class Lock:
     def __init__(self) -> None:
         self.descriptors: list[int] = []
         self._process = os.getpid()
+        self._is_closed = False
+        SPARE.begin()
 
     def close(self) -> None:
         """Release the locks. Closing twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        SPARE.end()
         while self.descriptors:
             descriptor = self.descriptors.pop()
             if os.getpid() == self._process:
@@ -164,12 +170,14 @@ class Files:
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""
         with _named(path):
-            return sorted(os.listdir(self.path(path))) if self.exists(path) else []
+            if not self.exists(path):
+                return []
+            return sorted(SPARE.having(lambda: os.listdir(self.path(path))))
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
         with _named(path):
-            return Path(self.path(path)).read_bytes()
+            return SPARE.having(Path(self.path(path)).read_bytes)
 
     def open(self, path: str, *, write: bool = False) -> File:
         """Open an existing file."""
@@ -251,7 +259,6 @@ class Files:
         A file that somebody removes is no lock any more; the root cannot be. But not every file
         system of a network locks directories.
         """
-        SPARE.fill()
         lock = Lock()
         try:
             for name, flags in ((path, os.O_CREAT), ("", os.O_DIRECTORY)):

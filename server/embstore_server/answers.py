@@ -10,10 +10,10 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from embstore.commands import COMMANDS, after_timeout
+from embstore.commands import COMMANDS, Effect, after_timeout
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
-from embstore.errors import CapacityError, DeadlineError, EmbstoreError
+from embstore.errors import CapacityError, DeadlineError, EmbstoreError, OutcomeUnknownError
 from embstore.results import AcknowledgedUpdate, Context
 from embstore_server.logs import event
 
@@ -59,17 +59,21 @@ def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
 def answered_error(error: Exception, verb: str) -> Exception:
     """Return the error that a call ends with: of one whose time ran out, DeadlineError; of one that
-    found no memory, CapacityError. Log what is no answer, but a mistake of ours."""
+    found no memory, CapacityError, or OutcomeUnknownError where it may have been done. Log what is
+    no answer, but a mistake of ours."""
+    command = COMMANDS.get(verb.removesuffix("Stream"))
+    advice = after_timeout(command) if command else ""
     if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
-        command = COMMANDS.get(verb.removesuffix("Stream"))
-        advice = after_timeout(command) if command else ""
         error = DeadlineError(f"{verb}: no answer in time{advice}")
     if isinstance(error, MemoryError):
         event(logging.WARNING, "no memory", verb=verb, reason=str(error))
-        error = CapacityError(
-            f"{verb}: no memory on the server{f': {error}' if str(error) else ''}; send less in a "
-            "call, or start the server with less cache_bytes"
-        )
+        changes = command is not None and command.effect is not Effect.READS
+        what = f"{verb}: no memory on the server{f': {error}' if str(error) else ''}"
+        if changes:
+            error = OutcomeUnknownError(f"{what}{advice}")
+        else:
+            less = "send less in a call, or start the server with less cache_bytes"
+            error = CapacityError(f"{what}; {less}")
     if type(error) is EmbstoreError or not isinstance(error, EmbstoreError):
         event(logging.ERROR, "internal error", verb=verb, exc_info=error)
     return error

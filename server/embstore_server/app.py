@@ -44,7 +44,8 @@ def serve(settings: Settings) -> int:
     the store or a port could not be opened, or not everything was committed.
     """
     logs.configure(settings)
-    faulthandler.enable()  # of a file that was cut short below its map, the system tells nobody
+    if sys.stderr is not None:  # of a file that was cut short below its map, nobody else tells
+        faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return asyncio.run(_serve(settings))

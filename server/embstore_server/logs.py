@@ -27,8 +27,8 @@ from typing import Any
 from embstore_server.settings import Settings
 
 SELDOM_S = 60.0
-_ALIKE_CHARACTERS = 64
-"""By which two messages of a library are alike; what follows is often an address or a number."""
+_ALIKE_CHARACTERS = 200
+"""By which two messages of a library are alike."""
 _KINDS_MAX = 1000
 _FIELDS = "embstore_fields"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
@@ -72,13 +72,15 @@ class Seldom(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._said: dict[tuple[str, str], _Said] = {}
+        self._said: dict[tuple[str, str, str], _Said] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is to be written; say in it how many like it were not."""
-        if hasattr(record, _FIELDS):
+        if hasattr(record, _FIELDS) or record.levelno < logging.WARNING:
             return True
-        key, now = (record.name, str(record.msg)[:_ALIKE_CHARACTERS]), self._clock()
+        error = record.exc_info[1] if record.exc_info else None
+        key = record.name, record.getMessage()[:_ALIKE_CHARACTERS], repr(error)
+        now = self._clock()
         said = self._said.get(key)
         if said is not None and now < said.next_at:
             said.left_out += 1

@@ -31,7 +31,7 @@ _CACHE_BYTES_MIN = 64 << 10
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]]+):([0-9]{1,5})")
-_NAME = re.compile(r"[\w.*:-]+")
+_NAME = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
@@ -240,7 +240,7 @@ MESSAGE_BYTES = Kind(
     bytes_text,
 )
 COUNT = Kind("an integer above 0", "COUNT", _count)
-NAMES = Kind('names with commas between, as "a.example,b.example"', "NAMES", _names, ",".join)
+NAMES = Kind('names with commas between, as "a.example,*.b.example"', "NAMES", _names, ",".join)
 THREADS = Kind(f"an integer from 1 to {THREADS_MAX}", "COUNT", _within(1, THREADS_MAX, _count))
 NUMBER = Kind("an integer, 0 or more", "COUNT", _count_or_none)
 _ANY, _ABOVE_0 = sys.float_info.max, sys.float_info.min

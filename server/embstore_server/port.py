@@ -28,7 +28,7 @@ PINGS_APART_MS = 10_000
 """A client may ask so often whether the server is there, while its call waits. gRPC's own 5 minutes
 would cut off clients of ours, and of other frameworks, that wait for minutes with a reason."""
 
-_IDLE_MS = 600_000
+_IDLE_MS = 120_000
 """A connection without a call is ended then; its client connects again with its next call."""
 
 _LAST_REPLIES_S = 1.0

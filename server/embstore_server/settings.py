@@ -190,8 +190,9 @@ class Settings:
     # Names with a dot are the ones that others can make.
     allowed_hosts: tuple[str, ...] | None = _network(
         kinds.NAMES,
-        "Further names by which browsers may call REST, *: any. An address, a name without a dot "
-        "and one that ends with .local or .internal always may; on loopback only localhost.",
+        "Further names by which REST may be called, as a.example or *.b.example; *: any. An "
+        "address, a name without a dot and one that ends with .svc, .local or .internal always "
+        "may; on loopback only localhost.",
         None,
     )
     tls_cert: Path | None = _network(
@@ -206,8 +207,8 @@ class Settings:
     # The slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "A connection that has begun no call by then, or is in the middle of beginning one, is "
-        "ended.",
+        "A connection that is not set up by then (gRPC), or has not sent the head of a request "
+        "(REST), is ended.",
         10.0,
     )
     # A megabyte at a megabit a second takes eight.

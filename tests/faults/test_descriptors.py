@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+from embstore.host.descriptors import SPARE
 from tests.faults.forks import Forks
 from tests.faults.promises import check_content, content_of
 from tests.faults.training import commit, open_store, train
@@ -33,6 +34,26 @@ def train_without_descriptors(reports: Any, path: str) -> None:
     content = content_of(store)
     store.close()
     reports.send(content)
+
+
+def test_a_closed_store_keeps_no_descriptors(tmp_path: Path) -> None:
+    with open_store(tmp_path / "other"):
+        before = len(os.listdir("/proc/self/fd"))
+        with open_store(tmp_path / "store") as store:
+            commit(store)
+            assert SPARE._kept
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert SPARE._kept, "the other one may need them"
+    assert not SPARE._kept
+
+
+def test_a_fork_does_not_wait_for_what_another_thread_had(tmp_path: Path) -> None:
+    with SPARE._lock:
+        pid = os.fork()
+        if not pid:
+            with open_store(tmp_path / "store"):
+                os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_commits_are_made_when_connections_have_all_descriptors(

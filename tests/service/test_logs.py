@@ -170,7 +170,8 @@ def test_what_a_library_says_again_and_again_is_said_once_a_minute() -> None:
     for _ in range(1000):
         assert not said("Invalid HTTP request received.")
     assert said("%s is not %d", "a", 1) == "a is not 1"
-    assert not said("%s is not %d", "b", 2)
+    assert said("%s is not %d", "b", 2), "another message"
+    assert not said("%s is not %d", "a", 1)
     assert said("Invalid HTTP request received.", name="asyncio")
     now[0] += SELDOM_S
     assert said("Invalid HTTP request received.").endswith("(1000 more like it)")

@@ -119,6 +119,19 @@ async def test_memory_that_runs_out_is_no_mistake_of_ours(
     assert found == ["store failed", "no memory"], "the call may have been half done"
 
 
+async def test_memory_that_runs_out_after_a_change_leaves_its_outcome_unknown(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        return bytearray(1 << 62)
+
+    monkeypatch.setattr("embstore_server.rest.upkeep.reply", broken)
+    told = await rest.post("/api/v1/checkpoints", {"label": "one"}, 500)
+    assert told["error"] == "OutcomeUnknownError"
+    monkeypatch.undo()
+    assert [c["label"] for c in (await rest.get("/api/v1/checkpoints"))["checkpoints"]] == ["one"]
+
+
 async def test_a_mistake_is_logged_also_where_look_ahead_tells_it_to_a_session(
     rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,11 +228,11 @@ async def test_other_addresses_answer_to_names_of_their_own_network(rest: Rest) 
     assert "Origin" in told["message"]
 
 
-@pytest.mark.rest(admin="0.0.0.0:8080", insecure=True, allowed_hosts=("Store.example", "b.c"))
+@pytest.mark.rest(admin="0.0.0.0:8080", insecure=True, allowed_hosts=("Store.example", "*.b.c"))
 async def test_further_names_are_allowed_by_a_setting(rest: Rest) -> None:
-    for host in ("store.example:8080", "b.c", "10.0.0.1"):
+    for host in ("store.example:8080", "a.b.c", "10.0.0.1", "embstore.training.svc"):
         await rest.get("/api/v1/tables", Host=host)
-    for host in FOREIGN_HOSTS:
+    for host in (*FOREIGN_HOSTS, "b.c", "a.store.example"):
         await rest.get("/api/v1/tables", 403, Host=host)
 
 

@@ -153,7 +153,7 @@ def test_names_are_read_with_commas_or_as_a_list(tmp_path: Path) -> None:
         *(("count_rate", v) for v in (2, "", "5%")),
         *(("device", v) for v in ("gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0)),
         *(("data", v) for v in ("", "a\0b", 3)),
-        *(("allowed_hosts", v) for v in ("", "a,,b", "a b", 3, [], ["a", ""])),
+        *(("allowed_hosts", v) for v in ("", "a,,b", "a b", 3, [], ["a", ""], "a:80", "a.", "a.*")),
         *(("connections_max", v) for v in (0, "many")),
         *(("handshake_timeout_s", v) for v in (0, "nan")),
         *(("listen", v) for v in ("off", ":1", "localhost", "a:b", "h:65536", "::1:5", "[x]:1", 5)),

@@ -39,8 +39,8 @@ DOCUMENT_PATHS = ("/api/v1/profile", "/api/v1/hot-set")
 DOCUMENT_TYPE, _JSON_TYPE = "application/octet-stream", "application/json"
 
 ANY_HOST = "*"
-_PRIVATE_ENDS = (".local", ".internal", ".localhost", ".home.arpa")
-"""Of names that no public server resolves (RFC 6762, 6761, 8375; cluster.local is one)."""
+_PRIVATE_ENDS = (".svc", ".local", ".internal", ".localhost", ".home.arpa")
+"""Of names that no public server resolves: RFC 6762, 6761 and 8375, and those of Kubernetes."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -53,6 +53,7 @@ class Guard:
         self._app = app
         self._loopback = loopback
         self._allowed_hosts = {name.lower() for name in allowed_hosts}
+        self._allowed_ends = tuple(n[1:] for n in self._allowed_hosts if n.startswith("*."))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,6 +93,8 @@ class Guard:
 
     def _is_own(self, name: str) -> bool:
         if name in self._allowed_hosts or ANY_HOST in self._allowed_hosts or is_loopback(name):
+            return True
+        if name.endswith(self._allowed_ends):
             return True
         return not self._loopback and ("." not in name or _is_private(name))
 

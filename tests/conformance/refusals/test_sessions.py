@@ -367,7 +367,6 @@ WRITES = {
     "assign": lambda store: store.table("a").assign([1], ones(1)),
     "put_rows": lambda store: store.table("a").put_rows([1], ones(1), np.empty((1, 0), "f4"), 1),
     "learning rate": lambda store: setattr(store.table("a"), "learning_rate", 1000.0),
-    "grow": lambda store: store.table("a").grow(2_000),
     "several": lambda store: store.update({"free": ([1], ones(1)), "a": ([1], ones(1))}),
     "ranks": lambda store: store.update_ranks([{"free": ([1], ones(1))}, {"a": ([1], ones(1))}]),
     "no key": lambda store: store.table("a").update([], np.empty((0, 4), np.float32)),
@@ -417,7 +416,7 @@ def test_what_goes_on_beside_a_session(trainer):
     trainer.update(1)
     store.flush()
     twin.checkpoint("kept")
-    twin.on("free", "grow", 2000)
+    twin.on("a", "grow", 2000)
     trainer.update(2)
     twin.on("free", "update", [1, 2], ones(2))
     twin.update({"free": ([1], ones(1))})
@@ -426,6 +425,10 @@ def test_what_goes_on_beside_a_session(trainer):
     assert_same(store.table("a").lookup([5, 7]), twin.reference.table("a").lookup([5, 7]))
     twin.check()
     trainer.update(3)
+    keys = {"a": [1999, 5]}
+    trainer.sessions.announce(trainer.member, {4: keys})
+    rows = trainer.sessions.lookup_step(trainer.member, 4, timeout_s=PATIENCE_S)
+    assert_same(rows["a"], twin.reference.table("a").lookup([1999, 5]))
 
 
 def test_shared_session_admits_other_writers(open_twin):

@@ -58,7 +58,8 @@ def is_ended(connection: socket.socket) -> bool:
 def test_idle_connections_do_not_keep_a_checkpoint_from_its_files(
     quick_path: Path, few_descriptors: None, port: str
 ) -> None:
-    server = started(quick_path / "store")
+    server = started(quick_path / "store", "--connections-max", "100000")
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (3 * MANY, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )

@@ -23,6 +23,7 @@ from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
+from tests.service.faults.processes import free_port
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.service.faults.wire import Sender, Wire, acknowledged, lookup, refusal, update
 
@@ -218,6 +219,18 @@ def test_a_file_that_is_cut_short_under_a_server_ends_it_with_a_word(quick_path:
         assert found.code == "UNAVAILABLE"
         assert server.stop() == -signal.SIGBUS
     assert any("Bus error" in line for line in server.log)
+
+
+def test_a_server_without_standard_error_serves(quick_path: Path) -> None:
+    """It says nothing then; its port is known from its flags."""
+    address = f"127.0.0.1:{free_port()}"
+    command = f"exec {sys.executable} -m embstore_server serve --data {quick_path / 'store'}"
+    command += f" --listen {address} --admin off --cache-bytes 4MiB 2>&-"
+    with subprocess.Popen(["sh", "-c", command]) as process:
+        with connect(address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S) as store:
+            assert store.tables() == []
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_load_is_drained_and_committed(quick_path: Path) -> None:
