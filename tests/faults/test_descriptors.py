@@ -47,13 +47,20 @@ def test_a_closed_store_keeps_no_descriptors(tmp_path: Path) -> None:
     assert not SPARE._kept
 
 
-def test_a_fork_does_not_wait_for_what_another_thread_had(tmp_path: Path) -> None:
+def fork_while_descriptors_are_filled(reports: Any, path: str) -> None:
+    """A child: have one of its own, as if another thread were at it."""
     with SPARE._lock:
         pid = os.fork()
         if not pid:
-            with open_store(tmp_path / "store"):
+            with open_store(path):
                 os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    reports.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def test_a_fork_does_not_wait_for_what_another_thread_had(tmp_path: Path, forks: Forks) -> None:
+    child = forks.start(fork_while_descriptors_are_filled, str(tmp_path / "store"))
+    assert child.reports.recv() == 0
+    assert child.wait() == 0
 
 
 def test_commits_are_made_when_connections_have_all_descriptors(
