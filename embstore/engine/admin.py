@@ -10,7 +10,7 @@ from embstore.arrays import refusal
 from embstore.engine.stats import store_stats, table_stats
 from embstore.errors import CheckpointExistsError, InvalidArgumentError, PermissionDeniedError
 from embstore.results import Acknowledged, TableDescription
-from embstore.tables.state import TableState, check_writer
+from embstore.tables.state import TableState
 from embstore.version import __version__
 
 if TYPE_CHECKING:
@@ -130,7 +130,6 @@ def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> 
     """Set the rate of updates that do not give one."""
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
-        check_writer([table], "")
         optimizer, what = table.config.optimizer, f"table {table.name!r}: learning_rate"
         table.learning_rate = optimizer.check_learning_rate(command.learning_rate, what)
         return _acknowledged(engine, table.t)

@@ -194,7 +194,7 @@ class GrpcCalls:
                 await _sent(context.write(message))
         except TimeoutError:
             raise DeadlineError(
-                f"nothing of the reply was read for {seconds:g} s (limits.read_timeout_s)"
+                f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
             ) from None
 
     async def _assembled(

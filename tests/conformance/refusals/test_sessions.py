@@ -366,7 +366,6 @@ WRITES = {
     "update_ranks": lambda store: store.table("a").update_ranks([([1], ones(1))]),
     "assign": lambda store: store.table("a").assign([1], ones(1)),
     "put_rows": lambda store: store.table("a").put_rows([1], ones(1), np.empty((1, 0), "f4"), 1),
-    "learning rate": lambda store: setattr(store.table("a"), "learning_rate", 1000.0),
     "several": lambda store: store.update({"free": ([1], ones(1)), "a": ([1], ones(1))}),
     "ranks": lambda store: store.update_ranks([{"free": ([1], ones(1))}, {"a": ([1], ones(1))}]),
     "no key": lambda store: store.table("a").update([], np.empty((0, 4), np.float32)),
