@@ -16,6 +16,7 @@ EMBEDDED_ONLY = {
     },
     "options and paths of embstore.open, which a server has settings for": {
         "test_bad_options.test_limits_of_another_type",
+        "test_bad_options.test_more_threads_than_anybody_has",
         "test_bad_options.test_option_of_open_makes_no_store",
         "test_directories.test_empty_directory_and_missing_parents_are_fine",
         "test_process.test_changing_the_directory_moves_no_store",
