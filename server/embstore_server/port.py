@@ -28,6 +28,9 @@ PINGS_APART_MS = 10_000
 """A client may ask so often whether the server is there, while its call waits. gRPC's own 5 minutes
 would cut off clients of ours, and of other frameworks, that wait for minutes with a reason."""
 
+_MOST = 2**31 - 1
+"""gRPC's options are C's int."""
+
 _IDLE_MS = 120_000
 """A connection without a call is ended then; its client connects again with its next call."""
 
@@ -40,6 +43,7 @@ class GrpcServer:
 
     def __init__(self, service: Service) -> None:
         settings = service.settings
+        handshake_ms = min(int(1000 * settings.handshake_timeout_s), _MOST)
         received_max = max(_RECEIVED_MARGIN * settings.unary_bytes_max, CHUNK_BYTES_MAX)
         self._server = grpc.aio.server(
             options=[
@@ -47,8 +51,8 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
                 ("grpc.max_send_message_length", -1),  # our own limits are by name
                 ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS),
-                ("grpc.max_allowed_incoming_connections", settings.connections_max),
-                ("grpc.server_handshake_timeout_ms", int(1000 * settings.handshake_timeout_s)),
+                ("grpc.max_allowed_incoming_connections", min(settings.connections_max, _MOST)),
+                ("grpc.server_handshake_timeout_ms", handshake_ms),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
             ]
         )
