@@ -1,7 +1,9 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...)
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
-#   make soak     .venv, then the tests that kill trainers and servers, again and again (SOAK=11)
+#   make soak     .venv, then the tests that kill trainers and servers, again and again, that send
+#                 mutated messages by the million and requests made of the OpenAPI document, and a
+#                 crowd of clients for minutes (SOAK=11)
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
@@ -37,8 +39,10 @@ test: .venv/stamp
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 soak: .venv/stamp
-	@echo "embstore: killing trainers and servers, thousands of times"
+	@echo "embstore: killing trainers and servers, thousands of times, and sending what is almost right"
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_standbys.py
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal --soak $(SOAK) tests/service/faults/test_mutations.py tests/service/faults/test_documented.py
+	@.venv/bin/python -m pytest -q --soak $(SOAK) tests/service/faults/test_crowd.py
 
 check: .venv/stamp
 	@echo "embstore: checking format, lint, types and style"

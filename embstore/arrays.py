@@ -108,6 +108,8 @@ def is_on_device(array: Any) -> bool:
     """Tell whether an array is in a device's memory, not the host's."""
     try:
         return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+    except MemoryError:
+        raise
     except Exception:
         return True  # it is, and its library does not show it: whoever takes it finds out why
 

@@ -2,11 +2,12 @@
 
 A store is a pure function of the ordered commands that it acknowledged (docs/contract.md, rule 5).
 A command is a frozen dataclass: its arguments, with dtype and shape said once in the annotations;
-what it returns (`result`); what it changes (`effect`); and what it takes to send it a second time
-(`retry`). An **Executor** executes commands: the engine of an embedded store, a client over a
-transport, and whatever else comes between a caller and the rows. The handles (`embstore.handles`)
-make commands of a user's calls; `checks` brings their arguments into normal form; the wire
-(`embstore_proto.verbs`) sends any command by its fields.
+what it returns (`result`); what it changes (`effect`); what it takes to send it a second time
+(`retry`); and what its sender must be allowed (`right`; `embstore.rights` says on which tables). An
+**Executor** executes commands: the engine of an embedded store, a client over a transport, and
+whatever else comes between a caller and the rows. The handles (`embstore.handles`) make commands of
+a user's calls; `checks` brings their arguments into normal form; the wire (`embstore_proto.verbs`)
+sends any command by its fields.
 
 The effect decides how a server treats a verb:
 
@@ -23,7 +24,7 @@ unless the name still means that table.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, dataclass_transform
 
 from embstore import results
@@ -67,6 +68,28 @@ class Retry(Enum):
     """The session remembers it by member and step."""
 
 
+class Right(IntEnum):
+    """What a caller may do; each right has those below it."""
+
+    KNOWN = auto()
+    """Be known to the server."""
+    READ = auto()
+    """Read rows, and what tables are."""
+    WRITE = auto()
+    """What a trainer does: create tables, train, keep checkpoints."""
+    ADMIN = auto()
+    """What only an operator does: what is lost for good, and what concerns others."""
+
+
+_RIGHTS = {
+    Effect.READS: Right.READ,
+    Effect.WRITES: Right.WRITE,
+    Effect.PROMPT: Right.KNOWN,
+    Effect.TUNES: Right.ADMIN,
+    Effect.LONG: Right.ADMIN,
+}
+"""Of commands that do not say."""
+
 COMMANDS: dict[str, type["Command[Any]"]] = {}
 """All commands by name."""
 
@@ -85,11 +108,15 @@ class Command(Part, Generic[R]):
 
     effect: ClassVar[Effect]
     retry: ClassVar[Retry]
+    right: ClassVar[Right]
 
-    def __init_subclass__(cls, *, effect: Effect, retry: Retry | None = None) -> None:
+    def __init_subclass__(
+        cls, *, effect: Effect, retry: Retry | None = None, right: Right | None = None
+    ) -> None:
         """Make a command; one that writes is remembered unless `retry` says otherwise."""
         super().__init_subclass__()
         cls.effect = effect
+        cls.right = right or _RIGHTS[effect]
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
         COMMANDS[cls.__name__] = cls
 
@@ -113,7 +140,8 @@ class Executor(Protocol):
             `ReadRows` weights and state
         timeout_s : how long to wait for an answer, or for the other ranks of a step; None: as long
             as the executor was told to wait, or the session
-        progress : of `WarmCache`: called with the rows done, and of how many
+        progress : of a command that takes long: called between its pieces with what is done, and of
+            how much; what it raises ends some of them (`GetDigest`, say)
 
         Raises
         ------
@@ -147,8 +175,10 @@ def after_timeout(command: type[Command[Any]]) -> str:
         return "; it may have been applied: read t and the command number before another try"
     if command.retry is not Retry.FREE:
         return "; it may have been applied: look whether it was before another try"
-    if command.effect in (Effect.TUNES, Effect.LONG):
+    if command.effect is Effect.TUNES:
         return "; if it was started, it goes on to its end, and may be sent again"
+    if command.effect is Effect.LONG:
+        return "; it may be sent again"
     return ""
 
 
@@ -220,7 +250,7 @@ class ResizeCache(Command[None], effect=Effect.TUNES):
     cache_bytes: int
 
 
-class CheckIntegrity(Command[str], effect=Effect.READS):
+class CheckIntegrity(Command[str], effect=Effect.LONG, right=Right.ADMIN):
     """Check the invariants of cache and storage; the result is the violation, "" for none."""
 
 
@@ -240,11 +270,13 @@ class GetTable(Command[results.TableDescription], effect=Effect.READS):
     table_id: int | None = None
 
 
-class ListTables(Command[tuple[results.TableDescription, ...]], effect=Effect.READS):
-    """Describe all tables, by name."""
+class ListTables(
+    Command[tuple[results.TableDescription, ...]], effect=Effect.READS, right=Right.KNOWN
+):
+    """Describe all tables, by name; of a server, those that the caller may read."""
 
 
-class DropTable(Command[Acknowledged], effect=Effect.WRITES):
+class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):
     """Forget a table and its rows."""
 
     table: str
@@ -252,23 +284,28 @@ class DropTable(Command[Acknowledged], effect=Effect.WRITES):
 
 
 class GrowTable(Command[Acknowledged], effect=Effect.WRITES):
-    """Let a table have more rows."""
+    """Let a table have more rows.
+
+    `members` are the sender's own, of any sessions: one of them may hold the table.
+    """
 
     table: str
     table_id: int | None
     rows: int
+    members: tuple[str, ...] = ()
 
 
 class SetLearningRate(Command[Acknowledged], effect=Effect.WRITES):
-    """Set the learning rate of updates that do not give one."""
+    """Set the learning rate of updates that do not give one; `members` as of `GrowTable`."""
 
     table: str
     table_id: int | None
     learning_rate: float
+    members: tuple[str, ...] = ()
 
 
-class GetDigest(Command[results.Digest], effect=Effect.READS):
-    """The digest of a table's content (rule 11)."""
+class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ):
+    """The digest of a table's content (rule 11), as it is when its turn has come."""
 
     table: str
     table_id: int | None = None
@@ -277,25 +314,29 @@ class GetDigest(Command[results.Digest], effect=Effect.READS):
 # Durability
 
 
-class Flush(Command[int], effect=Effect.TUNES):
+class Flush(Command[int], effect=Effect.LONG):
     """Write the dirty rows of a table, or of all, to the log; the result is how many."""
 
     table: str = ""
     table_id: int | None = None
 
 
-class Checkpoint(Command[results.Checkpoint], effect=Effect.TUNES, retry=Retry.WINDOW):
+class Checkpoint(
+    Command[results.Checkpoint], effect=Effect.TUNES, retry=Retry.WINDOW, right=Right.WRITE
+):
     """Make everything durable and keep it under a label."""
 
     label: str
     metadata: dict[str, Any]
 
 
-class ListCheckpoints(Command[tuple[results.Checkpoint, ...]], effect=Effect.READS):
-    """The kept checkpoints, oldest first."""
+class ListCheckpoints(
+    Command[tuple[results.Checkpoint, ...]], effect=Effect.READS, right=Right.KNOWN
+):
+    """The kept checkpoints, oldest first; of a server, what of them the caller may read."""
 
 
-class Restore(Command[Acknowledged], effect=Effect.WRITES):
+class Restore(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):
     """Go back to a kept checkpoint."""
 
     label: str
@@ -416,7 +457,7 @@ class StepPut(Part):
     add_t: int
 
 
-class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES):
+class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES, right=Right.WRITE):
     """Open a look-ahead session, or find it open with the same options."""
 
     name: str
@@ -429,7 +470,7 @@ class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES):
     rank_timeout_ms: int = RANK_TIMEOUT_MS
 
 
-class JoinSession(Command[results.Membership], effect=Effect.PROMPT):
+class JoinSession(Command[results.Membership], effect=Effect.PROMPT, right=Right.WRITE):
     """Take the place of a rank. `member` is a secret of 16 to 64 characters; "": one is made."""
 
     name: str
@@ -437,34 +478,34 @@ class JoinSession(Command[results.Membership], effect=Effect.PROMPT):
     member: str = ""
 
 
-class RenewLease(Command[results.SessionFacts], effect=Effect.PROMPT):
+class RenewLease(Command[results.SessionFacts], effect=Effect.PROMPT, right=Right.WRITE):
     """Renew the lease of a rank, as every other command of it does."""
 
     member: str
 
 
-class CloseSession(Command[None], effect=Effect.TUNES):
+class CloseSession(Command[None], effect=Effect.TUNES, right=Right.WRITE):
     """Leave a session; the last rank's leaving ends it. `forget`: its place is forgotten, too."""
 
     member: str
     forget: bool = False
 
 
-class EndSession(Command[None], effect=Effect.TUNES):
+class EndSession(Command[None], effect=Effect.TUNES, right=Right.WRITE):
     """End a session for all its ranks, who are told so; its place stays. For who operates a store:
     ranks close theirs."""
 
     name: str
 
 
-class Announce(Command[results.Announced], effect=Effect.LONG):
+class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
     """Say which keys coming steps will use."""
 
     member: str
     steps: tuple[StepKeys, ...]
 
 
-class LookupStep(Command[results.RowsRead], effect=Effect.READS):
+class LookupStep(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
     """The rows of an announced step, in announced order, when its turn has come."""
 
     member: str
@@ -472,7 +513,7 @@ class LookupStep(Command[results.RowsRead], effect=Effect.READS):
     early: bool = True
 
 
-class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS):
+class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
     """The pooled rows of bags of announced keys."""
 
     member: str
@@ -513,7 +554,7 @@ class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 # Access frequencies
 
 
-class ExportProfile(Command[Profile], effect=Effect.LONG):
+class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
     """How often rows are accessed: as counted, or as imported."""
 
     source: ProfileSource = "counted"
@@ -526,7 +567,7 @@ class ImportProfile(Command[None], effect=Effect.LONG):
     rename: dict[str, str]
 
 
-class GetHotSet(Command[HotSet | None], effect=Effect.LONG):
+class GetHotSet(Command[HotSet | None], effect=Effect.LONG, right=Right.READ):
     """The hot set that is pinned."""
 
 

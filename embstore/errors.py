@@ -2,7 +2,9 @@
 
 * EmbstoreError
   + InvalidArgumentError (also a ValueError)      shape, dtype, range, non-finite gradient, bad name
-  + PermissionDeniedError                         a write to a read-only store, or to a standby
+  + UnauthenticatedError                          no token, or one that the server does not know
+  + PermissionDeniedError                         a write to a read-only store, or to a standby; a
+                                                  right that the caller has not
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
@@ -35,8 +37,13 @@ class InvalidArgumentError(EmbstoreError, ValueError):
     """An argument has a wrong shape, dtype, range or value. Do not retry unchanged."""
 
 
+class UnauthenticatedError(EmbstoreError):
+    """The server takes calls of those it knows: no token was given, or one it does not know."""
+
+
 class PermissionDeniedError(EmbstoreError):
-    """The store takes no writes: it is read-only, a standby, or a leader that was replaced."""
+    """The store takes no writes: it is read-only, a standby, or a leader that was replaced. Or the
+    caller has not the right that the call needs; the message says which, and on what."""
 
 
 class TableNotFoundError(EmbstoreError, LookupError):

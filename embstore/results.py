@@ -127,10 +127,12 @@ class Warmed:
 
 @dataclass(frozen=True)
 class Digest:
-    """The digest of a table's content, 64 hexadecimal digits, and the t that is in it."""
+    """The digest of a table's content, 64 hexadecimal digits, the t that is in it, and the command
+    that it is of."""
 
     digest: str
     t: int
+    command: int
 
 
 @dataclass(frozen=True)

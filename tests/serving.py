@@ -63,9 +63,9 @@ class Server:
         def open_engine() -> Any:
             return self._open_store().executor
 
-        self._service = Service(self._settings, open_engine, Metrics())
-        await self._service.open()
-        self._server = GrpcServer(self._service)
+        self.service = Service(self._settings, open_engine, Metrics())
+        await self.service.open()
+        self._server = GrpcServer(self.service)
         self.address = self._server.address
         await self._server.start()
         await self._server.ready()
@@ -73,7 +73,7 @@ class Server:
     @property
     def store(self) -> Store:
         """The served store, to be looked into; calls on it go by `on_engine`."""
-        return self._service.store
+        return self.service.store
 
     def on_engine(self, work: Callable[[Store], Any]) -> Any:
         """Do work on the engine thread, in its turn, and return its result."""
@@ -81,7 +81,7 @@ class Server:
 
     async def _submit(self, work: Callable[[Store], Any]) -> Any:
         deadline = monotonic() + _TIMEOUT_S
-        task = self._service.worker.submit(
+        task = self.service.worker.submit(
             "test", lambda engine: work(Store(engine)), lane="test", deadline=deadline
         )
         return await task.outcome
@@ -94,9 +94,9 @@ class Server:
                 on_loop(self._stop())
 
     async def _stop(self) -> None:
-        self._service.stopping = True
+        self.service.stopping = True
         await self._server.stop(self._settings.drain_s)
-        await self._service.stop()
+        await self.service.stop()
 
     def __enter__(self) -> "Server":
         return self

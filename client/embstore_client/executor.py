@@ -54,12 +54,14 @@ from embstore.results import (
 from embstore_client.shares import UniqueKeys, summed
 from embstore_client.step_rows import Assembly, StepRows
 from embstore_client.transport import Transport, checked_seconds
+from embstore_proto.addresses import is_loopback
 from embstore_proto.verbs import VERBS, Answer
 
 CONNECT_TIMEOUT_S = 10.0
 """Long enough for a server that is just starting, short enough to be told of a wrong address."""
 
 CALL_TIMEOUT_S = 60.0
+TOKEN_VARIABLE = "EMBSTORE_TOKEN"
 
 R = TypeVar("R")
 
@@ -71,6 +73,10 @@ def connect(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     label: str = "",
     tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    insecure: bool = False,
 ) -> Store:
     """Connect to a server and return its store.
 
@@ -80,24 +86,35 @@ def connect(
     timeout_s : deadline of every call, its further attempts included
     connect_timeout_s : how long to wait for the server to be there
     label : shown in the server's log of slow calls
-    tls_ca : file of the certificates to trust; None: no TLS
+    tls_ca : PEM file of the certificates to trust; None: no TLS
+    tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
+    token : what the server knows the caller by; None: that of EMBSTORE_TOKEN, if there is one
+    insecure : send the token in clear text to another host, too, where there is no TLS
 
     Raises
     ------
     DeadlineError : no server answered.
+    UnauthenticatedError : the server knows its callers, and not this one.
     InvalidArgumentError : a bad argument.
     """
     if not isinstance(address, str) or ":" not in address:
         raise InvalidArgumentError(f'expected an address "host:port", found {address!r}')
     checked_seconds(timeout_s, "timeout_s")
     checked_seconds(connect_timeout_s, "connect_timeout_s")
-    if not isinstance(label, str) or not ((label.isascii() and label.isprintable()) or not label):
+    if not _is_plain(label):
         raise InvalidArgumentError(f"expected a label of printable ASCII, found {label!r}")
-    credentials = None
-    if tls_ca is not None:
-        credentials = grpc.ssl_channel_credentials(Path(tls_ca).read_bytes())
+    token = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
+    if not _is_plain(token):  # it is a secret: not shown
+        raise InvalidArgumentError("expected a token of printable ASCII")
+    credentials = _credentials(tls_ca, tls_cert, tls_key)
+    host = address.rpartition(":")[0].strip("[]")
+    if token and credentials is None and not (insecure or is_loopback(host)):
+        raise InvalidArgumentError(
+            f"a token would be sent to {address} in clear text: give tls_ca, the file of the "
+            "authorities to trust, or insecure=True if the network is trusted"
+        )
     executor = RemoteExecutor(
-        Transport(address, timeout_s=timeout_s, label=label, credentials=credentials)
+        Transport(address, timeout_s=timeout_s, label=label, credentials=credentials, token=token)
     )
     try:
         return Store(executor, timeout_s=connect_timeout_s)
@@ -110,6 +127,25 @@ def connect(
     except BaseException:
         executor.close()
         raise
+
+
+def _is_plain(text: Any) -> bool:
+    return isinstance(text, str) and (not text or (text.isascii() and text.isprintable()))
+
+
+def _credentials(
+    ca: str | os.PathLike[str] | None,
+    cert: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+) -> Any:
+    if (cert is None) != (key is None) or (cert is not None and ca is None):
+        raise InvalidArgumentError(
+            "expected tls_ca, tls_cert and tls_key, all for mutual TLS, tls_ca alone for TLS"
+        )
+    if ca is None:
+        return None
+    pair = [None if path is None else Path(path).read_bytes() for path in (key, cert)]
+    return grpc.ssl_channel_credentials(Path(ca).read_bytes(), *pair)
 
 
 @dataclass
@@ -159,6 +195,8 @@ class RemoteExecutor:
 
         Raises DeadlineError where the server did not answer in time, else what it answered.
         """
+        if isinstance(command, c.GrowTable | c.SetLearningRate):
+            command = cast(Command[R], replace(command, members=tuple(self._places)))
         command = checked(command)
         with self._membership(command) as place:
             if isinstance(command, c.LookupStep):

@@ -88,11 +88,18 @@ class Transport:
     """A connection to a server, and what is known of it."""
 
     def __init__(
-        self, address: str, *, timeout_s: float, label: str, credentials: Any = None
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        label: str,
+        credentials: Any = None,
+        token: str = "",
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._metadata = (("embstore-client", label),) if label else ()
+        said = {"embstore-client": label, "authorization": f"Bearer {token}" if token else ""}
+        self._metadata = tuple((key, value) for key, value in said.items() if value)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:

@@ -40,8 +40,8 @@ class SlotIndex:
         Before slots are given to further keys, so that these are not in the new one already.
         """
         if self._inserted is not None:
-            (is_whole, memory, slot_count), self._inserted = self._inserted, None
             with self._irreversible():
+                (is_whole, memory, slot_count), self._inserted = self._inserted, None
                 if not is_whole():
                     self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)
         return self.arrays

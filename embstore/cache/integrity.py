@@ -5,68 +5,97 @@
 - a dirty slot's row is newer than what storage has; a free slot is clean
 - a row of the host tier is in no slot of the pool, and is what storage or its initializer has
 - a row's newest content is its slot's if it has one, else storage's, else its initializer's
+
+It is checked a range of slots at a time, between which commands may change them: what is said of
+one slot holds for the others too, so each range is right or wrong by itself. A key with two slots
+is one whose slot the index does not have. Only what is counted over all slots is counted at once.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embstore.arrays import EMPTY_KEY, KEY_BITS
-from embstore.device.base import SlotContents
 from embstore.score import PIN_SHIFT
 
 if TYPE_CHECKING:
     from embstore.cache.host_tier import HostTier
     from embstore.cache.pool import Pool
 
+SLICE_SLOTS = 1 << 14
+"""Slots that are checked at once."""
 
-def check_integrity(pool: "Pool") -> None:
-    """Raise AssertionError if an invariant of a pool does not hold."""
-    pool.finder.finish_arriving()
-    here, arena = pool.slots.contents(), pool.arena
-    dirty_count = int(np.count_nonzero(here.dirty))
-    faults = (
-        _faults_of_slots(pool, here)
-        | _faults_of_tier(pool, here)
-        | {
-            "more rows are dirty than are accounted for": dirty_count > pool.evictor.dirty_max,
-            "the arena's budget is exceeded": (
-                arena.memory_bytes > arena.budget_bytes and pool.slots.slab_count > 1
-            ),
-        }
-    )
+
+def checks(pool: "Pool") -> Iterator[str]:
+    """Check a pool; yield what was checked after each slice of it, between which commands may be
+    done.
+
+    Raises AssertionError: an invariant does not hold.
+    """
+    for part, where in ((pool, ""), (pool.tier, "host tier: ")):
+        low = 0
+        while part is not None and low < part.slots.count:
+            pool.finder.finish_arriving()
+            _check(pool, where, _faults_of_range(part, low))
+            if part is pool.tier:
+                _check(pool, where, {"a row is in the pool too": _is_in_pool(pool, low)})
+            low += SLICE_SLOTS
+            yield f"{where}slots below {low}"
+        if part is not None:
+            _check(pool, where, _faults_of_counts(part))
+            yield f"{where}counts"
+    arena, dirty = pool.arena, pool.slots.contents().dirty
+    over = {
+        "host tier: the budget is exceeded": pool.tier is not None
+        and pool.tier.arena.memory_bytes > pool.tier.arena.budget_bytes,
+        "more rows are dirty than are accounted for": (
+            int(np.count_nonzero(dirty)) > pool.evictor.dirty_max
+        ),
+        "the arena's budget is exceeded": (
+            arena.memory_bytes > arena.budget_bytes and pool.slots.slab_count > 1
+        ),
+    }
+    _check(pool, "", over)
+
+
+def _check(pool: "Pool", where: str, faults: dict[str, bool]) -> None:
     for fault, found in faults.items():
         if found:
-            raise AssertionError(f"integrity of pool {pool.layout}: {fault}")
+            raise AssertionError(f"integrity of pool {pool.layout}: {where}{fault}")
 
 
-def _faults_of_tier(pool: "Pool", here: SlotContents) -> dict[str, bool]:
-    tier = pool.tier
-    if tier is None:
-        return {}
-    below = tier.slots.contents()
-    kept = below.keys[below.keys != EMPTY_KEY]
-    faults = _faults_of_slots(tier, below) | {
-        "a row is in the pool too": bool(np.isin(kept, here.keys).any()),
-        "the budget is exceeded": tier.arena.memory_bytes > tier.arena.budget_bytes,
-    }
-    return {f"host tier: {fault}": found for fault, found in faults.items()}
-
-
-def _faults_of_slots(pool: "Pool | HostTier", here: SlotContents) -> dict[str, bool]:
-    keys, free = here.keys, np.sort(pool.slots.free_slots)
-    resident = np.flatnonzero(keys != EMPTY_KEY)
-    memory = pool.device.memory
-    slots = memory.download(pool.finder.locate(memory.upload(keys[resident]))[0])
-    pinned = np.count_nonzero(here.scores[resident] >> PIN_SHIFT)
-    ids = set(np.unique(keys[resident] >> KEY_BITS).tolist())
+def _faults_of_range(part: "Pool | HostTier", low: int) -> dict[str, bool]:
+    """Return what is wrong with the slots from `low` on, and with the index of their keys."""
+    high = min(low + SLICE_SLOTS, part.slots.count)
+    here = part.device.slots.read_range(part.slots.memory, low, high)
+    resident = np.flatnonzero(here.keys != EMPTY_KEY)
+    memory = part.device.memory
+    slots = memory.download(part.finder.locate(memory.upload(here.keys[resident]))[0])
+    free = part.slots.free_between(low, high)
+    ids = set(np.unique(here.keys[resident] >> KEY_BITS).tolist())
     return {
-        "a key has two slots": len(np.unique(keys[resident])) != len(resident),
-        "the index does not have a key's slot": bool((slots != resident).any()),
+        "the index does not have a key's slot": bool((slots != low + resident).any()),
         "the free list is not the free slots": not np.array_equal(
-            free, np.flatnonzero(keys == EMPTY_KEY)
+            free, low + np.flatnonzero(here.keys == EMPTY_KEY)
         ),
-        "a free slot is dirty": bool(here.dirty[free].any()),
-        "the pinned slots are not those counted": bool(pinned != pool.pins.count),
-        "a resident row's table is not of this pool": not ids <= pool.tables,
+        "a free slot is dirty": bool(here.dirty[free - low].any()),
+        "a resident row's table is not of this pool": not ids <= part.tables,
     }
+
+
+def _faults_of_counts(part: "Pool | HostTier") -> dict[str, bool]:
+    here = part.slots.contents()
+    pinned = np.count_nonzero((here.keys != EMPTY_KEY) & (here.scores >> PIN_SHIFT != 0))
+    return {
+        "the pinned slots are not those counted": bool(pinned != part.pins.count),
+    }
+
+
+def _is_in_pool(pool: "Pool", low: int) -> bool:
+    tier, memory = pool.tier, pool.device.memory
+    assert tier is not None
+    high = min(low + SLICE_SLOTS, tier.slots.count)
+    keys = tier.device.slots.read_range(tier.slots.memory, low, high).keys
+    found = pool.finder.locate(memory.upload(keys[keys != EMPTY_KEY]))[0]
+    return bool((memory.download(found) >= 0).any())

@@ -17,6 +17,8 @@ The slots, and what is known of each, are in the device's memory; the list of fr
 host. What is true between commands: `integrity.py`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from embstore.cache.arena import Arena
@@ -24,7 +26,7 @@ from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import SlotFinder
 from embstore.cache.host_tier import HostTier
-from embstore.cache.integrity import check_integrity
+from embstore.cache.integrity import checks
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.policies import POLICIES
@@ -118,9 +120,9 @@ class Pool:
         self.slots.close()
         self.writer.close()
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold (integrity.py)."""
-        check_integrity(self)
+    def checks(self) -> Iterator[str]:
+        """Check what has to hold, slice by slice; see `integrity.checks`."""
+        return checks(self)
 
 
 def _no_parameters() -> TableParameters:

@@ -126,8 +126,8 @@ class Collection:
         if self._error is None:
             self._place()
         inserted = perf_counter()
-        del pool.finder.arriving[0]
         with pool.storage.irreversible():  # what stays pending would be read all the same
+            del pool.finder.arriving[0]
             if self._error is None:
                 pool.device.slots.arrive(pool.slots.memory, self._slots)
                 pool.pins.unpin(self._slots)

@@ -17,9 +17,10 @@ from embstore.arrays import Keys, Rows
 from embstore.cache.finder import SlotFinder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Batch, Counts, Device
+from embstore.device.base import Array, Batch, Counts, Device, Slots
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
+from embstore.storage.stored_rows import Located, StoredRows
 
 Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
 """Offsets, whether the mean, weights; see `DeviceRows.gather_pooled`."""
@@ -137,33 +138,59 @@ class PoolReader:
                 self.residency.initialize(rows, new, absent[part][~found])
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
-    def peek_written(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return a copy of those of `keys` that were ever written, and which they are."""
+    def look(self, keys: Keys) -> "Looked":
+        """Look for those of unique row keys that were ever written; what is not in the cache is
+        read when the rows are."""
         self.finder.finish_arriving()
         memory = self.device.memory
         slots = memory.download(self.finder.locate(memory.upload(keys))[0])
         resident, absent = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-        written = np.zeros(len(keys), bool)
-        here = self.device.slots.read_slots(self.slots.memory, slots[resident])()
-        written[resident] = here.dirty
-        clean = resident[~written[resident]]
-        written[clean] = self.storage.rows.has(keys[clean])
-        if not len(absent):
-            return self._copy(slots[written]), written
-        stored, found = self._stored(keys[absent])
-        written[absent] = found
-        rows = np.empty((int(np.count_nonzero(written)), self.layout.stride), self.layout.element)
-        place = np.cumsum(written) - 1
-        in_cache = resident[written[resident]]
-        rows[place[in_cache]] = self._copy(slots[in_cache])
-        rows[place[absent[found]]] = stored[found]
-        return rows, written
-
-    def _copy(self, slots: NDArray[np.int64]) -> Rows:
-        return self.device.rows.read_rows(self.slots.memory.rows, slots)
+        written = self.device.slots.read_slots(self.slots.memory, slots[resident])().dirty.copy()
+        clean = np.flatnonzero(~written)
+        written[clean] = self.storage.rows.has(keys[resident[clean]])
+        in_cache = resident[written]
+        copies = self.device.rows.read_rows(self.slots.memory.rows, slots[in_cache])
+        located = self.storage.rows.locate(keys[absent])
+        self.storage.rows.count_read(located, self.layout.record_bytes)
+        return Looked(self.storage.rows, len(keys), in_cache, copies, absent, located)
 
     def _stored(self, keys: Keys) -> tuple[Rows, NDArray[np.bool_]]:
         rows = np.empty((len(keys), self.layout.stride), self.layout.element)
         found = np.empty(len(keys), np.uint8)
         self.storage.rows.read(keys, rows, found)
         return rows, found != 0
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The written rows of some keys, as they were when they were looked for. Any thread."""
+
+    stored: StoredRows
+    count: int
+    in_cache: Slots  # (m,) which of the keys
+    copies: Rows  # (m, stride)
+    absent: Slots  # (k,) which of the keys are not in the cache
+    located: Located  # where these are
+
+    def ask(self) -> None:
+        """Ask the disk for what is not in memory."""
+        self.stored.ask(self.located, self.copies)
+
+    def read(self) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the rows of those keys that were written, and which they are.
+
+        Raises CorruptTableError.
+        """
+        found = self.located.found != 0
+        written = np.zeros(self.count, bool)
+        written[self.in_cache], written[self.absent] = True, found
+        if not found.any():
+            return self.copies, written
+        shape = self.copies.shape[1:]
+        stored = np.empty((len(self.absent), *shape), self.copies.dtype)
+        self.stored.collect(self.located, stored)
+        rows = np.empty((int(np.count_nonzero(written)), *shape), self.copies.dtype)
+        place = np.cumsum(written) - 1
+        rows[place[self.in_cache]] = self.copies
+        rows[place[self.absent[found]]] = stored[found]
+        return rows, written

@@ -44,11 +44,10 @@ class RecentBatch:
         batch = self._device.keys.unique(segments)
         if not self._device.is_queued:
             if batch.found.outside < 0:
-                self._batch = batch = self._copied(batch)
-                self._keep_keys(segments, batch)
+                batch = self._copied(batch)
+                self._keep(segments, batch)
         elif batch.position_count <= COMPARED_KEYS_MAX and _are_on_host(segments):
-            self._batch = batch
-            self._keep_keys(segments, batch)
+            self._keep(segments, batch)
         return batch
 
     def close(self) -> None:
@@ -61,13 +60,14 @@ class RecentBatch:
             for segment, keys in zip(segments, self._keys, strict=True)
         )
 
-    def _keep_keys(self, segments: Sequence[Segment], batch: Batch) -> None:
+    def _keep(self, segments: Sequence[Segment], batch: Batch) -> None:
         keys, bounds = self._room("keys", batch.position_count, np.int64), batch.bounds.tolist()
         self._tables = [segment[:2] for segment in segments]
         self._keys = []
         for segment, low, high in zip(segments, bounds[:-1], bounds[1:], strict=True):
             keys[low:high] = segment[2]
             self._keys.append(keys[low:high])
+        self._batch = batch  # last: with the keys of another, it would be taken for theirs
 
     def _copied(self, batch: Batch) -> Batch:
         unique_keys = self._room("unique_keys", len(batch.unique_keys), np.int64)

@@ -30,6 +30,7 @@ from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 _RANKED_SLOTS = 1 << 16
+_ALL = slice(None)
 
 
 @dataclass(eq=False)
@@ -123,18 +124,19 @@ class Residency:
         if self.tier is None and len(keys) > step:  # the disk works while victims leave
             self.storage.rows.prefetch(keys, self.layout.record_bytes)
         slots, rest = self.take(keys, victims)
-        self.stages.lap("evict")
-        stored, targets = keys[rest], slots[rest]
         try:
+            self.stages.lap("evict")
+            stored, targets = keys[rest], slots[rest]
             if self.tier is not None and len(stored) > step:
                 self.storage.rows.prefetch(stored, self.layout.record_bytes)
             for low in range(0, len(stored), step):
                 self._fill(stored[low : low + step], targets[low : low + step])
+            self.slots.index.synchronize()
+            irreversible = self.storage.irreversible()
         except BaseException:
             self.slots.put_back(len(slots))
             raise
-        self.slots.index.synchronize()
-        with self.storage.irreversible():  # half of it: a row in two places, or in none
+        with irreversible:  # half of it: a row in two places, or in none
             self.finder.moves += 1
             self.device.slots.place_keys(self.slots.memory, slots, keys, 0)
             self.slots.index.insert(keys, slots, self.slots.memory, self.slots.count)
@@ -155,21 +157,21 @@ class Residency:
         """
         self.device.memory.secure(len(keys))
         if self.tier is None:
-            return self.evictor.take(len(keys), victims), slice(None)
+            return self.evictor.take(len(keys), victims), _ALL
         found = self.tier.look(keys)
         try:
             slots = self.evictor.take(len(keys), victims)
         finally:
             self.tier.unlock()
-        there = np.flatnonzero(found >= 0)
         rows = self.slots.memory.rows
         try:
+            there = np.flatnonzero(found >= 0)
             have_come = self.tier.bring(keys[there], found[there], rows, slots[there])
         except BaseException:
             self.slots.put_back(len(slots))
             raise
         if not have_come:
-            return slots, slice(None)
+            return slots, _ALL
         self.counters.misses_host += len(there)
         return slots, np.flatnonzero(found < 0)
 

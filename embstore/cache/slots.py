@@ -137,8 +137,8 @@ class PoolSlots:
             if not low:
                 raise
             return False
-        self.count = high
         self.free(np.arange(high - 1, low - 1, -1))
+        self.count = high
         return True
 
     def first_of_last_slabs(self, count: int) -> int:
@@ -150,9 +150,9 @@ class PoolSlots:
         """Free the memory of the slots from `low` on, which are free."""
         free, high = self.free_slots, self.count
         free = free[free < low]
-        self._free[: len(free)] = free
-        self._free_count = len(free)
-        self.count = low
+        count = len(free)
+        self._free[:count] = free
+        self._free_count, self.count = count, low
         self._trim_index()
         self._device.memory.drop_slots(self.memory, low, high)
         release(self._free[low:])
@@ -179,10 +179,17 @@ class PoolSlots:
         """The free slots, those that are taken first at the end."""
         return self._free[: self._free_count].astype(np.int64)
 
+    def free_between(self, low: int, high: int) -> Slots:
+        """Return the free slots in [low, high), ascending, each as often as it is in the list."""
+        free = self._free[: self._free_count]
+        return np.sort(free[(free >= low) & (free < high)]).astype(np.int64)
+
     def take(self, count: int) -> Slots:
         """Take `count` slots of those that are free."""
-        self._free_count -= count
-        return self._free[self._free_count : self._free_count + count].astype(np.int64)
+        left = self._free_count - count
+        taken = self._free[left : self._free_count].astype(np.int64)
+        self._free_count = left
+        return taken
 
     def put_back(self, count: int) -> None:
         """Put back the `count` slots that were taken last, without a row."""

@@ -90,35 +90,33 @@ class PoolWriter:
             for low, high in self.residency.parts(len(keys)):
                 change(self.residency.make_resident(keys[low:high]), low, high)
 
-    def dirty_slots(self, table_id: int | None = None) -> tuple[Slots, Keys]:
-        """Return the dirty slots, of one table or of all, and the row keys in them."""
-        here = self.slots.contents()
-        slots = np.flatnonzero(here.dirty)
-        keys = here.keys[slots]
-        if table_id is None:
-            return slots, keys
-        of_table = keys >> KEY_BITS == table_id
-        return slots[of_table], keys[of_table]
+    def dirty_range(self, low: int) -> tuple[int | None, Keys]:
+        """Return the row keys in dirty slots from `low` on, of so many slots as are looked at in
+        well under a millisecond, and the first slot that was not; None: there is none."""
+        high = min(low + _LOOKED_AT, self.slots.count)
+        here = self.device.slots.read_range(self.slots.memory, low, high)
+        return (high if high < self.slots.count else None), here.keys[here.dirty]
 
-    def flush(self, table_id: int | None = None) -> int:
-        """Log the dirty rows, of one table or of all; return how many. They stay resident, clean.
+    def flush(self) -> int:
+        """Log all dirty rows; return how many. They stay resident, clean.
 
         Raises
         ------
         CapacityError : the disk is full. Rows not yet logged stay dirty.
         """
-        slots, keys = self.dirty_slots(table_id)
+        here = self.slots.contents()
+        slots = np.flatnonzero(here.dirty)
+        keys = here.keys[slots]
         self.storage.appender.expect(len(slots))
         step = self.evictor.logged_rows_max
         for low in range(0, len(slots), step):
             self._log_and_clean(slots[low : low + step], keys[low : low + step])
-        if table_id is None:
-            self.evictor.dirty_max = 0
+        self.evictor.dirty_max = 0
         return len(slots)
 
-    def flush_range(self, low: int) -> tuple[int, int]:
-        """Log dirty rows in slots from `low` on, what takes a few milliseconds; return the first
-        slot that was not looked at, and how many rows were logged.
+    def flush_range(self, low: int, table_id: int | None = None) -> tuple[int, int]:
+        """Log dirty rows in slots from `low` on, of one table or of all, what takes a few
+        milliseconds; return the first slot that was not looked at, and how many rows were logged.
 
         Raises
         ------
@@ -127,7 +125,8 @@ class PoolWriter:
         high = min(low + _LOOKED_AT, self.slots.count)
         here = self.device.slots.read_range(self.slots.memory, low, high)
         most = min(max(1, _PIECE_BYTES // self.layout.row_bytes), self.evictor.logged_rows_max)
-        places = np.flatnonzero(here.dirty)
+        is_of = True if table_id is None else here.keys >> KEY_BITS == table_id
+        places = np.flatnonzero(here.dirty & is_of)
         if len(places) > most:
             places = places[:most]
             high = low + int(places[-1]) + 1

@@ -17,6 +17,9 @@ _PATH_CHARACTERS_MAX = 4096
 _METADATA_DEPTH_MAX = 32
 """The catalogue is read with whatever recursion limit a process has."""
 
+_MEMBERS_MAX = 4096
+"""Of one client's sessions: far more than it has."""
+
 
 def _resize_cache(command: c.ResizeCache) -> c.ResizeCache:
     if isinstance(command.cache_bytes, int) and command.cache_bytes > UINT64_MAX:
@@ -32,13 +35,20 @@ def _create_table(command: c.CreateTable) -> c.CreateTable:
 
 def _grow_table(command: c.GrowTable) -> c.GrowTable:
     name = table_name(command.table)
-    return c.GrowTable(name, command.table_id, check_rows(command.rows, name))
+    rows = check_rows(command.rows, name)
+    return c.GrowTable(name, command.table_id, rows, _members(command.members))
 
 
 def _set_learning_rate(command: c.SetLearningRate) -> c.SetLearningRate:
     name = table_name(command.table)
     rate = fp32_scalar(command.learning_rate, f"table {name!r}: learning_rate")
-    return c.SetLearningRate(name, command.table_id, rate)
+    return c.SetLearningRate(name, command.table_id, rate, _members(command.members))
+
+
+def _members(members: Any) -> tuple[str, ...]:
+    if len(members) > _MEMBERS_MAX:
+        raise InvalidArgumentError(f"expected at most {_MEMBERS_MAX} members, found {len(members)}")
+    return tuple(text(member, "a member") for member in members)
 
 
 def _checkpoint(command: c.Checkpoint) -> c.Checkpoint:

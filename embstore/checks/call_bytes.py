@@ -21,11 +21,16 @@ def _bytes(rows: Any) -> int:
 
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
     """Refuse a command whose arrays, results included, are too large to be held."""
+    check_size(command, config_of, limits.call_bytes_max, "limits.call_bytes_max")
+
+
+def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:
+    """Do the same for a bound of another name."""
     size = _call_bytes(command, config_of)
-    if size > limits.call_bytes_max:
+    if size > most:
         raise InvalidArgumentError(
-            f"expected a call of at most {limits.call_bytes_max} bytes of keys and rows "
-            f"(limits.call_bytes_max), found {size}; split the call"
+            f"expected a call of at most {most} bytes of keys and rows ({name}), found {size}; "
+            "split the call"
         )
 
 

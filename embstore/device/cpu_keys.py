@@ -51,6 +51,8 @@ class CpuKeys:
             bounds=bounds,
             id_bounds=np.empty(len(segments) + 1, np.int64),
         )
+        base = self._unique_base
+        self._unique_base += count  # first: what the table has at this base is never seen again
         batch.found.outside = unique(
             np.array([address(keys) for _, _, keys in segments], np.int64),
             bounds,
@@ -58,12 +60,11 @@ class CpuKeys:
             np.array([rows for _, rows, _ in segments], np.int64),
             table.reshape(-1, 2),
             table_places(count),
-            self._unique_base,
+            base,
             batch.unique_keys,
             batch.inverse,
             batch.id_bounds,
         )
-        self._unique_base += count
         if batch.found.outside < 0:
             batch.unique_keys = batch.unique_keys[: batch.id_bounds[-1]]
         return batch

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
@@ -10,7 +11,8 @@ from embstore.arrays import refusal
 from embstore.engine.stats import store_stats, table_stats
 from embstore.errors import CheckpointExistsError, InvalidArgumentError, PermissionDeniedError
 from embstore.results import Acknowledged, TableDescription
-from embstore.tables.state import TableState
+from embstore.tables.slices import Slices
+from embstore.tables.state import TableState, check_writer
 from embstore.version import __version__
 
 if TYPE_CHECKING:
@@ -59,17 +61,19 @@ def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
         engine.sessions.release_ended()
         tables.check_unheld("resize the cache", tables.by_id.values())
         engine.device.memory.check_budget(command.cache_bytes, tables.arena.memory_bytes)
+        engine.storage.begin_change()
         tables.arena.resize(command.cache_bytes)
     engine.hot_pins.pin_wanted()
 
 
-def check_integrity(engine: "Engine", command: c.CheckIntegrity, _: None) -> str:
+def check_integrity(
+    engine: "Engine", command: c.CheckIntegrity, progress: c.Progress | None
+) -> str:
     """The invariant that does not hold."""
-    with engine.tables.reading():
-        try:
-            engine.tables.check_integrity()
-        except AssertionError as exc:
-            return str(exc) or "an invariant does not hold"
+    try:
+        engine.tables.check_integrity(Slices(engine.tables.frame, progress))
+    except AssertionError as exc:
+        return str(exc) or "an invariant does not hold"
     return ""
 
 
@@ -109,6 +113,7 @@ def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
         table = tables.find(command.table, command.table_id)
         engine.sessions.release_ended()
         tables.check_unheld("drop it", [table])
+        engine.storage.begin_change()
         engine.storage.drop_table(table.table_id)
         engine.hot_pins.release_tables([table], are_dropped=True)
         tables.remove(table)
@@ -118,28 +123,41 @@ def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
 
 def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
     """Let a table have more rows."""
+    members, command = command.members, replace(command, members=())  # they are not logged
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
+        _check_own(engine, table, members)
         if command.rows < table.rows:
             raise refusal(table.name, f"at least the present {table.rows} rows", command.rows)
+        engine.storage.begin_change()
         table.rows = command.rows
         return _acknowledged(engine, table.t)
 
 
+def _check_own(engine: "Engine", table: TableState, members: tuple[str, ...]) -> None:
+    """Refuse what a session holds of a table as it holds its rows, but to its own members."""
+    if table.writer:
+        check_writer([table], table.writer if engine.sessions.has(table.writer, members) else "")
+
+
 def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
     """Set the rate of updates that do not give one."""
+    members, command = command.members, replace(command, members=())
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
+        _check_own(engine, table, members)
         optimizer, what = table.config.optimizer, f"table {table.name!r}: learning_rate"
-        table.learning_rate = optimizer.check_learning_rate(command.learning_rate, what)
+        rate = optimizer.check_learning_rate(command.learning_rate, what)
+        engine.storage.begin_change()
+        table.learning_rate = rate
         return _acknowledged(engine, table.t)
 
 
-def get_digest(engine: "Engine", command: c.GetDigest, _: None) -> results.Digest:
-    """A table's digest."""
-    with engine.tables.reading():
-        table = engine.tables.find(command.table, command.table_id)
-        return results.Digest(engine.tables.digest(table), table.t)
+def get_digest(
+    engine: "Engine", command: c.GetDigest, progress: c.Progress | None
+) -> results.Digest:
+    """A table's digest, in the caller's thread."""
+    return engine.digests.compute(command.table, command.table_id, progress)
 
 
 def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
@@ -149,31 +167,33 @@ def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
 # Durability
 
 
-def flush(engine: "Engine", command: c.Flush, _: None) -> int:
-    """Write dirty rows to the log."""
-    with engine.tables.reading():
-        name, table_id = command.table, command.table_id
-        return engine.tables.flush(engine.tables.find(name, table_id) if name else None)
+def flush(engine: "Engine", command: c.Flush, progress: c.Progress | None) -> int:
+    """Write to the log what is dirty now, in the caller's thread."""
+    return engine.commits.flush(command.table, command.table_id, progress)
 
 
 def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Checkpoint:
     """Commit, and keep it under a label."""
-    storage, limits = engine.storage, engine.tables.limits
     with engine.tables.reading():
-        storage.check_usable(write=True)
-        size = len(c.metadata_json(command.metadata))
-        if size > limits.metadata_bytes_max:
-            raise InvalidArgumentError(
-                f"expected at most {limits.metadata_bytes_max} bytes of metadata "
-                f"(limits.metadata_bytes_max), found {size}"
-            )
-        if storage.catalogue.checkpoint(command.label) is not None:
-            raise CheckpointExistsError(
-                f"a checkpoint {command.label!r} is kept already; a label is used once while it "
-                "is kept"
-            )
+        check_checkpoint(engine, command)
         engine.tables.commit(command.label, command.metadata)
-        return deepcopy(storage.catalogue.checkpoints[-1])
+        return deepcopy(engine.storage.catalogue.checkpoints[-1])
+
+
+def check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
+    """Refuse a checkpoint that cannot be kept. With the engine, or for a look."""
+    storage, limits = engine.storage, engine.tables.limits
+    storage.check_usable(write=True)
+    size = len(c.metadata_json(command.metadata))
+    if size > limits.metadata_bytes_max:
+        raise InvalidArgumentError(
+            f"expected at most {limits.metadata_bytes_max} bytes of metadata "
+            f"(limits.metadata_bytes_max), found {size}"
+        )
+    if storage.catalogue.checkpoint(command.label) is not None:
+        raise CheckpointExistsError(
+            f"a checkpoint {command.label!r} is kept already; a label is used once while it is kept"
+        )
 
 
 def list_checkpoints(
@@ -184,9 +204,9 @@ def list_checkpoints(
         return tuple(deepcopy(engine.storage.catalogue.checkpoints))
 
 
-def backup(engine: "Engine", command: c.Backup, _: None) -> results.BackupFacts:
+def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> results.BackupFacts:
     """Copy a state elsewhere, in the caller's thread."""
-    return engine.backups.back_up(command.destination, command.label)
+    return engine.backups.back_up(command.destination, command.label, progress)
 
 
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:

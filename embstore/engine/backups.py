@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from embstore.commands import Progress
 from embstore.engine.commits import OwnCommits
 from embstore.errors import (
     EmbstoreError,
@@ -18,11 +20,11 @@ from embstore.errors import (
     PermissionDeniedError,
     StoreClosedError,
 )
-from embstore.hotness.pins import turn
 from embstore.results import BackupFacts
 from embstore.stats import counter, flag, gauge, text
 from embstore.storage.backup import back_up, catalogue_of, linked, make_room
 from embstore.storage.destinations import is_url, open_destination
+from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 ANYWHERE = ""
@@ -56,7 +58,9 @@ class Backups:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
-    def back_up(self, destination: str, label: str | None) -> BackupFacts:
+    def back_up(
+        self, destination: str, label: str | None, progress: Progress | None = None
+    ) -> BackupFacts:
         """Back up a kept checkpoint; without a label, what there is now.
 
         Raises
@@ -64,12 +68,13 @@ class Backups:
         CheckpointNotFoundError, InvalidArgumentError, PermissionDeniedError : nothing has changed.
         CapacityError, StorageError : no room, or no access; earlier backups are as they were.
         StoreClosedError : the store was closed meanwhile; likewise.
+        Exception : what `progress` raises, which is called with the bytes done; likewise.
         """
         self._check_destination(destination)
-        with turn(self._lock, self._tables):
+        with Slices(self._tables.frame, progress).after_others(self._lock):
             self.is_running, self.error = True, None
             try:
-                found = self._back_up(destination, label)
+                found = self._back_up(destination, label, progress)
             except EmbstoreError as exc:
                 self.error = str(exc)
                 raise
@@ -78,13 +83,15 @@ class Backups:
             self.count, self.label = self.count + 1, found.label
             return found
 
-    def _back_up(self, destination: str, label: str | None) -> BackupFacts:
+    def _back_up(
+        self, destination: str, label: str | None, progress: Progress | None
+    ) -> BackupFacts:
         storage = self._tables.storage
         if label is not None:
             with self._tables.reading():
                 storage.kept(label)  # before anything is made
         elif not storage.read_only:
-            self._commits.commit()
+            self._commits.commit(progress)
         with closing(open_destination(destination, write=True)) as to, ExitStack() as links:
             if not storage.read_only:
                 make_room(storage.files)
@@ -95,12 +102,15 @@ class Backups:
                 if not storage.read_only:  # else nobody replaces files
                     name = links.enter_context(linked(storage.files, catalogue))
             made = label if label is not None else f"command-{catalogue.head.command}"
-            return back_up(storage.files, name, catalogue, made, to, self._progress)
+            noted = partial(self._note, progress)
+            return back_up(storage.files, name, catalogue, made, to, noted)
 
-    def _progress(self, done: int, of: int) -> None:
+    def _note(self, progress: Progress | None, done: int, of: int) -> None:
         if self._stopping.is_set():
             raise StoreClosedError("the store was closed while a backup was made")
         self.bytes, self.of_bytes = done, of
+        if progress is not None:
+            progress(done, of)
 
     def _check_destination(self, destination: str) -> None:
         """Refuse what an operator did not allow, and the store's own directory."""

@@ -12,6 +12,7 @@ thread while it waits.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -25,6 +26,7 @@ from embstore.engine import admin, rows
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
+from embstore.engine.digests import Digests
 from embstore.engine.recovery import recover
 from embstore.engine.scrubbing import Scrubber
 from embstore.engine.standing import Standing
@@ -58,7 +60,9 @@ HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     c.ReleaseStep: lambda engine, command, _: engine.sessions.finish(command),
     c.SkipStep: lambda engine, command, _: engine.sessions.finish(command),
     # Access frequencies
-    c.ExportProfile: lambda engine, command, _: engine.ranking.export_profile(command.source),
+    c.ExportProfile: lambda engine, command, progress: engine.ranking.export_profile(
+        command.source, progress
+    ),
     c.ImportProfile: lambda engine, command, _: engine.ranking.import_profile(
         command.profile, command.rename
     ),
@@ -120,6 +124,7 @@ class Engine:
         self._is_abandoned = False
         considered = ref(self.commits)  # the frame, which it refers to, must not keep it
         self.tables.frame.wrote = lambda: _consider(considered())
+        self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
@@ -165,6 +170,10 @@ class Engine:
 
         `timeout_s` bounds what waits for other ranks or steps; the rest runs to its end.
         """
+        self.prepare(command, progress)
+        if isinstance(command, c.GrowTable | c.SetLearningRate):  # all sessions are the caller's
+            own = self.sessions.members_on(command.table)
+            command = cast(Command[R], replace(command, members=own))
         try:
             result = self.begin(command, out=out, progress=progress)
             if isinstance(result, StepOutcome):
@@ -178,6 +187,17 @@ class Engine:
                 self.log.files.let_read()  # the caller may change its arrays now
             raise
         return cast(R, result)
+
+    def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
+        """Do in slices what would take long in a command's turn; what `progress` raises ends it.
+
+        Of a checkpoint: what is dirty now is logged and synced, so that its turn has little to do.
+        """
+        if isinstance(command, c.Checkpoint):
+            self.standing.check(checked(command))
+            with self.tables.frame.looking():
+                admin.check_checkpoint(self, command)
+            self.commits.prepare(progress)
 
     def begin(
         self,

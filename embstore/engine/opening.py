@@ -61,7 +61,8 @@ def open(
     warm_up : share of the cache, 0 to 1, that is filled by the profile once the store is open, in
         the background
     count_rate : share of lookups, 0 to 1, whose accesses are counted, for `Store.export_profile`
-    checkpoints_keep : labels that can be restored; older ones are folded into the base
+    checkpoints_keep : labels that can be restored, of each folder of labels (a/b is in the folder
+        a); older ones are folded into the base
     durability : what survives a crash: "checkpoint", what the last commit has; "interval", all but
         what was done since the log was last synced; "commands", every command that has returned
     sync_every_s : of "interval": how often the log is synced

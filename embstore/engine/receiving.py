@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embstore.engine.recovery import execute_again, executing_again
 from embstore.errors import CorruptTableError
-from embstore.storage.command_records import COMMAND, Record
+from embstore.storage.command_records import CHECKPOINT, COMMAND, Record
 from embstore.tables.command_log import Label, Logged, note_checkpoint
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
     log = engine.log
     assert log is not None
     for record in records:
+        if record.kind == CHECKPOINT:
+            engine.commits.prepare()  # in slices: lookups get on; nothing is executed meanwhile
         with engine.tables.frame.having(None), executing_again(engine):
             logged = log.read(record)
             if logged.label is not None:

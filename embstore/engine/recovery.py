@@ -84,7 +84,7 @@ def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
     if logged.is_counted:
         _note(engine, logged, None, memory)
     elif logged.place is not None and logged.number == now:
-        tables.places.pop(logged.place.session, None)
+        tables.drop_place(logged.place.session)
     return False
 
 

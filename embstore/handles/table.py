@@ -269,8 +269,9 @@ class Table:
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        Costs what was written since the last call, about a second for each GB; the first call reads
-        the whole table.
+        It is of the table as it is when the digest begins; other calls go on meanwhile. Costs what
+        was written since the last call, about a second for each GB; the first call reads the whole
+        table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest

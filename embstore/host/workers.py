@@ -62,7 +62,7 @@ class _Job:
         """Wait for every range, then return the results, or raise what went wrong."""
         self._done.acquire()
         for error in self._errors:
-            if isinstance(error, EmbstoreError) or not isinstance(error, Exception):
+            if isinstance(error, (EmbstoreError, MemoryError)) or not isinstance(error, Exception):
                 raise error
             raise DeviceError(f"a kernel failed: {error!r}") from error
         return self._results
@@ -119,5 +119,8 @@ class Workers:
         while len(self._workers) < self.threads - 1:
             name = f"embstore-rows-{len(self._workers)}"
             worker = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
-            worker.start()
+            try:
+                worker.start()
+            except RuntimeError:  # the system gives no more threads: there are fewer
+                return
             self._workers.append(worker)

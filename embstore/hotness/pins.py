@@ -20,8 +20,8 @@ name is not in it. In the directory it is therefore by table id.
 
 import threading
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +41,7 @@ from embstore.hotness.background import Background
 from embstore.hotness.kept import KeptProfiles
 from embstore.profiles.hotset import HotSet
 from embstore.results import HotSetFacts
+from embstore.tables.slices import Slices
 from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 from embstore.values import same
@@ -49,21 +50,9 @@ PIECE_ROWS = 1024
 """Pinned at once: a few milliseconds of the engine's where all must be read."""
 _HOT_QUARTERS = 3
 _LOOKED_AT = 16 * PIECE_ROWS
-_PATIENCE_S = 0.05
 _WANTED, _PINNED, _UNREADABLE = 0, 1, 2
 
 Places = NDArray[np.int64]
-
-
-@contextmanager
-def turn(lock: threading.Lock, tables: Tables) -> Iterator[None]:
-    """Hold a lock that is not the engine's; who waits for it finds out when the store is closed."""
-    while not lock.acquire(timeout=_PATIENCE_S):
-        tables.frame.check_open()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +125,10 @@ class _HotRows:
 
 
 class HotPins:
-    """The pinned hot set of one store. Any thread; sets are swapped one after the other."""
+    """The pinned hot set of one store. Any thread; sets are swapped one after the other.
+
+    One class, because what is wanted, what is pinned and what is let go must agree.
+    """
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
         self._tables = tables
@@ -163,7 +155,7 @@ class HotPins:
 
         After an error, also of the disk or of a row that cannot be read, the set before is pinned.
         """
-        with turn(self._swapping, self._tables):
+        with Slices(self._tables.frame).after_others(self._swapping):
             if hot_set is not None:
                 self._check_version(hot_set)
                 self._check(hot_set)
@@ -185,7 +177,7 @@ class HotPins:
 
     def pin_wanted(self) -> None:
         """Pin what is wanted and not pinned, as far as it can be."""
-        with suppress(EmbstoreError), turn(self._swapping, self._tables):
+        with suppress(EmbstoreError), Slices(self._tables.frame).after_others(self._swapping):
             self._pin_possible()
 
     def _pin_possible(self) -> None:
@@ -282,6 +274,7 @@ class HotPins:
             if old.table is new.table
         ]
         with self._tables.reading():
+            self._tables.storage.begin_change()
             alive = self._tables.by_id.values()
             self._old = [old for old in before if old in self._all_rows]
             self._rows = [new for new in rows if new.table in alive]
@@ -341,6 +334,7 @@ class HotPins:
                 for half in (places[:middle], places[middle:]):
                     self._pin_places(rows, half, at_all_costs)
             return
+        self._tables.storage.begin_change()
         pool.pins.pin(slots)
         rows.mark(places, _PINNED)
 
@@ -364,6 +358,7 @@ class HotPins:
         pool = rows.table.pool
         d_slots, missing = pool.finder.locate(pool.device.memory.upload(rows.keys[places]))
         assert not missing, "a pinned row does not leave"
+        self._tables.storage.begin_change()
         pool.pins.unpin(d_slots)
         rows.mark(places, _WANTED)
 

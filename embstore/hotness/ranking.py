@@ -16,11 +16,12 @@ from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.cache.levels import RowLevels
 from embstore.cache.policies import POLICIES
 from embstore.cache.pool import Pool
+from embstore.commands import Progress
 from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.hotness.accesses import at_rate, no_counts, within
 from embstore.hotness.frequencies import Frequencies
-from embstore.hotness.pins import turn
 from embstore.profiles.profile import Counts, Profile, TableProfile, Trace
+from embstore.tables.slices import Slices
 from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
@@ -35,23 +36,25 @@ class Ranking:
         self._tables = tables
         self._frequencies = frequencies
 
-    def export_profile(self, source: str) -> Profile:
+    def export_profile(self, source: str, progress: Progress | None = None) -> Profile:
         """Return what was counted, or what was imported; tables without either are there, empty.
 
         Other calls go on in between: only copies are made while they wait, of a table at a time.
+        What `progress` raises ends it.
         """
-        with self._tables.reading():
+        slices = Slices(self._tables.frame, progress)
+        with slices.one():
             tables = self._tables.sorted()
-        return self._counted(tables) if source == "counted" else self._imported(tables)
+        return self._counted(tables, slices) if source == "counted" else self._imported(tables)
 
-    def _counted(self, tables: Sequence[TableState]) -> Profile:
+    def _counted(self, tables: Sequence[TableState], slices: Slices) -> Profile:
         accesses, copies = self._frequencies.accesses, []
         for table_id in [table.table_id for table in tables]:
-            with self._tables.background():
+            with slices.one():
                 table = self._tables.by_id.get(table_id)
                 if table is not None:  # a restore may have made it anew, and it may be gone
                     copies.append((table.name, table.rows, accesses.copied(table_id)))
-        with self._tables.background():
+        with slices.one():
             trace = accesses.recorder.copied()
         profiles = [
             no_counts(name, rows) if copy is None else copy.profile(name, rows)
@@ -82,7 +85,7 @@ class Ranking:
         One import after the other. Other calls go on in between; what one of them has done to a
         table, the import finds. If it cannot be kept, some tables may have it.
         """
-        with turn(self._frequencies.importing, self._tables):
+        with Slices(self._tables.frame).after_others(self._frequencies.importing):
             with self._tables.reading():
                 self._tables.storage.check_usable(write=True)
                 found = self._checked(profile, rename)

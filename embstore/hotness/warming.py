@@ -23,10 +23,11 @@ from embstore.errors import CorruptTableError, EmbstoreError, StoreClosedError
 from embstore.hotness.accesses import within
 from embstore.hotness.background import Background
 from embstore.hotness.kept import KeptProfiles
-from embstore.hotness.pins import PIECE_ROWS, turn
+from embstore.hotness.pins import PIECE_ROWS
 from embstore.hotness.stats import WarmingStats
 from embstore.profiles.profile import Counts
 from embstore.results import Warmed
+from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 
@@ -71,7 +72,7 @@ class Warming:
         return Warmed(stats.rows, stats.of, finished=True)
 
     def _warm(self, share: float, progress: Progress | None, *, at_all_costs: bool) -> WarmingStats:
-        with turn(self._warming, self._tables):
+        with Slices(self._tables.frame, progress).after_others(self._warming):
             stats = self.stats = WarmingStats(running=True)
             try:
                 self._bring_all(stats, share, progress, at_all_costs=at_all_costs)

@@ -120,6 +120,7 @@ class Finishing:
                 {name: table.t for name, table in session.tables.items()},
                 skipped=options.verb == "skip" or (options.verb == "update" and not applied),
             )
+            tables.storage.begin_change()
             with self._planner.changed:
                 session.finished(step, options.verb, outcome, monotonic())
                 tables.note_place(session.name, session.last_step)

@@ -13,6 +13,9 @@ The step whose **turn** has come does not wait: it takes the pins of the steps t
 from theirs, of any session, which are planned again later; if it does not fit even so, it is done
 *in parts*, as any call that is larger than the cache.
 
+**Several owners.** Sessions of one owner (`tables.owners`) may pin ahead of their turns what their
+part of a pool's slots is, all owners having equal parts. A step whose turn has come may have more.
+
 **Manners.** At most `COLLECTIONS_MAX` collections are under way, victims leave a few at a time, and
 the planner lets calls that wait for the engine go first: look-ahead must not starve lookups that
 nobody announced. Between the update of one step and the lookup of the next the trainer waits for
@@ -24,6 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+
+import numpy as np
 
 from embstore.cache.pins import PoolPins
 from embstore.cache.pool import Pool
@@ -201,9 +206,9 @@ class Planner:
             return  # finished meanwhile, by a trainer that did not look it up
         for prefetch in self._prefetches.values():
             prefetch.forget_cleared()
-        for step in steps:
+        for n, step in enumerate(steps):
             if self._note(session, step):
-                self._clear(session, step)
+                self._clear(session, step, before=steps[:n])
         self._tables.storage.files.reached("lookahead:plan")
         with self._tables.background():
             begun = self._plan_steps(session, steps)
@@ -237,14 +242,15 @@ class Planner:
             step.move(Event.NOTE)
         return True
 
-    def _clear(self, session: Session, step: Step) -> None:
+    def _clear(self, session: Session, step: Step, before: list[Step]) -> None:
         """Free slots for a step, piece by piece; what then is missing, its planning frees.
 
         Calls in between may take what was freed. So no more is freed than the step needed at first:
-        it shall not run after them.
+        it shall not run after them. And nothing is freed for a step that its owner's share keeps
+        waiting, after those that are planned with it: others' rows would leave for nobody.
         """
         for part in step.parts:
-            left = self._ahead(session, step, partial(self._cleared, step, part))
+            left = self._ahead(session, step, partial(self._cleared, session, step, part, before))
             while left > 0:
                 left = self._ahead(session, step, partial(self._evicted, part, left))
 
@@ -254,7 +260,9 @@ class Planner:
             is_over = session.error is not None or step.number <= session.last_step
             return 0 if is_over or step.is_in_parts else work()
 
-    def _cleared(self, step: Step, part: Part) -> int:
+    def _cleared(self, session: Session, step: Step, part: Part, before: list[Step]) -> int:
+        if step.number > session.last_step + 1 and not self._has_share(session, step, before):
+            return 0
         prefetch = self.prefetch(part.pool)
         if not prefetch.can_fit(step.keys_in(part.pool)):
             self._do_in_parts(step)
@@ -270,6 +278,7 @@ class Planner:
     def _plan_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
         if session.planned_step + 1 < steps[0].number:
             return []  # a step before them has lost its pins meanwhile, and comes first
+        self._tables.storage.begin_change()
         planned = []
         with self._tables.arena.fixed():
             for step in steps:
@@ -300,20 +309,42 @@ class Planner:
 
     def _plan_step(self, session: Session, step: Step) -> bool:
         """Pin a step's rows; say False if it must wait for room."""
-        while not step.is_in_parts and (full := self._pin(step)) is not None:
-            if step.number != session.last_step + 1:
+        is_turn = step.number == session.last_step + 1
+        while not step.is_in_parts:
+            has_share = is_turn or self._has_share(session, step, [])
+            full = self._pin(step) if has_share else None
+            if has_share and full is None:
+                break
+            if not is_turn:
                 with self.lock:
                     session.waits_at = self._releases
                     session.waiting_since = session.waiting_since or monotonic()
                 self._next_uses.await_room(session, step)
                 return False
-            if not self._take_farthest(full, step):
+            if full is None or not self._take_farthest(full, step):
                 self._do_in_parts(step)
         if step.is_in_parts:
             session.counts.steps_in_parts += 1
         with self.lock:
             session.waited_s = session.held_back_s
             session.waiting_since, session.waits_at = None, -1
+        return True
+
+    def _has_share(self, session: Session, step: Step, before: list[Step]) -> bool:
+        """Tell whether an owner's part of each pool has room for the pins of a step, beside those
+        of the session's steps `before`, which may not be pinned yet."""
+        with self.lock:
+            live = list(self._sessions.values())
+            for pool in {id(part.pool): part.pool for part in step.parts}.values():
+                here = [s for s in live if any(t.pool is pool for t in s.tables.values())]
+                owners = len({s.owner for s in here} | {session.owner})
+                if owners == 1:
+                    continue
+                own = [s for s in here if s.owner == session.owner]
+                rows = sum(_new_rows(p, s) for s in own for p in _pinned_parts(s, pool))
+                rows += sum(_new_rows(p, session) for p in _unpinned_parts([*before, step], pool))
+                if rows > _pins_max(pool) // owners:
+                    return False
         return True
 
     def _pin(self, step: Step) -> Pool | None:
@@ -379,6 +410,7 @@ class Planner:
                             step.move(Event.DO_IN_PARTS)
 
     def _plan_again(self, session: Session, step: Step) -> None:
+        self._tables.storage.begin_change()
         self._unpin(step)
         with self.lock:
             if step.is_planned:
@@ -414,6 +446,7 @@ class Planner:
         """The same. Engine thread."""
         if not self.ended:
             return
+        self._tables.storage.begin_change()
         with self.lock:
             ended, self.ended = self.ended, []
         for session in ended:
@@ -427,6 +460,7 @@ class Planner:
                     table.sessions.discard(session.name)
                     table.writer = "" if table.writer == session.name else table.writer
             self._forget_pools()
+            self._releases += 1  # there are fewer owners, maybe
             self.notify()
 
     # Looking
@@ -434,6 +468,30 @@ class Planner:
     def planning(self) -> Planning:
         """Return what planning costs, and how much is under way. Under the lock."""
         return Planning(self.work, self._collecting, list(self._tables.pools.values()))
+
+
+def _pinned_parts(session: Session, pool: Pool) -> Iterator[Part]:
+    for step in session.steps.values():
+        yield from (part for part in step.parts if part.pool is pool and part.pins is not None)
+
+
+def _unpinned_parts(steps: list[Step], pool: Pool) -> Iterator[Part]:
+    for step in steps:
+        if step.state is State.NOTED:
+            yield from (part for part in step.parts if part.pool is pool and part.pins is None)
+
+
+def _pins_max(pool: Pool) -> int:
+    """Return how many slots of a pool can be pinned, once it has those that it may have."""
+    slots = pool.slots
+    grown = slots.sizes.slots_max if slots.may_grow else slots.count
+    return pool.pins.most * grown // max(slots.count, 1)
+
+
+def _new_rows(part: Part, session: Session) -> int:
+    """Return how many rows of a part no unfinished step before it has."""
+    assert part.previous is not None, "a step is noted before it is planned"
+    return int(np.count_nonzero(part.previous <= session.last_step))
 
 
 def _has_pins(step: Step, pins: PoolPins) -> bool:

@@ -2,8 +2,8 @@
 
 A name's **place** is the number of its last finished step. It is part of every commit, so that a
 trainer finds out where to go on, whatever has died meanwhile. It is made with the first step. Of
-more than `tables.PLACES_MAX` names those are forgotten that have not been at work since the store
-was opened, and then the one that was longest ago.
+more than `tables.PLACES_MAX` names one is forgotten: of those of the owner that has most, the one
+that was longest ago at work (`tables.owners`).
 
 What ends a session ends it for all its ranks: they are told why when they next ask. The tables are
 free again as soon as the engine has taken the pins back.
@@ -57,6 +57,7 @@ class Registry:
             with self.planner.changed:
                 session = self.sessions.get(facts.name)
                 if session is None:
+                    self._tables.storage.begin_change()
                     return self._opened(facts)
                 if replace(session.facts, last_step=0) != facts:
                     raise TableHeldError(
@@ -126,6 +127,14 @@ class Registry:
         rank.deadline = monotonic() + session.lease_s
         return session, rank
 
+    def facts(self, member: str | None, name: str) -> SessionFacts | None:
+        """Return what the session of a member, or by a name, is."""
+        if member is None:
+            session = self.sessions.get(name)
+        else:
+            session, _ = self._members.get(member, (None, None))
+        return None if session is None else session.facts
+
     def close(self, member: str, *, forget: bool) -> None:
         """Have a rank leave; the last one's leaving ends the session. Takes the engine."""
         with self.planner.lock:
@@ -136,6 +145,7 @@ class Registry:
         with suppress(StoreClosedError), self._tables.reading():
             if forget or session.is_forgotten:
                 self._tables.check_can_forget()
+            self._tables.storage.begin_change()
             with self.planner.changed:
                 rank.is_closed = True
                 session.is_forgotten = session.is_forgotten or forget

@@ -30,6 +30,7 @@ from embstore.lookahead.stats import SessionCounts
 from embstore.lookahead.step import Step, Verb
 from embstore.lookahead.uses import Uses
 from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
+from embstore.tables.owners import owner_of
 from embstore.tables.state import TableState
 
 OUTCOMES_MAX = 1024
@@ -105,6 +106,11 @@ class Session:
     def name(self) -> str:
         """What it was opened by."""
         return self.facts.name
+
+    @property
+    def owner(self) -> str:
+        """Whose it is; "": nobody's."""
+        return owner_of(self.name)
 
     @property
     def lease_s(self) -> float:

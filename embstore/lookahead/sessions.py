@@ -12,7 +12,7 @@ Lock order: whoever holds the engine may take the sessions' lock, and nobody who
 the engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -44,6 +44,9 @@ class Sessions:
         self._registry = Registry(tables)
         self._planner = self._registry.planner
         self._finishing = Finishing(tables, self._registry, accessed)
+        self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
+        """Of an owner, how many bytes of keys its sessions may have announced together; None: as
+        many as all may. A server sets it; called under the lock."""
 
     # Opening and closing
 
@@ -86,6 +89,29 @@ class Sessions:
             session, _ = self._registry.member(command.member)
             return session.now()
 
+    def facts(self, *, member: str | None, name: str) -> SessionFacts | None:
+        """Return the session that has this member, or, without one, this name; None: there is none.
+        Renews no lease, and never waits for the engine."""
+        with self._planner.lock:
+            return self._registry.facts(member, name)
+
+    def names(self) -> list[str]:
+        """Return the names of the open sessions."""
+        with self._planner.lock:
+            return list(self._registry.sessions)
+
+    def has(self, name: str, members: Iterable[str]) -> bool:
+        """Tell whether one of these members is of the session of this name."""
+        with self._planner.lock:
+            found = (self._registry.facts(member, "") for member in members)
+            return any(facts is not None and facts.name == name for facts in found)
+
+    def members_on(self, table: str) -> tuple[str, ...]:
+        """Return the members of the sessions that are open on a table."""
+        with self._planner.lock:
+            sessions = [s for s in self._registry.sessions.values() if table in s.tables]
+            return tuple(rank.member for s in sessions for rank in s.ranks.values())
+
     def close(self, command: c.CloseSession) -> None:
         """Leave a session; the last rank's leaving ends it. Closing twice is harmless."""
         self._registry.close(command.member, forget=command.forget)
@@ -121,12 +147,36 @@ class Sessions:
         shares = {step.step: _share_of(session, step, limit) for step in command.steps}
         with self._planner.changed:
             session.check_live()
-            announced = sum(live.key_bytes for live in self._registry.sessions.values())
-            left = self._tables.limits.announced_bytes_max - announced
-            _announce(session, rank, shares, left)
+            new = _new(session, rank, shares)
+            self._check_room(session, sum(8 * shares[number].key_count for number in new))
+            for number in new:
+                step = session.steps.setdefault(number, Step(number))
+                step.shares[rank.rank] = shares[number]
+                rank.announced = number
             self._planner.notify()
             is_held_back = session.waiting_since is not None
             return Announced(rank.announced, session.planned_step, is_held_back)
+
+    def announced_bytes(self, owner: str | None = None) -> int:
+        """Return how many bytes of keys are announced, by the sessions of all or of one owner."""
+        with self._planner.lock:
+            live = self._registry.sessions.values()
+            return sum(one.key_bytes for one in live if owner is None or one.owner == owner)
+
+    def _check_room(self, session: Session, size: int) -> None:
+        left = self._tables.limits.announced_bytes_max - self.announced_bytes()
+        if size > left:
+            raise CapacityError(
+                f"session {session.name!r}: {size} bytes of keys are announced, there is room for "
+                f"{left} (limits.announced_bytes_max); announce fewer steps ahead"
+            )
+        owner, most = session.owner, self.owner_bytes_max(session.owner)
+        if size and most is not None and size > (left := most - self.announced_bytes(owner)):
+            whose = f"{owner!r} has" if owner else "there is"
+            raise CapacityError(
+                f"session {session.name!r}: {size} bytes of keys are announced, {whose} room for "
+                f"{left} of {most} (announced_bytes); announce fewer steps ahead"
+            )
 
     def lookup(self, command: c.LookupStep | c.LookupStepPooled) -> StepLookup:
         """Return the rows of an announced step, to be waited for. Never waits for the engine.
@@ -254,23 +304,6 @@ def _share_of(session: Session, step: c.StepKeys, call_bytes_max: int) -> RankSh
             f"(limits.call_bytes_max), found {size}; make smaller batches"
         )
     return RankShare.of(tables, {part.table: part.keys.copy() for part in step.tables})
-
-
-def _announce(
-    session: Session, rank: Rank, shares: Mapping[int, RankShare], key_bytes_left: int
-) -> None:
-    """Take the announced steps that are new, all or none. Under the lock."""
-    new = _new(session, rank, shares)
-    size = sum(8 * shares[number].key_count for number in new)
-    if size > key_bytes_left:
-        raise CapacityError(
-            f"session {session.name!r}: {size} bytes of keys are announced, there is room for "
-            f"{key_bytes_left} (limits.announced_bytes_max); announce fewer steps ahead"
-        )
-    for number in new:
-        step = session.steps.setdefault(number, Step(number))
-        step.shares[rank.rank] = shares[number]
-        rank.announced = number
 
 
 def _new(session: Session, rank: Rank, shares: Mapping[int, RankShare]) -> list[int]:

@@ -42,6 +42,7 @@ class Appender:
             if bounded:
                 self._slow_down(records * record_bytes)
             self._contents.log.reserve(records, record_bytes, bounded=bounded)
+            self.expect(records)
 
     def expect(self, records: int) -> None:
         """Grow the log index once for so many more rows, rather than again and again."""
@@ -52,11 +53,11 @@ class Appender:
         words = rows.view(np.uint64)
         step = max(1, _APPEND_BYTES // record_bytes_of(rows))
         shape = (min(step, len(keys)), 2 + words.shape[1])
+        buffers = [np.empty(shape, np.uint64) for _ in range(1 + (len(keys) > step))]
         with self._contents.irreversible():
             if len(keys) <= step:
-                self._place(keys, words, slots, np.empty(shape, np.uint64))()
+                self._place(keys, words, slots, buffers[0])()
                 return
-            buffers = [np.empty(shape, np.uint64), np.empty(shape, np.uint64)]
             with ThreadPoolExecutor(1) as thread:
                 written: Future[None] | None = None
                 for number, low in enumerate(range(0, len(keys), step)):

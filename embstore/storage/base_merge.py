@@ -77,9 +77,10 @@ class BaseMerge:
         self.runs = contents.arranged(changed)
         return contents.with_runs(self.runs)
 
-    def install(self, contents: Contents) -> None:
+    def install(self, contents: Contents) -> Iterator[int]:
         """Make the result current; what it replaces goes."""
         contents.use_runs(self.runs)
+        return iter(())
 
     def discard(self, contents: Contents) -> None:
         """Remove what was written."""

@@ -146,8 +146,8 @@ def reopened(catalogue: Catalogue) -> Catalogue:
 
 
 def encode(catalogue: Catalogue) -> bytes:
-    """Return the file's content."""
-    body = json.dumps(asdict(catalogue), sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
+    """Return the file's content. Objects keep their order: that of places is part of the state."""
+    body = json.dumps(asdict(catalogue), allow_nan=False, indent=1).encode() + b"\n"
     return f"{_MAGIC} {FORMAT} {_hash(body)}\n".encode() + body
 
 

@@ -172,13 +172,13 @@ class CommandFiles:
         assert segment is not None
         size = sum(len(part) for part in parts)
         waiting = _Waiting(segment, segment.end, kind, command, parts, size)
-        segment.end += record_bytes(size)
+        end, mark = segment.end + record_bytes(size), self.appended + 1
         with self._changed:
-            self._queue.append(waiting)
-            self._queued_bytes += size
-            self.appended += 1
+            queued_bytes = self._queued_bytes + size
+            self._queue.append(waiting)  # with all of this, or, should memory run out, none
+            segment.end, self._queued_bytes, self.appended = end, queued_bytes, mark
             self._changed.notify_all()
-            return self.appended
+        return mark
 
     def begin_segment(self) -> None:
         """Let the next record be the first of a segment."""
@@ -266,6 +266,7 @@ class CommandFiles:
         while self.written < mark and self.failure is None and self._thread.is_alive():
             try:
                 with self._changed:
+                    self._changed.notify_all()  # what was cut off may not have
                     self._changed.wait(_PAUSE_S)
             except BaseException as exc:
                 interrupt = exc

@@ -6,7 +6,7 @@ a commit, when memory and commit agree, and frozen ones never. At other times un
 qualify: a cache that thrashes between two checkpoints must not fill the disk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,7 +42,7 @@ class Compaction:
         """Return one if it is due. Engine thread only."""
         log, limits = contents.log, contents.limits
         sealed = [s for s in log.segments if not log.is_frozen(s)]
-        agreeing = not (log.uncommitted or log.appending or log.forgetful)
+        agreeing = not (log.uncommitted or log.appending_records or log.forgetful)
         candidates = sealed if agreeing else [s for s in sealed if not s.commit]
         dead = [s for s in candidates if 2 * log.live[s.place] < s.records]
         small = [s for s in candidates if 8 * s.bytes < limits.segment_bytes]
@@ -78,14 +78,14 @@ class Compaction:
             self.result.commit = number
         return self._catalogue(contents) if number else None
 
-    def install(self, contents: Contents) -> None:
-        """Make the result current; what it replaces goes."""
+    def install(self, contents: Contents) -> Iterator[int]:
+        """Make the result current, in slices; what it replaces goes."""
         if not len(self.keys):  # nothing was live: nothing replaces
             self.discard(contents)
             self.result = None
         elif self.result is not None and self.result.commit:
             self.result.close()
-        contents.log.replace(self.segments, self.result, self.keys, self.positions)
+        yield from contents.log.replace(self.segments, self.result, self.keys, self.positions)
         paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]
         contents.removal.remove(paths, maps)
 

@@ -42,6 +42,7 @@ from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
 from embstore.storage.removal import Removal
+from embstore.storage.room import check_writable
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.taking import finish
 from embstore.storage.tiers import arranged
@@ -107,6 +108,7 @@ class Contents:
             self.store_id,
             segment_bytes=self.limits.segment_bytes,
             rows_max=self.limits.log_rows_max,
+            irreversible=self.irreversible,
         )
         interval = 0
         for entry in catalogue.segments:
@@ -164,10 +166,14 @@ class Contents:
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
         self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
+        content = catalogues.encode(new)
         try:
-            self.files.replace(catalogues.PATH, catalogues.encode(new))
+            self.files.replace(catalogues.PATH, content)
         except StorageError as exc:
             self.fail(exc)
+            raise
+        except MemoryError as exc:  # nobody knows whether it was renamed
+            self.fail(StorageError(errno.ENOMEM, f"no memory during a commit: {exc}"))
             raise
         self.catalogue = new
 
@@ -243,6 +249,8 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     """
     if files.exists("") and not files.is_directory(""):
         raise InvalidArgumentError(f"expected a directory, found a file: {files.root}")
+    if not read_only:
+        check_writable(files)
     if not files.exists(IDENTITY):
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")

@@ -167,6 +167,22 @@ class Files:
         """Return whether there is a directory."""
         return os.path.isdir(self.path(path))
 
+    def is_writable(self, path: str) -> bool:
+        """Return whether files may be made in a directory."""
+        return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=True)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the root is on a file system that takes no writes."""
+        return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+
+    def room_bytes(self) -> int:
+        """Return how much more this user may write, as far as the system says."""
+        found = os.statvfs(self.root)
+        if found.f_files and not found.f_ffree:
+            return 0  # no file can be made
+        return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
+
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""
         with _named(path):

@@ -5,7 +5,7 @@ the older side of a kept checkpoint, or on the newer side, never both, so that e
 stays readable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -63,10 +63,10 @@ class Fold:
         left = tuple(s for s in contents.catalogue.segments if s.number not in folded)
         return replace(contents.with_runs(self.runs), segments=left)
 
-    def install(self, contents: Contents) -> None:
-        """Make the result current; what it replaces goes."""
+    def install(self, contents: Contents) -> Iterator[int]:
+        """Make the result current, in slices; what it replaces goes."""
         contents.use_runs(self.runs)
-        contents.log.replace(self.segments, None, self.keys, self.positions)
+        yield from contents.log.replace(self.segments, None, self.keys, self.positions)
         paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]
         contents.removal.remove(paths, maps)
 

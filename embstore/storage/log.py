@@ -12,7 +12,8 @@ the checkpoint is made, at what that checkpoint needs.
 Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -25,14 +26,26 @@ from embstore.storage.files import Files
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
 from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
+SLICE_KEYS = 1 << 15
+"""Entries of the index that are looked at in a slice of a merge's installation."""
+
 
 class Log:
     """All log segments of a store.
 
-    Engine thread only; a merge's thread reads sealed segments' maps.
+    Engine thread only; a merge's thread reads sealed segments' maps. `irreversible` enters what
+    fails the store if it goes wrong.
     """
 
-    def __init__(self, files: Files, store_id: bytes, *, segment_bytes: int, rows_max: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        store_id: bytes,
+        *,
+        segment_bytes: int,
+        rows_max: int,
+        irreversible: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.index = RowIndex()
         self.segments: list[Segment] = []  # sealed, oldest first
         self.next_number = 1
@@ -46,6 +59,7 @@ class Log:
         self._store_id = store_id
         self._segment_bytes = segment_bytes
         self._rows_max = rows_max
+        self._irreversible = irreversible
         self._free_places = list(range(63, -1, -1))
 
     @property
@@ -63,9 +77,9 @@ class Log:
         return [*self.segments, self._writer.segment] if self._writer else self.segments
 
     @property
-    def appending(self) -> bool:
-        """Whether the current segment has records."""
-        return self._writer is not None and self._writer.segment.records > 0
+    def appending_records(self) -> int:
+        """Records of the current segment."""
+        return self._writer.segment.records if self._writer is not None else 0
 
     @property
     def uncommitted(self) -> list[Segment]:
@@ -150,9 +164,12 @@ class Log:
     def seal(self) -> None:
         """Finish the current segment, if there is one. It is not yet durable."""
         if self._writer is not None:
-            segment, self._writer = self._writer.seal(), None
-            self._addresses[segment.place] = segment.map.ctypes.data
-            self.segments.append(segment)
+            index = self._writer.index()
+            with self._irreversible():  # a map is replaced, whose addresses are known
+                segment = self._writer.seal(index)
+                self._addresses[segment.place] = segment.map.ctypes.data
+                self.segments.append(segment)
+                self._writer = None
             self.changes += 1
 
     def locate(
@@ -172,18 +189,23 @@ class Log:
         new: Segment | None,
         keys: Keys,
         olds: NDArray[np.int64],
-    ) -> None:
-        """Put one segment, or none, in the place of merged ones.
+    ) -> Iterator[int]:
+        """Put one segment, or none, in the place of merged ones, in slices: between one and the
+        next, entries may point to old or new, which say the same. Yields how many were looked at.
 
         keys, olds : (n,) the records that were kept and where they were; `new` has them in this
         order. The new segment takes the place of the newest of the old ones: what it has is newer
-        than anything older, and nothing newer has its keys.
+        than anything older, and nothing newer has its keys. Nothing is frozen before the end.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
-        self.index.repoint(keys, olds, news, self.live)
-        at = max(self.segments.index(segment) for segment in old)
         if new is not None:
             self._addresses[new.place] = new.map.ctypes.data
+        for low in range(0, len(keys), SLICE_KEYS):
+            part = slice(low, low + SLICE_KEYS)
+            self.index.repoint(keys[part], olds[part], news[part], self.live)
+            yield min(low + SLICE_KEYS, len(keys))
+        at = max(self.segments.index(segment) for segment in old)
+        if new is not None:
             if self.is_frozen(old[0]):
                 self._frozen[new.place] = 1
                 self.live[new.place] = new.records

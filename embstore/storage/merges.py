@@ -8,9 +8,11 @@ One merge at a time. `poll` is called between commands: it installs a merge that
 starts one that is due; it never waits. The merge runs on a thread of its own in between. `run`
 reads files that never change, and writes files that nothing names yet. Installing makes the result
 current: the catalogue's rename if committed files are replaced, then index entries *that still
-point to the old records*, so whatever happened meanwhile is newer and stays. A crash at any point
-leaves either the old files or the new ones named; what is not named is removed at the next opening,
-and the merge is done again.
+point to the old records*, so whatever happened meanwhile is newer and stays. The entries are done
+in slices, one a poll: until its turn an entry leads to the old record, which is there until the
+end, and says the same. A commit completes them first. A crash at any point leaves either the old
+files or the new ones named; what is not named is removed at the next opening, and the merge is done
+again.
 
 A merge that fails has changed nothing, and is reported in the stats. For lack of room it is tried
 again after the next commit; any other failure ends merges of its kind until the store is opened
@@ -19,7 +21,7 @@ again.
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Protocol
 
@@ -55,8 +57,9 @@ class Merge(Protocol):
     def catalogue(self, contents: Contents) -> Catalogue | None:
         """Return the catalogue that makes the result current; None: no commit knows these rows."""
 
-    def install(self, contents: Contents) -> None:
-        """Make the result current; what it replaces goes."""
+    def install(self, contents: Contents) -> Iterator[int]:
+        """Make the result current, a slice before each yield and one at the end; what it replaces
+        goes."""
 
     def discard(self, contents: Contents) -> None:
         """Remove what was written."""
@@ -78,6 +81,7 @@ class Merges:
         self.error: str | None = None
         self._contents = contents
         self._merge: Merge | None = None
+        self._installing: Iterator[int] | None = None  # what is left of the installation
         self._thread: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._stop = threading.Event()
@@ -92,16 +96,22 @@ class Merges:
     @property
     def running(self) -> bool:
         """Whether a merge has been started and not yet installed."""
-        return self._thread is not None
+        return self._thread is not None or self._installing is not None
 
     def poll(self) -> None:
-        """Install a finished merge; start one that is due. Between commands; never waits."""
+        """Install a finished merge, slice by slice; start one that is due. Between commands; never
+        waits."""
         if self._contents.read_only or self._contents.failure is not None:
             return
-        if self._thread is not None:
+        self._contents.removal.begin()
+        if self._installing is not None:
+            self._install_slice()
+        elif self._thread is not None:
             if self._thread.is_alive():
                 return
             self._finish()
+        if self._installing is not None:
+            return
         seen = (self._contents.log, self._contents.log.changes)
         if seen == self._looked_at:
             return  # nothing is due that was not before
@@ -126,10 +136,16 @@ class Merges:
         """Run all merges that are due, and wait for them. For tests, and before a measurement."""
         while True:
             self.poll()
-            if self._thread is None:
+            if not self.running:
                 break
-            self._thread.join()
+            if self._thread is not None:
+                self._thread.join()
         self._contents.removal.finish()
+
+    def complete(self) -> None:
+        """Do all that is left of an installation, before what must not find it half done."""
+        while self._installing is not None:
+            self._install_slice()
 
     def stop(self) -> None:
         """End a running merge: its result is installed if it is there, else thrown away."""
@@ -137,6 +153,7 @@ class Merges:
             self._stop.set()
             self._thread.join()
             self._finish()
+        self.complete()
 
     def try_again(self) -> None:
         """Forget that a merge had no room: a restore has changed what there is."""
@@ -171,9 +188,15 @@ class Merges:
     def _start(self, merge: Merge) -> None:
         self._stop.clear()
         self._merge, self._outcome = merge, None
-        self._thread = threading.Thread(target=self._run, args=(merge,), daemon=True)
-        self._threads[:] = [self._thread]
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(merge,), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # the system gives no more threads
+            merge.discard(self._contents)
+            self._failed(type(merge), CapacityError(str(exc)))
+            return
+        self._thread = thread
+        self._threads[:] = [thread]
 
     def _reached(self, point: str) -> None:
         self._contents.files.reached(point)
@@ -218,10 +241,17 @@ class Merges:
             contents.files.reached("merge:renamed")
         # From here on files, catalogue and index change together.
         with contents.irreversible():
-            merge.install(contents)
+            self._installing = merge.install(contents)
+        self._install_slice()
         self.folds += isinstance(merge, Fold)
         self.base_merges += isinstance(merge, BaseMerge)
         self.compactions += isinstance(merge, Compaction)
+
+    def _install_slice(self) -> None:
+        assert self._installing is not None
+        with self._contents.irreversible():
+            if next(self._installing, None) is None:
+                self._installing = self._looked_at = None  # what was due may still be
 
     def _failed(self, kind: type, outcome: BaseException) -> None:
         self.failures += 1

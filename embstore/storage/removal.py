@@ -1,7 +1,8 @@
 """Files that nothing names any more, removed on a thread of their own.
 
 To remove 256 MiB takes the system a tenth of a second, when the last map of them goes as well; a
-command must not wait for it. If the process ends before, the next opening removes what is left.
+command must not wait for it. So the thread begins with a later command, when nobody else refers to
+the maps. If the process ends before, the next opening removes what is left.
 """
 
 import threading
@@ -15,13 +16,21 @@ class Removal:
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._paths: list[str] = []  # to be removed
+        self._maps: list[object] = []
         self._threads: list[threading.Thread] = []
 
     def remove(self, paths: Iterable[str], maps: object) -> None:
         """Remove files soon; `maps` are let go after them, so that this thread frees them."""
-        if not (paths := list(paths)):
+        self._paths += paths
+        self._maps.append(maps)
+
+    def begin(self) -> None:
+        """Remove what is to be removed, on a thread."""
+        if not self._paths:
             return
-        arguments = self._files, paths, [maps]
+        arguments = self._files, self._paths, self._maps
+        self._paths, self._maps = [], []
         thread = threading.Thread(target=_remove, args=arguments, name="removal", daemon=True)
         self._threads = [t for t in self._threads if t.is_alive()]
         try:
@@ -33,6 +42,7 @@ class Removal:
 
     def finish(self) -> None:
         """Wait until all are gone."""
+        self.begin()
         for thread in self._threads:
             thread.join()
 

@@ -294,6 +294,11 @@ class RowIndex:
         found = [keys[(keys >= low) & (keys < high)] for keys, _ in self._tables()]
         return np.concatenate(found)
 
+    def copied_keys(self) -> list[Keys]:
+        """Return all row keys, in no order, and others that are EMPTY_KEY: a copy as fast as memory
+        is, to be looked through without the engine."""
+        return [keys.copy() for keys, _ in self._tables()]
+
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:
         """Return a new array of each key's position, or -1."""
         positions = np.empty(len(keys), np.int64)

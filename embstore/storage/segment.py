@@ -144,11 +144,11 @@ class SegmentWriter:
         """Write packed records to their place. Any thread."""
         self._file.write(offset, records.data)
 
-    def seal(self) -> Segment:
-        """Write index and trailer, free unused room, and return the finished segment."""
+    def index(self) -> bytes:
+        """Return the index of all records, and the trailer behind it."""
         segment = self.segment
-        keys = np.concatenate(segment.keys) if segment.keys else np.empty(0, np.int64)
-        index = keys.tobytes() + np.array(segment.runs, np.int64).tobytes()
+        runs = np.array(segment.runs, np.int64)
+        index = b"".join([*(keys.data for keys in segment.keys), runs.data])
         segment.checksum = checksum(index)
         trailer = pack_trailer(
             _TRAILER_MAGIC,
@@ -158,11 +158,18 @@ class SegmentWriter:
             segment.bytes,
             segment.checksum,
         )
-        self._file.write(segment.bytes, index + trailer)
-        at, segment.bytes = segment.bytes, segment.bytes + len(index) + len(trailer)
+        return index + trailer
+
+    def seal(self, index: bytes | None = None) -> Segment:
+        """Write the index, which was made ahead or not, free unused room, and return the finished
+        segment."""
+        segment = self.segment
+        index = self.index() if index is None else index
+        self._file.write(segment.bytes, index)
+        at, segment.bytes = segment.bytes, segment.bytes + len(index)
         self._file.truncate(segment.bytes)
         segment.map = self._file.map(segment.bytes)  # the old map reaches beyond the file now
-        segment.keys = [segment.map[at : at + keys.nbytes].view(np.int64)]
+        segment.keys = [segment.map[at : at + 8 * segment.records].view(np.int64)]
         return segment
 
     def _end(self, records: int, record_bytes: int) -> int:

@@ -32,6 +32,7 @@ from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
 from embstore.storage.files import Files
+from embstore.storage.labels import still_kept
 from embstore.storage.log import Log
 from embstore.storage.merges import Merges
 from embstore.storage.stored_rows import StoredRows
@@ -102,6 +103,8 @@ class Storage:
         self.files = files
         self.keep = checkpoints_keep
         """Labels that are kept; older ones are given up."""
+        self.is_changing = False
+        """Whether the running call has begun to change what it must not change by half."""
         self._workers = Workers(threads)
         self._contents = Contents(files, read_only=read_only, limits=limits)
         self.check_usable = self._contents.check_usable
@@ -139,6 +142,11 @@ class Storage:
     @next_table_id.setter
     def next_table_id(self, table_id: int) -> None:
         self._contents.next_table_id = table_id
+
+    def begin_change(self) -> None:
+        """Say that the running call cannot be refused any more: if memory runs out, it fails the
+        store."""
+        self.is_changing = True
 
     def begin_tail(self) -> None:
         """Record that commands follow the last commit, so that losing them begins a new epoch."""
@@ -191,6 +199,7 @@ class Storage:
             raise CheckpointExistsError(
                 f"a checkpoint {label!r} is kept already; a label is used once"
             )
+        self.merges.complete()  # it may take away files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
         new = self._next_catalogue(head, label, metadata or {})
         drops = new.runs != self.catalogue.runs
@@ -198,6 +207,7 @@ class Storage:
             self.merges.stop()  # it may be reading what is about to go
             new = self._next_catalogue(head, label, metadata or {})
         self.files.reached("commit:synced")
+        self.begin_change()
         self._contents.replace_catalogue(new)
         self.files.reached("commit:renamed")
         self.log.mark_committed(new.head.commit)
@@ -207,6 +217,7 @@ class Storage:
         # Before the freeze: only now does the index say which records this commit needs.
         self.merges.poll()
         if label is not None:
+            self.merges.complete()
             self.log.freeze()
 
     def _next_catalogue(
@@ -223,7 +234,7 @@ class Storage:
                 self.files.sync_directory("log")
         checkpoints = old.checkpoints
         if label is not None:
-            checkpoints = (*checkpoints, Checkpoint(label, metadata, head))[-self.keep :]
+            checkpoints = still_kept((*checkpoints, Checkpoint(label, metadata, head)), self.keep)
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
         new = replace(old, head=head, checkpoints=checkpoints, tail=False)
         return replace(
@@ -250,6 +261,7 @@ class Storage:
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
         )
+        self.begin_change()
         self._contents.replace_catalogue(restored)
         with self.irreversible():
             self.log.close()
@@ -258,6 +270,11 @@ class Storage:
         return restored.head
 
     # Looking
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of the log does not hold."""
+        self.merges.complete()
+        self.log.check_integrity()
 
     def stats(self) -> dict[str, Any]:
         """Return the stats of log, base and merges, by name."""

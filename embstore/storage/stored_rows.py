@@ -7,6 +7,7 @@ mapped as long as the `Located` lives.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
 from embstore.errors import CorruptTableError
 from embstore.host.workers import Workers
 from embstore.layout import record_bytes_of
+from embstore.storage.base import Base
 from embstore.storage.cold import prefetch_cold_pages
 from embstore.storage.contents import Contents
 from embstore.storage.records import unpack
@@ -98,6 +100,10 @@ class StoredRows:
         self._locate(keys, addresses)
         prefetch_cold_pages(addresses, record_bytes)
 
+    def ask(self, located: Located, rows: Rows) -> None:
+        """Ask the disk for located rows, such as `rows`, which will be read. Any thread."""
+        prefetch_cold_pages(located.addresses, record_bytes_of(rows))
+
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return which row keys have a stored row. Reads no row."""
         addresses = np.empty(len(keys), np.uint64)
@@ -110,22 +116,10 @@ class StoredRows:
         """How many rows the log has."""
         return self._contents.log.index.size
 
-    def logged_between(self, low: int, high: int) -> Keys:
-        """Return the row keys in [low, high) that the log has, in no order."""
-        return self._contents.log.index.keys_between(low, high)
-
-    def are_logged(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which row keys the log has."""
-        logged: NDArray[np.bool_] = self._contents.log.index.positions_of(keys) >= 0
-        return logged
-
-    def blocks_in_base(self, table_id: int, shift: int) -> Keys:
-        """Return the blocks (row key >> shift) of a table with a row in the base, ascending."""
-        return self._contents.base.blocks(table_id, shift)
-
-    def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
-        """Return the row keys in ascending blocks that the base has, ascending."""
-        return self._contents.base.keys_in(blocks, shift)
+    def keys(self, table_id: int) -> "StoredKeys":
+        """Return which rows of a table have a stored row now."""
+        contents = self._contents
+        return StoredKeys(table_id, contents.log.index.copied_keys(), copy(contents.base))
 
     def _locate(self, keys: Keys, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Write each record's address, 0 for none; return which are in the log."""
@@ -134,3 +128,25 @@ class StoredRows:
         if found < len(keys):
             self._contents.base.locate(keys, np.flatnonzero(~in_log), addresses)
         return in_log
+
+
+class StoredKeys:
+    """Which rows of a table had a stored row at one moment. Any thread; merges may go on."""
+
+    def __init__(self, table_id: int, logged: Sequence[Keys], base: Base) -> None:
+        self._table_id = table_id
+        self._logged = logged
+        self._base = base
+
+    def logged(self) -> Keys:
+        """Return the row keys that the log had, ascending."""
+        low, high = self._table_id << KEY_BITS, (self._table_id + 1) << KEY_BITS
+        return np.sort(np.concatenate([k[(k >= low) & (k < high)] for k in self._logged]))
+
+    def blocks_in_base(self, shift: int) -> Keys:
+        """Return the blocks (row key >> shift) with a row in the base, ascending."""
+        return self._base.blocks(self._table_id, shift)
+
+    def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
+        """Return the row keys in ascending blocks that the base had, ascending."""
+        return self._base.keys_in(blocks, shift)

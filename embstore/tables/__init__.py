@@ -2,6 +2,7 @@
 
 tables  the tables by name, and their pools
 frame   one call at a time
+owners  whose a session or a client is, by its name
 state   one table, and a command's share of it
 reads   lookups: rows by key, pooled rows, whole rows
 writes  update by gradients, assign, put_rows

@@ -32,7 +32,7 @@ then the message that the wire has for the command.
 import json
 import struct
 from base64 import b64decode, b64encode
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
@@ -56,10 +56,12 @@ from embstore.storage.command_records import (
     RecordReader,
 )
 from embstore.storage.storage import Storage
+from embstore.tables.owners import Ages, owner_of
 
 CALLS_MAX = 1024
 """Answers that are kept of one client."""
 CLIENTS_MAX = 4096
+"""Clients of which answers are kept; `tables.owners` says of which ones."""
 ANSWERS_MAX = 16_384
 """Answers that are kept of all clients: each commit writes them."""
 _UNKNOWN = Context("", 0, 0)
@@ -145,33 +147,43 @@ class Answers:
 
     def __init__(self) -> None:
         self.clients: OrderedDict[str, Remembered] = OrderedDict()
-        self.has_forgotten = False
-        """A client that is not here may have had calls."""
-        self._count = 0
+        self.forgotten: set[str] = set()
+        """Owners: a client of theirs that is not here may have had calls."""
+        self._ages = Ages()
+        self._counts: Counter[str] = Counter()  # of answers, by owner
 
     def add(self, origin: Origin, answer: Answer) -> None:
-        """Keep an answer; forget those that its client has, and clients by age."""
+        """Keep an answer; forget those that its client has, and the clients that are too many."""
         client = self.clients.setdefault(origin.client_id, Remembered())
         self.clients.move_to_end(origin.client_id)
+        self._ages.renew(origin.client_id)
         lowest = max(origin.finished_below, origin.sequence - CALLS_MAX + 1)
         client.floor = max(client.floor, lowest)
         before = len(client.calls)
         for old in [sequence for sequence in client.calls if sequence < client.floor]:
             del client.calls[old]
         client.calls[origin.sequence] = answer
-        self._count += len(client.calls) - before
-        while len(self.clients) > CLIENTS_MAX or (
-            self._count > ANSWERS_MAX and len(self.clients) > 1
-        ):
-            _, oldest = self.clients.popitem(last=False)
-            self._count -= len(oldest.calls)
-            self.has_forgotten = True
+        self._counts[owner_of(origin.client_id)] += len(client.calls) - before
+        while len(self.clients) > CLIENTS_MAX:
+            self._forget(next(self._ages.to_forget()))
+        while self._counts.total() > ANSWERS_MAX and len(self.clients) > 1:
+            names = self._ages.to_forget(self._counts)
+            self._forget(next(name for name in names if name != origin.client_id))
+
+    def _forget(self, client: str) -> None:
+        owner, remembered = owner_of(client), self.clients.pop(client)
+        self._ages.drop(client)
+        self._counts[owner] -= len(remembered.calls)
+        if not self._counts[owner]:
+            del self._counts[owner]
+        self.forgotten.add(owner)
 
     def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
         """Keep what was read of one client."""
         remembered = self.clients[client] = Remembered(floor)
         remembered.calls |= calls
-        self._count += len(calls)
+        self._ages.renew(client)
+        self._counts[owner_of(client)] += len(calls)
 
 
 class Label(NamedTuple):
@@ -365,7 +377,7 @@ class CommandLog:
         head = {
             "life": self.memory.life,
             "epoch": self._storage.catalogue.epoch,
-            "has_forgotten": answers.has_forgotten,
+            "forgotten": sorted(answers.forgotten),
             "clients": clients,
         }
         if label is not None:
@@ -448,7 +460,7 @@ def _remember(
     memory.life, memory.is_new = head["life"], False
     memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
-    answers.has_forgotten = head["has_forgotten"]
+    answers.forgotten = set(head.get("forgotten", [""]))  # an early log did not say whose
     for name, floor, calls in head["clients"]:
         answers.put(name, floor, {n: _answer_of(verb, reply, codec) for n, verb, reply in calls})
     memory.label = None

@@ -4,14 +4,18 @@ The digest hashes leaves, one for each block of 256 keys with a written row. Lea
 calls, together with the blocks written since; so only those blocks are hashed again. Before the
 first call nothing is kept, and a table that nobody asks for pays nothing.
 
-Rows are gathered on the engine thread, in the order of their keys, which is that of the base's
-files, and hashed on two others, which hold no lock while they hash.
+**In slices.** A digest is of the table as it was when it began: at one command. Its rows are read
+in slices (slices.py), in the order of their keys, which is that of the base's files; what commands
+change of the rows that are not read yet is set aside (set_aside.py). What is read from the disk,
+and all that is hashed, needs no engine: two threads do that. One digest runs at a time.
+
+A digest that is ended early leaves the leaves that were kept, and what has to be hashed again.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import zip_longest
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +23,17 @@ from numpy.typing import NDArray
 from embstore.arithmetic import BLOCK_KEYS, leaves, root
 from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys
 from embstore.cache.pool import Pool
+from embstore.cache.reading import Looked
+from embstore.errors import StoreClosedError
 from embstore.storage.row_index import add_keys
+from embstore.tables.set_aside import Copies, SetAside
+from embstore.tables.slices import Slices
 from embstore.tables.written_keys import WrittenKeys
 
-_CHUNK_BYTES = 2 << 20
-"""Rows that are hashed by one thread at a time."""
+SLICE_ROWS = 1 << 14
+"""Rows that are looked for in a slice, and some of one more block; less where calls wait."""
+_SLICE_BYTES = 4 << 20
+"""Of rows that are copied in a slice, at most about so many."""
 _AHEAD_BYTES = 32 << 20
 """Rows that the disk is asked for at a time, at most, while the ones before are hashed."""
 _HASH_THREADS = 2
@@ -52,98 +62,149 @@ class KeySet:
 
 
 class TableDigest:
-    """The leaves of one table. Engine thread only."""
+    """The leaves of one table. With the engine, but for `compute`."""
 
     def __init__(self) -> None:
         self._blocks: Keys | None = None  # ascending; None until the first digest
         self._leaves: NDArray[np.uint8] = np.empty((0, 32), np.uint8)
         self._changed = KeySet()
+        self.reading: Reading | None = None
+        """What the digest that runs still has to read; None: none runs."""
 
     @property
     def is_followed(self) -> bool:
         """Whether a digest has been asked for, so that writes must be noted."""
-        return self._blocks is not None
+        return self._blocks is not None or self.reading is not None
 
     def note_written(self, keys: Keys) -> None:
         """Remember that these row keys of the table were written."""
         if self.is_followed:
             self._changed.add(keys, _BLOCK_SHIFT)
 
-    def compute(self, pool: Pool, table_id: int, rows: int, identity: bytes, t: int) -> str:
-        """Return the digest, 64 hexadecimal digits; hash what changed since the last."""
-        if self._blocks is None:
-            written = WrittenKeys(pool, table_id, None)
-            changed = written.blocks()
-            blocks, leaves = changed[:0], self._leaves[:0]
-        else:
-            changed = self._changed.members()
-            written = WrittenKeys(pool, table_id, len(changed))
-            blocks, leaves = self._blocks, self._leaves
-        fresh = _hash_blocks(pool, written, changed)
-        kept = ~np.isin(blocks, changed, assume_unique=True)
-        blocks = np.concatenate([blocks[kept], changed])
-        order = np.argsort(blocks)
-        self._blocks = blocks[order]
-        self._leaves = np.concatenate([leaves[kept], fresh])[order]
-        self._changed = KeySet()
-        first = (table_id << KEY_BITS) >> _BLOCK_SHIFT
-        return root(identity, t, self._blocks - first, self._leaves)
+    def begin(self, pool: Pool, table_id: int) -> None:
+        """Begin a digest of the table as it is now."""
+        changed = None if self._blocks is None else self._changed.members()
+        reading, nothing = Reading(pool, table_id, changed), KeySet()
+        self.reading, self._changed = reading, nothing  # together, should memory have ended before
+
+    def compute(self, slices: Slices, identity: bytes, t: int) -> str:
+        """Return the digest that was begun, 64 hexadecimal digits; hash what changed since the
+        last. What `slices` raises ends it."""
+        reading, is_done = self.reading, False
+        assert reading is not None
+        try:
+            changed, fresh = reading.leaves(slices)
+            blocks, kept = changed[:0] if self._blocks is None else self._blocks, self._leaves
+            others = ~np.isin(blocks, reading.changed, assume_unique=True)
+            blocks = np.concatenate([blocks[others], changed])
+            order = np.argsort(blocks)
+            blocks, kept = blocks[order], np.concatenate([kept[others], fresh])[order]
+            is_done = True
+        finally:
+            with suppress(StoreClosedError), slices.last():
+                self.reading = None
+                if is_done:
+                    self._blocks, self._leaves = blocks, kept
+                elif self._blocks is not None:
+                    known, self._blocks = self._blocks, None  # should memory end here
+                    self._changed.add(reading.changed, 0)
+                    self._blocks = known
+        return root(identity, t, blocks - reading.first_block, kept)
 
 
-def _hash_blocks(pool: Pool, written: WrittenKeys, blocks: Keys) -> NDArray[np.uint8]:
-    """Return the leaf of each of `blocks`, which all have a written row."""
-    leaves = np.empty((len(blocks), 32), np.uint8)
-    pending: list[Future[None]] = []
-    step = max(1, _AHEAD_BYTES // (BLOCK_KEYS * pool.layout.record_bytes))
-    parts = [slice(low, low + step) for low in range(0, len(blocks), step)]
-    rows_max = max(1, _CHUNK_BYTES // pool.layout.record_bytes)
-    ahead = _asked_for(pool, written, blocks[parts[0]]) if parts else blocks
-    with ThreadPoolExecutor(_HASH_THREADS) as hashers:
-        for part, after in zip_longest(parts, parts[1:]):
-            keys = ahead
-            if after is not None:
-                ahead = _asked_for(pool, written, blocks[after])
-            for low, high, cuts in _chunks(keys, blocks[part], rows_max):
-                records, _ = pool.reader.peek_written(keys[cuts[0] : cuts[-1]])
-                into = leaves[part][low:high]
-                rows = keys[cuts[0] : cuts[-1]] & KEY_MASK
-                pending.append(
-                    hashers.submit(_hash_chunk, pool, rows, records, cuts - cuts[0], into)
-                )
-                while len(pending) > _HASH_THREADS:
-                    pending.pop(0).result()
-        for future in pending:
-            future.result()
-    return leaves
+class Reading:
+    """The rows of one table as they were when this was made, read block by block, and hashed."""
 
+    def __init__(self, pool: Pool, table_id: int, changed: Keys | None) -> None:
+        self.first_block = (table_id << KEY_BITS) >> _BLOCK_SHIFT
+        self.changed = np.empty(0, np.int64) if changed is None else changed
+        """The blocks to read, ascending, where leaves were kept of others."""
+        self._is_whole = changed is None
+        self._pool = pool
+        self._table_id = table_id
+        self._next_block = self.first_block  # those below have been read
+        self._aside = SetAside(pool)
 
-def _asked_for(pool: Pool, written: WrittenKeys, blocks: Keys) -> Keys:
-    """Return the written row keys of blocks, whose rows the disk has been asked for."""
-    keys = written.in_blocks(blocks)
-    pool.storage.rows.prefetch(keys, pool.layout.record_bytes)
-    return keys
+    def set_aside(self, keys: Keys) -> None:
+        """Copy rows that are about to change, and are still to be read. With the engine."""
+        blocks = keys >> _BLOCK_SHIFT
+        wanted = blocks >= self._next_block
+        if not self._is_whole:
+            wanted &= np.isin(blocks, self.changed)
+        self._aside.add(keys[wanted])
 
+    def leaves(self, slices: Slices) -> tuple[Keys, NDArray[np.uint8]]:
+        """Return the blocks that had a written row, of those that are to be read, and the leaf of
+        each."""
+        written: WrittenKeys | None = None
+        blocks = self.changed
+        rows_asked = self._pool.storage.rows.logged_rows + self._pool.slots.resident_count
+        if self._is_whole or len(blocks) * BLOCK_KEYS > rows_asked:
+            written = WrittenKeys(self._pool, self._table_id, slices)
+            blocks = written.blocks() if self._is_whole else blocks
+        found = np.zeros((len(blocks), 32), np.uint8)
+        is_there = np.zeros(len(blocks), bool)
+        slices.of = len(blocks)
+        pending: deque[Future[None]] = deque()
+        ahead = max(_HASH_THREADS, _AHEAD_BYTES // _SLICE_BYTES)
+        with ThreadPoolExecutor(_HASH_THREADS) as hashers:
+            for part, keys in self._pieces(blocks, written, slices):
+                looked, copies = self._look(keys, blocks[part], slices)
+                looked.ask()
+                arguments = keys, blocks[part], looked, copies, found[part], is_there[part]
+                pending.append(hashers.submit(self._hash, *arguments))
+                slices.done = part.stop
+                if len(pending) > ahead:
+                    pending.popleft().result()
+            for future in pending:
+                future.result()
+        return blocks[is_there], found[is_there]
 
-def _chunks(
-    keys: Keys, blocks: Keys, rows_max: int
-) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Yield blocks [low, high) of so many rows, or a block more, and where in keys each begins and
-    the last ends."""
-    starts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))
-    low = 0
-    while low < len(blocks):
-        high = int(np.searchsorted(starts, starts[low] + rows_max))
-        high = min(max(high, low + 1), len(blocks))
-        yield low, high, starts[low : high + 1]
-        low = high
+    def _pieces(
+        self, blocks: Keys, written: WrittenKeys | None, slices: Slices
+    ) -> Iterator[tuple[slice, Keys]]:
+        """Yield what is looked for in each slice: some of the blocks, and row keys in them; all
+        that may be written."""
+        record_bytes = self._pool.layout.record_bytes
+        rows_max = min(SLICE_ROWS, max(1, _SLICE_BYTES // record_bytes))
+        step = max(1, _AHEAD_BYTES // (BLOCK_KEYS * record_bytes))
+        for first in range(0, len(blocks), step):
+            some = blocks[first : first + step]
+            if written is None:
+                keys = ((some << _BLOCK_SHIFT)[:, None] + np.arange(BLOCK_KEYS)).ravel()
+            else:
+                keys = written.in_blocks(some)
+            starts = np.append(np.searchsorted(keys, some << _BLOCK_SHIFT), len(keys))
+            low = 0
+            while low < len(some):
+                most = max(rows_max >> slices.halvings, 1)
+                high = int(np.searchsorted(starts, starts[low] + most))
+                high = min(max(high, low + 1), len(some))
+                yield slice(first + low, first + high), keys[starts[low] : starts[high]]
+                low = high
 
+    def _look(self, keys: Keys, blocks: Keys, slices: Slices) -> tuple[Looked, Copies | None]:
+        with slices.one():
+            looked, copies = self._pool.reader.look(keys), self._aside.of(keys)
+            self._next_block = int(blocks[-1]) + 1
+            return looked, copies
 
-def _hash_chunk(
-    pool: Pool,
-    keys: Keys,
-    records: NDArray[Any],
-    cuts: NDArray[np.int64],
-    into: NDArray[np.uint8],
-) -> None:
-    dim, end = pool.layout.dim, pool.layout.dim + pool.layout.state_dim
-    into[:] = leaves(keys, records[:, :dim], records[:, dim:end], cuts.tolist())
+    def _hash(
+        self,
+        keys: Keys,
+        blocks: Keys,
+        looked: Looked,
+        copies: Copies | None,
+        found: NDArray[np.uint8],
+        is_there: NDArray[np.bool_],
+    ) -> None:
+        """Read rows, and write the leaves of their blocks."""
+        rows, was_written = looked.read()
+        if copies is not None:
+            rows, was_written = copies.put_into(rows, was_written)
+        keys = keys[was_written]
+        cuts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))
+        is_there[:] = np.diff(cuts) > 0
+        layout = self._pool.layout
+        weights, state = np.split(rows[:, : layout.dim + layout.state_dim], [layout.dim], axis=1)
+        found[:] = leaves(keys & KEY_MASK, weights, state, cuts.tolist())

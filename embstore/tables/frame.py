@@ -8,6 +8,12 @@ the command is logged, where the store has a command log.
 No call runs inside another: a signal handler may try, and may only close. An interrupt can strike
 between any two lines, where memory may be half changed; so it fails the store, which opens again at
 its last commit.
+
+**No memory.** A call finds none where it asks for it: for its arrays as a rule, before anything has
+changed, and is refused then (CapacityError), like one that finds no room on the disk. What changes
+by parts says so before it begins (`Storage.begin_change`): from there to the end of the call, and
+inside `irreversible`, a lack of memory fails the store. All else leaves rows, cache and log whole
+wherever memory ends: what is allocated is allocated first, then changed.
 """
 
 import errno
@@ -21,6 +27,7 @@ from typing import Any
 from embstore.commands import Command
 from embstore.device.base import Device
 from embstore.errors import (
+    CapacityError,
     DeviceError,
     EmbstoreError,
     InvalidArgumentError,
@@ -32,6 +39,8 @@ from embstore.storage.storage import Storage
 from embstore.tables.command_log import CommandLog, SessionPlace
 
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
+_CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
+_NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less cache_bytes"
 
 
 class Frame:
@@ -79,6 +88,11 @@ class Frame:
         with self._call():
             yield
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a call waits for the one that runs."""
+        return bool(self._waiting)
+
     @contextmanager
     def _call(
         self, written: tuple[Command[Any] | None, SessionPlace | None] | None = None
@@ -93,13 +107,16 @@ class Frame:
                 else:
                     appends = self._begin_writing(*written)
                     yield
+                    self.storage.begin_change()
                     self.command_number += 1
                     if appends is not None:
                         appends(self.command_number)
                     self.wrote()
             except BaseException as exc:
-                self._end_raised(exc, is_writing=written is not None)
-                raise
+                refusal = self._end_raised(exc, is_writing=written is not None)
+                if refusal is None:
+                    raise
+                raise refusal from exc
             finally:
                 self._is_busy = False
                 if self._close is not None:
@@ -126,14 +143,18 @@ class Frame:
             self.storage.begin_tail()
         return None if self.log is None else self.log.begin(command, place)
 
-    def _end_raised(self, exc: BaseException, *, is_writing: bool) -> None:
+    def _end_raised(self, exc: BaseException, *, is_writing: bool) -> CapacityError | None:
         """End a call that raised: what the device was given may refer to the caller's arrays, so it
         is waited for; and the store fails if the call was cut off, or the device is lost.
 
         A command is also cut off by whatever a signal handler raises: it may have changed rows.
+        Returns what the call is refused with in place of `exc`, if it may be refused.
         """
-        is_cut_off = isinstance(exc, (KeyboardInterrupt, SystemExit, MemoryError))
-        if is_cut_off or (is_writing and not isinstance(exc, EmbstoreError)):
+        refusal = None
+        if _is_lack(exc) and not self.storage.is_changing:
+            if self.storage.failure is None:
+                refusal = CapacityError(f"{_NO_MEMORY} ({exc})")
+        elif isinstance(exc, _CUTS) or (is_writing and not isinstance(exc, EmbstoreError)):
             self.storage.fail(StorageError(errno.EINTR, f"a call was cut off by {exc!r}"))
         try:
             if not self.device.is_lost:
@@ -142,6 +163,7 @@ class Frame:
             exc = lost
         if isinstance(exc, DeviceError) and self.device.is_lost:
             self.storage.fail(exc)  # what it holds is logged no more
+        return refusal
 
     def _begin(self) -> None:
         self._check_open()
@@ -150,8 +172,9 @@ class Frame:
                 "a call of this thread is still running (is this a signal handler?); "
                 "only close() may be called now, and waits for its end"
             )
-        self._is_busy = True
         self.stages.start()
+        self.storage.is_changing = False
+        self._is_busy = True
 
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:
@@ -203,3 +226,10 @@ class Frame:
                 return
             self.is_closed = True
             last()
+
+
+def _is_lack(exc: BaseException) -> bool:
+    """Tell whether the system had no memory, or no thread, which is a lack of memory as a rule."""
+    if isinstance(exc, RuntimeError):
+        return "can't start new thread" in str(exc)
+    return isinstance(exc, MemoryError)

@@ -26,10 +26,12 @@ from embstore.layout import Layout
 from embstore.results import Checkpoint, TableEntry
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
+from embstore.tables.owners import Ages
+from embstore.tables.slices import Slices
 from embstore.tables.state import TableState
 
 PLACES_MAX = 4096
-"""Places of sessions that are kept, the latest ones."""
+"""Places of sessions that are kept; `tables.owners` says which ones."""
 
 
 class Tables:
@@ -58,7 +60,9 @@ class Tables:
         self.by_id: dict[int, TableState] = {}
         self.pools: dict[Layout, Pool] = {}
         self.places: dict[str, int] = {}
-        """Of each look-ahead session that may be resumed, its last finished step."""
+        """Of each look-ahead session that may be resumed, its last finished step; the session that
+        was longest ago at work first."""
+        self._place_ages = Ages()
         self._ids: dict[str, int] = {}  # by name
         self.open_head()
 
@@ -71,6 +75,10 @@ class Tables:
             raise self._not_found(name, table_id)
         return self.by_id[found]
 
+    def has(self, name: str) -> bool:
+        """Tell whether there is a table of this name. Any thread."""
+        return name in self._ids
+
     def config_of(self, name: str, table_id: int | None = None) -> TableConfig:
         """Return the configuration of the table that `find` returns."""
         return self.find(name, table_id).config
@@ -78,8 +86,7 @@ class Tables:
     def _not_found(self, name: str, table_id: int | None) -> TableNotFoundError:
         if table_id is not None:
             return TableNotFoundError(f"table {name!r} no longer exists")
-        have = ", ".join(repr(n) for n in sorted(self._ids)[:10]) or "none"
-        return TableNotFoundError(f"no table {name!r}; tables are: {have}")
+        return TableNotFoundError(f"no table {name!r}; list the tables to see which there are")
 
     def sorted(self) -> list[TableState]:
         """Return all tables, by name."""
@@ -106,6 +113,7 @@ class Tables:
             0,
         )
         pool = self._pool(config)
+        self.storage.begin_change()
         try:
             self.storage.create_table(entry)
         except BaseException:
@@ -183,6 +191,7 @@ class Tables:
             config = entry.config()
             self._add(entry, config, self._pool(config))
         self.places = dict(head.places)
+        self._place_ages = Ages(self.places)
 
     # What has to be true
 
@@ -190,8 +199,14 @@ class Tables:
         """Record how far a session has come."""
         self.places.pop(session, None)
         self.places[session] = step
+        self._place_ages.renew(session)
         while len(self.places) > PLACES_MAX:
-            del self.places[next(iter(self.places))]
+            self.drop_place(next(self._place_ages.to_forget()))
+
+    def drop_place(self, session: str) -> None:
+        """Forget a place, if there is one; that is logged already, or follows from the log."""
+        self.places.pop(session, None)
+        self._place_ages.drop(session)
 
     def check_can_forget(self) -> None:
         """Raise CapacityError where there is no room to log that a place is forgotten."""
@@ -202,7 +217,7 @@ class Tables:
         """Let a session begin anew."""
         if session in self.places and self.frame.log is not None:
             self.frame.log.append_forgotten(session, self.frame.command_number)
-        self.places.pop(session, None)
+        self.drop_place(session)
 
     def check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
         """Refuse `what` while look-ahead sessions are open on tables."""
@@ -237,14 +252,10 @@ class Tables:
 
     # Rows
 
-    def flush(self, table: TableState | None = None) -> int:
-        """Log the dirty rows of a table, or of all; return how many."""
-        pools = list(self.pools.values()) if table is None else [table.pool]
-        return sum(pool.writer.flush(table.table_id if table else None) for pool in pools)
-
     def commit(self, label: str | None = None, metadata: dict[str, object] | None = None) -> None:
         """Make everything durable; under a label, keep it."""
-        self.flush()
+        for pool in self.pools.values():
+            pool.writer.flush()
         log, number = self.frame.log, self.frame.command_number
         made = None
         if label is not None:
@@ -268,17 +279,26 @@ class Tables:
         head = self.storage.catalogue.head
         return self.frame.command_number == head.command and self.places == head.places
 
-    def digest(self, table: TableState) -> str:
-        """Return a table's digest."""
-        return table.digest.compute(
-            table.pool, table.table_id, table.rows, table.identity_json, table.t
+    @property
+    def dirty_bytes(self) -> int:
+        """What a commit may have to write of the cache, at most. Any thread."""
+        return sum(
+            min(pool.evictor.dirty_max, pool.slots.resident_count) * pool.layout.record_bytes
+            for pool in list(self.pools.values())
         )
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, slices: Slices) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold."""
-        for pool in self.pools.values():
-            pool.check_integrity()
-        self.storage.log.check_integrity()
+        with slices.one():
+            pools = list(self.pools.values())
+            self.storage.check_integrity()
+        for pool in pools:
+            checks = pool.checks()
+            is_done = False
+            while not is_done:
+                with slices.one():
+                    is_here = self.pools.get(pool.layout) is pool
+                    is_done = not is_here or next(checks, None) is None
 
 
 def _parameters(config: TableConfig) -> TableParameters:

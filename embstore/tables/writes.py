@@ -13,8 +13,7 @@ can stop a command; the store then fails as a whole (storage.py), because some o
 changed.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -261,8 +260,14 @@ def _write(
             max(pool.layout.record_bytes for pool, _, _ in writes),
         )
     stages.lap("hold")
+    if not tables:
+        return
+    for pool, keys, _ in writes:
+        _set_aside([table for table in tables if table.pool is pool], keys)
     # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
-    with tables[0].pool.storage.irreversible() if tables else nullcontext():
+    storage = tables[0].pool.storage
+    storage.begin_change()
+    with storage.irreversible():
         for (pool, keys, change), slots in zip(writes, prepared, strict=True):
             pool.writer.write(keys, slots, change)
             _note_written([table for table in tables if table.pool is pool], keys)
@@ -271,14 +276,26 @@ def _write(
     stages.lap("apply")
 
 
+def _set_aside(tables: Sequence[TableState], d_keys: Array) -> None:
+    """Keep rows as they are for the digests that have still to read them."""
+    reading = [table for table in tables if table.digest.reading is not None]
+    for table, keys in _keys_of(reading, d_keys):
+        if table.digest.reading is not None:
+            table.digest.reading.set_aside(keys)
+
+
 def _note_written(tables: Sequence[TableState], d_keys: Array) -> None:
     followed = [table for table in tables if table.digest.is_followed]
-    if not followed:
-        return
-    keys = followed[0].pool.device.memory.download(d_keys)
-    for table in followed:
-        one = keys if len(tables) == 1 else keys[keys >> KEY_BITS == table.table_id]
-        table.digest.note_written(one)
+    for table, keys in _keys_of(followed, d_keys):
+        table.digest.note_written(keys)
+
+
+def _keys_of(tables: Sequence[TableState], d_keys: Array) -> Iterator[tuple[TableState, Keys]]:
+    """Yield which row keys of one pool are each table's."""
+    if tables:
+        keys = tables[0].pool.device.memory.download(d_keys)
+        for table in tables:
+            yield table, keys[keys >> KEY_BITS == table.table_id]
 
 
 def _refuse(wrong: list[int], shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:

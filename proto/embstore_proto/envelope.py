@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+CLIENT_ID_CHARACTERS_MAX = 64
+
 
 @dataclass(frozen=True)
 class Origin:

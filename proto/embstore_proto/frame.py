@@ -408,8 +408,9 @@ class Assembly:
     only where pieces really come.
     """
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, bytes_max: int, limit: str = "limits.call_bytes_max") -> None:
+        """`bytes_max` is the limit of this name."""
+        self._bytes_max, self._limit = bytes_max, limit
         self._received_bytes = 0
         self._buffer: NDArray[np.uint8] | None = None
 
@@ -428,8 +429,8 @@ class Assembly:
         total, _ = _chunk(chunk)
         if total > self._bytes_max:
             raise InvalidArgumentError(
-                f"expected a call of at most {self._bytes_max} bytes (limits.call_bytes_max), "
-                f"found {total}; split the call"
+                f"expected a call of at most {self._bytes_max} bytes ({self._limit}), found "
+                f"{total}; split the call"
             )
         return total
 

@@ -41,6 +41,7 @@ class Answer(NamedTuple):
 
 ANSWERS: dict[type[EmbstoreError], Answer] = {
     errors.InvalidArgumentError: Answer(StatusCode.INVALID_ARGUMENT, 400, 2),
+    errors.UnauthenticatedError: Answer(StatusCode.UNAUTHENTICATED, 401, 1),
     errors.PermissionDeniedError: Answer(StatusCode.PERMISSION_DENIED, 403, 1),
     errors.TableNotFoundError: Answer(StatusCode.NOT_FOUND, 404, 3),
     errors.CheckpointNotFoundError: Answer(StatusCode.NOT_FOUND, 404, 3),

@@ -14,7 +14,7 @@ from embstore.commands import COMMANDS, Effect, after_timeout
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, DeadlineError, EmbstoreError, OutcomeUnknownError
-from embstore.results import AcknowledgedUpdate, Context
+from embstore.results import AcknowledgedUpdate, Context, Digest
 from embstore_server.logs import event
 
 ENGINE_STAGE = "engine"
@@ -47,7 +47,10 @@ def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[E
         seconds = perf_counter() - begin
         spent = {ENGINE_STAGE: seconds} | _spent(before, totals.seconds()) if stages else {}
         mark = engine.log.mark if engine.log is not None else 0
-        return Answered(value, context(engine, instance), spent, mark)
+        state = context(engine, instance)
+        if isinstance(value, Digest):  # of the state in which it began
+            state = replace(state, command=value.command)
+        return Answered(value, state, spent, mark)
 
     return answered
 
@@ -65,8 +68,10 @@ def answered_error(error: Exception, verb: str) -> Exception:
     advice = after_timeout(command) if command else ""
     if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
         error = DeadlineError(f"{verb}: no answer in time{advice}")
+    lack = error.__cause__ if isinstance(error, CapacityError) else error
+    if isinstance(lack, MemoryError):
+        event(logging.WARNING, "no memory", verb=verb, reason=str(lack))
     if isinstance(error, MemoryError):
-        event(logging.WARNING, "no memory", verb=verb, reason=str(error))
         changes = command is not None and command.effect is not Effect.READS
         what = f"{verb}: no memory on the server{f': {error}' if str(error) else ''}"
         if changes:

@@ -5,7 +5,9 @@
 2. The engine thread opens the store, and both ports serve it, on one event loop.
 3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
    the store is committed and closed, and the process ends with 0. A second signal changes nothing.
+   Where there is no room for the commit, it is tried until `drain_s` is over (room.py).
    One that comes while the store is being opened has its effect when it is open.
+   SIGHUP: tokens and certificates are read again.
 4. When the device is lost, so are the rows that only it held: health and /readyz say so, what runs
    or waits is refused within `drain_s`, nothing is committed, and the process ends with a status of
    its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that works. A
@@ -62,13 +64,17 @@ async def _serve(settings: Settings) -> int:
         return engine
 
     service = Service(settings, opened, Metrics())
+    loop.add_signal_handler(signal.SIGHUP, service.reload)
     server = GrpcServer(service)
     async with rest_server(service) as admin_address:
         event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
         await server.start()
+        watching: asyncio.Task[None] | None = None
         try:
             await service.open()
             if not stop.done():
+                await service.room.look()
+                watching = asyncio.create_task(service.room.watch())
                 await server.ready()
                 state = service.context()
                 event(
@@ -96,8 +102,12 @@ async def _serve(settings: Settings) -> int:
                 waiting_calls=worker.waiting_calls,
             )
         finally:
+            until = monotonic() + settings.drain_s
             service.stopping = True
             await server.stop(settings.drain_s)
+            if watching is not None:
+                watching.cancel()
+                await service.room.commit(until)
             await service.stop()
     if service.failure is not None:
         raise service.failure  # 0 says that everything is committed

@@ -1,22 +1,26 @@
 """Who calls, and what the call cost: what a transport knows, and the log says of slow calls."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
+from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
+from embstore_server.turnstile import Place
 
 
 @dataclass
 class Caller:
     """Who calls, by when, and what the call cost so far.
 
-    `lane` is where it queues; a label and ids are for the log.
+    `peer` is where it calls from; a label and ids are for the log. `audited` is what an operator is
+    told that it was about, "" of a call that is not administration.
     """
 
     verb: str
-    lane: str
+    peer: str
     deadline: float  # monotonic seconds
     label: str = ""
     request: str = ""
@@ -27,8 +31,21 @@ class Caller:
     wait_s: float = 0.0
     run_s: float = 0.0
     brief: bool = False  # a few keys: may be done at once
+    principal: Principal = ANYBODY
+    shared_lane: str = ""
+    """Of callers without a name; "": each has the lane of its peer."""
+    audited: str = ""
+    gone: Callable[[], Awaitable[None]] | None = None
+    """Waits until its client has gone; None: the call is cancelled then."""
+    place: Place | None = None
+    """Where its work goes on (turnstile.py)."""
     received_bytes: int = 0
     sent_bytes: int = 0
+
+    @property
+    def lane(self) -> str:
+        """Where it queues: lanes take turns, so one token's many connections count as one."""
+        return self.principal.name or self.shared_lane or self.peer
 
 
 def observe(caller: Caller, code: str, metrics: Metrics, slow_call_ms: float) -> None:
@@ -43,6 +60,17 @@ def observe(caller: Caller, code: str, metrics: Metrics, slow_call_ms: float) ->
         received_bytes=caller.received_bytes,
         sent_bytes=caller.sent_bytes,
     )
+    if caller.audited:
+        event(
+            logging.INFO,
+            "audit",
+            verb=caller.verb,
+            on=caller.audited,
+            code=code,
+            token=caller.principal.name,
+            peer=caller.peer,
+            request=caller.request,
+        )
     if seconds * 1000 >= slow_call_ms:
         event(
             logging.WARNING,
@@ -54,6 +82,7 @@ def observe(caller: Caller, code: str, metrics: Metrics, slow_call_ms: float) ->
             run_ms=round(caller.run_s * 1000, 1),
             received_bytes=caller.received_bytes,
             sent_bytes=caller.sent_bytes,
+            token=caller.principal.name,
             client=caller.label,
             request=caller.request,
             traceparent=caller.traceparent,

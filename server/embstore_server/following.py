@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from embstore.commands import Progress
 from embstore.engine.engine import Engine
 from embstore.engine.receiving import begin_epoch, receive
 from embstore.errors import (
@@ -150,7 +151,7 @@ class Following:
             epoch, engine.tables.frame.command_number, self._address, storage.log.next_number
         )
 
-        def work(engine: Engine) -> int:
+        def work(engine: Engine, _: Progress) -> int:
             lineages.write(storage.files, lineage)
             storage.files.reached("promote:lineage")
             mark = begin_epoch(engine, epoch)
@@ -189,14 +190,24 @@ class Following:
         if ca is None:
             channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
-            trusted = grpc.ssl_channel_credentials(await asyncio.to_thread(ca.read_bytes))
+            own = self._service.certificates
+            pair = (None, None) if own is None else (own.served.key, own.served.chain)
+            trusted = grpc.ssl_channel_credentials(await asyncio.to_thread(ca.read_bytes), *pair)
             channel = grpc.aio.secure_channel(address, trusted, options=_OPTIONS)
+        metadata = await asyncio.to_thread(self._metadata)
         async with channel:
-            call = channel.stream_stream(METHOD)()
+            call = channel.stream_stream(METHOD)(metadata=metadata)
             try:
                 await talk(call)
             finally:
                 call.cancel()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what says who follows; read anew, as the leader's tokens may be others by now."""
+        path = self._settings.follow_token
+        if path is None:
+            return ()
+        return (("authorization", f"Bearer {path.read_text().strip()}"),)
 
     async def _follow(self, call: Any) -> None:
         service = self._service
@@ -249,7 +260,7 @@ class Following:
     async def _receive(self, records: list[Record]) -> int:
         try:
             return await self._service.run_in_thread(
-                "Follow", lambda engine: receive(engine, records)
+                "Follow", lambda engine, _: receive(engine, records)
             )
         except CorruptTableError:
             self._anew = True

@@ -12,9 +12,13 @@ reply has beside them is not refused: its work is done.
 
 A rank's share of a session's step counts until the session has taken it. The session waits with it
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
-would keep each other out, and their step would never end. Event loop only.
+would keep each other out, and their step would never end.
+
+**Owners.** Calls of one token have a bound of their own below that of all, with the same rules.
+Event loop only.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,11 +31,13 @@ class Inflight:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.reserved_bytes = 0
+        self.owned_bytes: Counter[str] = Counter()
+        """Of those by owner that have a name."""
 
     @contextmanager
-    def reservation(self) -> Iterator["Reservation"]:
-        """Give back at the end what was reserved inside."""
-        reservation = Reservation(self)
+    def reservation(self, owner: str = "", most: int | None = None) -> Iterator["Reservation"]:
+        """Give back at the end what was reserved inside, by an owner that may have `most`."""
+        reservation = Reservation(self, owner, most)
         try:
             yield reservation
         finally:
@@ -41,12 +47,20 @@ class Inflight:
 class Reservation:
     """What one call holds."""
 
-    def __init__(self, inflight: Inflight) -> None:
+    def __init__(self, inflight: Inflight, owner: str, most: int | None) -> None:
         self._inflight = inflight
+        self._owner, self._most = owner, most
         self.reserved_bytes = 0
 
     def check_room(self, count: int) -> None:
         """Raise OverloadedError, if others leave no room to hold `count` bytes more now."""
+        owned = self._inflight.owned_bytes[self._owner] if self._owner else 0
+        own_most = self._most if self._most is not None else self._inflight.bytes_max
+        if owned > self.reserved_bytes and owned + count > own_most:
+            raise OverloadedError(
+                f"{owned} bytes of calls of {self._owner!r} are in flight, {count} more would "
+                f"exceed its inflight_bytes ({own_most}); back off, then retry"
+            )
         reserved, most = self._inflight.reserved_bytes, self._inflight.bytes_max
         if reserved > self.reserved_bytes and reserved + count > most:
             raise OverloadedError(
@@ -63,8 +77,12 @@ class Reservation:
         """Hold `count` bytes more whatever the bound: a reply that is made is sent."""
         self._inflight.reserved_bytes += count
         self.reserved_bytes += count
+        if self._owner:
+            self._inflight.owned_bytes[self._owner] += count
 
     def release(self) -> None:
         """Hold nothing any more; what is added from now on counts again."""
-        self._inflight.reserved_bytes -= self.reserved_bytes
-        self.reserved_bytes = 0
+        count, self.reserved_bytes = self.reserved_bytes, 0
+        self._inflight.reserved_bytes -= count
+        if self._owner:
+            self._inflight.owned_bytes[self._owner] -= count

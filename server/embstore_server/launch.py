@@ -9,9 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
-from threading import Thread
+from threading import Condition, Thread
 from typing import IO, Any
 
 from embstore.errors import StoreClosedError
@@ -35,6 +35,8 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._reader: Thread | None = None
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._events: Counter[str] = Counter()
+        self._logged = Condition()
         self.address = ""
         self.admin = ""
         for option in ("--listen", "--admin"):
@@ -86,8 +88,8 @@ class ServerProcess:
         assert process.stderr is not None
         for line in process.stderr:
             self._lines.append(line.rstrip())
-            ready = _ready_event(line)
-            if ready is not None:
+            ready = _entry(line)
+            if ready.get("event") == "ready":
                 self.address, self.admin = ready["listen"], ready["admin"]
                 self._reader = Thread(target=self._read, args=(process.stderr,), daemon=True)
                 self._reader.start()
@@ -99,7 +101,18 @@ class ServerProcess:
     def _read(self, stream: IO[str]) -> None:
         with stream:
             for line in stream:
-                self._lines.append(line.rstrip())
+                with self._logged:
+                    self._lines.append(line.rstrip())
+                    self._events[_entry(line).get("event", "")] += 1
+                    self._logged.notify_all()
+
+    def reload(self, event: str) -> None:
+        """Have it read tokens and certificates again (SIGHUP); return when its log says `event`."""
+        with self._logged:
+            before = self._events[event]
+            os.kill(self.pid, signal.SIGHUP)
+            if not self._logged.wait_for(lambda: self._events[event] > before, _STOP_TIMEOUT_S):
+                raise StoreClosedError(f"no {event!r} in the log:\n" + "\n".join(self._lines))
 
     def stop(self) -> int:
         """Stop it by SIGTERM, wait, and return its exit status; 0: everything is committed."""
@@ -125,10 +138,10 @@ class ServerProcess:
         return status
 
 
-def _ready_event(line: str) -> dict[str, Any] | None:
-    """Return the "ready" event of a line of the log, if it is one."""
+def _entry(line: str) -> dict[str, Any]:
+    """Return the event of a line of the log; of another line, nothing."""
     try:
         entry = json.loads(line)
     except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and entry.get("event") == "ready" else None
+        return {}
+    return entry if isinstance(entry, dict) else {}

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from embstore.errors import InvalidArgumentError
 from embstore.host.facts import THREADS_MAX
+from embstore_proto.addresses import split_address
 
 OFF = "off"
 """In place of an address: do not serve this."""
@@ -30,7 +30,6 @@ _CACHE_BYTES_MIN = 64 << 10
 """Below it hardly a table has a row in it."""
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 _NAME = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -58,27 +57,6 @@ def bytes_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.4g} {unit}"
     return f"{count} B"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host, without brackets, and port of "host:port" or "[IPv6]:port"; else ValueError."""
-    match = _ADDRESS.fullmatch(address)
-    if not match or int(match[2]) > 65535:
-        raise ValueError(address)
-    if match[1].startswith("["):
-        ip_address(match[1][1:-1])
-    return match[1].strip("[]"), int(match[2])
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach `host`. Of names, only "localhost" is known to be.
-
-    Other names are not resolved: their address may change afterwards.
-    """
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def one_of(*names: str) -> Kind:

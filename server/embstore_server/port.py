@@ -2,11 +2,13 @@
 
 The port is bound when the server is made, so that one in use is reported at once. gRPC would share
 a port with another server silently (SO_REUSEPORT); here it does not.
+
+Connections are counted together, and not by address as REST's are: gRPC's Python API shows no
+connection, and an address only with a call.
 """
 
 import asyncio
-import ssl
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -15,9 +17,9 @@ from grpc_reflection.v1alpha import reflection
 
 from embstore.errors import InvalidArgumentError
 from embstore_proto.frame import CHUNK_BYTES_MAX
+from embstore_server.access.certificates import Certificates
 from embstore_server.rpc import SERVICE_NAME, GrpcCalls
 from embstore_server.service import Service
-from embstore_server.settings import Settings
 
 _RECEIVED_MARGIN = 2
 """A unary message of up to so many times the limit is received, to be refused with a reason."""
@@ -35,7 +37,7 @@ _IDLE_MS = 120_000
 """A connection without a call is ended then; its client connects again with its next call."""
 
 _LAST_REPLIES_S = 1.0
-"""For what is on its way when no call is under way any more."""
+"""For the answers of what was cut off, and for what is on its way then."""
 
 
 class GrpcServer:
@@ -65,7 +67,7 @@ class GrpcServer:
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self._failing: asyncio.Task[None] | None = None
-        self.address = _bind(self._server, settings)
+        self.address = _bind(self._server, service)
 
     async def start(self) -> None:
         """Accept connections; health says NOT_SERVING until `ready`."""
@@ -73,59 +75,72 @@ class GrpcServer:
         await self._server.start()
 
     async def ready(self) -> None:
-        """Say SERVING to health checks, until the store fails or the server stops."""
-        await self._report(health_pb2.HealthCheckResponse.SERVING)
+        """Say SERVING to health checks, until the store fails or the server stops; not while
+        there is no room."""
+        await self._say()
 
         async def say_failed() -> None:
             await self._service.failed.wait()
-            await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._say()
 
+        self._service.room.changed = self._say
         self._failing = asyncio.create_task(say_failed())
+
+    async def _say(self) -> None:
+        statuses = health_pb2.HealthCheckResponse
+        is_ready = not self._service.unready
+        await self._report(statuses.SERVING if is_ready else statuses.NOT_SERVING)
 
     async def _report(self, status: Any) -> None:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and give those that run `drain_s` seconds.
+        """Refuse new calls, and give those that run `drain_s` seconds; then cut them off.
 
         Calls of health and reflection are not waited for: a watcher of health never ends.
         """
         if self._failing is not None:
             self._failing.cancel()
         await self._health.enter_graceful_shutdown()
-        stopped = asyncio.create_task(self._server.stop(drain_s))
-        idle = asyncio.create_task(self._calls.idle.wait())
-        await asyncio.wait((stopped, idle), return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
+        stopped = asyncio.create_task(self._server.stop(drain_s + _LAST_REPLIES_S))
+        await self._idle_within(drain_s)
+        self._service.cut_off()
+        await self._idle_within(_LAST_REPLIES_S)
         self._service.standbys.end()
         await self._server.stop(_LAST_REPLIES_S)
         await stopped
 
+    async def _idle_within(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._service.idle.wait()
 
-def _bind(server: Any, settings: Settings) -> str:
+
+def _bind(server: Any, service: Service) -> str:
+    settings = service.settings
     try:
-        if settings.tls_cert is None:
+        if service.certificates is None:
             port = server.add_insecure_port(settings.listen)
         else:
-            port = server.add_secure_port(settings.listen, _credentials(settings))
+            port = server.add_secure_port(settings.listen, _credentials(service.certificates))
     except RuntimeError as exc:
         raise in_use("listen", settings.listen) from exc
     return f"{settings.listen.rpartition(':')[0]}:{port}"
 
 
-def _credentials(settings: Settings) -> Any:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            str(settings.tls_cert), str(settings.tls_key)
-        )
-        pair = [Path(str(path)).read_bytes() for path in (settings.tls_key, settings.tls_cert)]
-    except OSError as exc:  # an SSLError is one
-        raise InvalidArgumentError(
-            f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}: expected PEM files of a "
-            f"certificate and its key: {exc}"
-        ) from exc
-    return grpc.ssl_server_credentials([(pair[0], pair[1])])
+def _credentials(certificates: Certificates) -> Any:
+    """Return credentials that take what is served with each connection."""
+
+    def current() -> Any:
+        key, chain, authorities, _ = certificates.served
+        return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
+
+    first = current()
+    is_mutual = certificates.served.authorities is not None
+    return grpc.dynamic_ssl_server_credentials(
+        first, current, require_client_authentication=is_mutual
+    )
 
 
 def in_use(option: str, address: str) -> InvalidArgumentError:

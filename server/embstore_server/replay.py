@@ -5,9 +5,10 @@ it is queued or running, a further attempt joins it; when it is done, it is answ
 What is kept is an answer (a command number, t), never rows.
 
 A client says which numbers it has the answers of; those are forgotten, and so is what lies more
-than CALLS_MAX behind its newest. Clients beyond CLIENTS_MAX are forgotten by age, none with a call
-under way. From then on a client that is new here may be one that was forgotten: it is *doubtful*.
-Its first attempts are run as ever; a further one that is not remembered is OutcomeUnknownError.
+than CALLS_MAX behind its newest. Of clients beyond CLIENTS_MAX the owner that has most loses its
+oldest one (`tables.owners`), of those without a call under way. From then on a client of this owner
+that is new here may be one that was forgotten: it is *doubtful*. Its first attempts are run as
+ever; a further one that is not remembered is OutcomeUnknownError.
 
 A call that surely changed nothing, and may do so another time (it was cancelled before it started,
 found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
@@ -30,7 +31,6 @@ Event loop only.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -44,11 +44,11 @@ from embstore.errors import (
     StoreClosedError,
 )
 from embstore.tables.command_log import CALLS_MAX, CLIENTS_MAX, Answers
-from embstore_proto.envelope import Origin
+from embstore.tables.owners import Ages, owner_of
+from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 from embstore_server.answers import Answered
 from embstore_server.worker import Task, Worker
 
-_CLIENT_ID_CHARACTERS_MAX = 64
 _NOT_APPLIED = (DeadlineError, OverloadedError, StoreClosedError)
 
 
@@ -106,8 +106,9 @@ class ReplayWindow:
     def __init__(self, worker: Worker, instance: str) -> None:
         self._worker = worker
         self._instance = instance
-        self._clients: OrderedDict[str, _Client] = OrderedDict()
-        self._forgot_clients = False
+        self._clients: dict[str, _Client] = {}
+        self._ages = Ages()
+        self._forgotten: set[str] = set()  # owners of clients that were forgotten
 
     @property
     def remembered_calls(self) -> int:
@@ -118,7 +119,8 @@ class ReplayWindow:
         """Remember what the command log has of a former process, or of the leader before; it is
         answered when the log is durable up to a mark."""
         self._clients.clear()
-        self._forgot_clients = answers.has_forgotten
+        self._ages = Ages(answers.clients)
+        self._forgotten = set(answers.forgotten)
         for name, remembered in answers.clients.items():
             client = self._clients[name] = _Client(doubtful=False)
             client.floor = remembered.floor
@@ -162,22 +164,26 @@ class ReplayWindow:
 
     def _client(self, origin: Origin) -> _Client:
         name = origin.client_id
-        if not 0 < len(name) <= _CLIENT_ID_CHARACTERS_MAX or origin.sequence < 1:
+        if not 0 < len(name) <= CLIENT_ID_CHARACTERS_MAX or origin.sequence < 1:
             raise InvalidArgumentError(
-                f"origin: expected a client_id of 1 to {_CLIENT_ID_CHARACTERS_MAX} characters and "
+                f"origin: expected a client_id of 1 to {CLIENT_ID_CHARACTERS_MAX} characters and "
                 f"a sequence from 1, found {name[:80]!r}, {origin.sequence}"
             )
         client = self._clients.get(name)
         if client is None:
-            client = self._clients[name] = _Client(doubtful=self._forgot_clients)
-        self._clients.move_to_end(name)
+            client = self._clients[name] = _Client(doubtful=owner_of(name) in self._forgotten)
+        self._ages.renew(name)
         if len(self._clients) > CLIENTS_MAX:
-            for oldest, other in self._clients.items():
-                if other is not client and all(c.outcome.done() for c in other.calls.values()):
-                    del self._clients[oldest]
-                    self._forgot_clients = True
-                    break
+            names = (n for n in self._ages.to_forget() if n != name and self._is_idle(n))
+            if (oldest := next(names, None)) is not None:
+                del self._clients[oldest]
+                self._ages.drop(oldest)
+                self._forgotten.add(owner_of(oldest))
         return client
+
+    def _is_idle(self, name: str) -> bool:
+        latest_first = reversed(self._clients[name].calls.values())
+        return all(call.outcome.done() for call in latest_first)
 
     def _check_first(self, client: _Client, origin: Origin, epoch: int) -> None:
         if origin.sequence < client.floor:

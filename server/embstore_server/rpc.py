@@ -8,11 +8,13 @@ The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so which
     a document           one message in, one streamed out
     WarmCache            answered by how far it is, again and again
 
-There are no serialisers: gRPC hands over the bytes that came, and rows are written straight into
-the message that it sends (`Blank`), so that protobuf never copies an array. Every call is one
-`_answered` block. A call whose client has gone is cancelled by gRPC at whatever it awaits: nothing
-has been queued then, or it is withdrawn, or it runs to its end and is remembered. A stream is taken
-whole before anything is queued, so a stream cut in the middle applies nothing.
+gRPC itself never answers a request that ends without its message, and waits for one as long as it
+takes. So every request is taken as a stream here, within the call's deadline. There are no
+serialisers: gRPC hands over the bytes that came, and rows are written straight into the message
+that it sends (`Blank`), so that protobuf never copies an array. Every call is one `_answered`
+block. A call whose client has gone is cancelled by gRPC at whatever it awaits: nothing has been
+queued then, or it is withdrawn, or it runs to its end and is remembered. A stream is taken whole
+before anything is queued, so a stream cut in the middle applies nothing.
 
 **Early and late rows.** Rows that no unfinished step touches are final while earlier steps are
 still at work. LookupStep sends them at once, with their positions among the announced keys, and the
@@ -25,31 +27,33 @@ takes seconds, so a command that takes long is taken apart on its own thread.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from time import monotonic
-from traceback import clear_frames
 from typing import Any, cast
 
 import grpc
 import numpy as np
 
-from embstore.commands import Command, Effect, Retry
+from embstore.commands import Command, Effect, Progress, Retry
 from embstore.engine.engine import Engine
 from embstore.errors import (
     DeadlineError,
-    EmbstoreError,
     InvalidArgumentError,
     StoreClosedError,
 )
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
+from embstore.rights import EVERYTHING
 from embstore_proto import frame
 from embstore_proto.frame import Assembly, Blank, Framed
-from embstore_proto.status import ERROR_METADATA, NOT_AGAIN_METADATA, answer_of, message_of
+from embstore_proto.status import NOT_AGAIN_METADATA, answer_of
 from embstore_proto.verbs import SERVICE, VERBS, Arrived, Verb
+from embstore_server.access import shares
+from embstore_server.access.callers import certificate_names
 from embstore_server.answers import Answered, answered_error, answering
 from embstore_server.caller import Caller, observe
+from embstore_server.endings import drop_trace, refuse, sent
 from embstore_server.inflight import Reservation
 from embstore_server.service import Service
 
@@ -71,24 +75,19 @@ class GrpcCalls:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._calls = 0
-        self.idle = asyncio.Event()
-        """Set while no call is under way."""
-        self.idle.set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return every method of the .proto file, for `add_generic_rpc_handlers`."""
         methods: dict[str, Any] = {}
         for name, verb in VERBS.items():
             if verb.is_streamed:
-                answer = getattr(self, _STREAMED.get(name, "_document"))
-                kind = "stream_stream" if verb.is_bulk else "unary_stream"
-                methods[name] = _method(kind, partial(self._stream, name, partial(answer, verb)))
+                answer = partial(getattr(self, _STREAMED.get(name, "_document")), verb)
+                methods[name] = _streamed(partial(self._stream, name, answer))
                 continue
-            methods[name] = _method("unary_unary", partial(self._unary, verb))
+            methods[name] = grpc.stream_unary_rpc_method_handler(partial(self._unary, verb))
             if verb.has_twin:
-                twin = partial(self._stream, f"{name}Stream", partial(self._twin, verb))
-                methods[f"{name}Stream"] = _method("stream_stream", twin)
+                twin = partial(self._twin, verb)
+                methods[f"{name}Stream"] = _streamed(partial(self._stream, f"{name}Stream", twin))
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     # What every handler does
@@ -96,10 +95,14 @@ class GrpcCalls:
     @asynccontextmanager
     async def _answered(self, verb: str, context: Any) -> AsyncIterator[Caller]:
         caller = self._caller(verb, context)
-        self._begun(1)
+        self._service.count_calls(1)
         code = grpc.StatusCode.OK.name
         try:
             async with asyncio.timeout(caller.deadline - monotonic()):
+                caller.principal = self._service.callers.principal(
+                    dict(context.invocation_metadata() or ()).get("authorization", ""),
+                    certificate_names(context.auth_context()),
+                )
                 yield caller
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED.name
@@ -107,31 +110,16 @@ class GrpcCalls:
         except Exception as exc:
             error = answered_error(exc, verb)
             code = answer_of(error).code.name
-            _drop_trace(exc)
-            await self._abort(context, error)
+            drop_trace(exc)  # which may be another one
+            await self._refuse(context, error)
         finally:
-            self._begun(-1)
+            self._service.count_calls(-1)
             observe(caller, code, self._service.metrics, self._service.settings.slow_call_ms)
 
-    def _begun(self, calls: int) -> None:
-        self._calls += calls
-        if self._calls:
-            self.idle.clear()
-        else:
-            self.idle.set()
-
-    async def _abort(self, context: Any, error: Exception) -> None:
-        metadata = []
-        if isinstance(error, EmbstoreError):
-            metadata.append((ERROR_METADATA, type(error).__name__))
-            if isinstance(error, StoreClosedError) and self._service.failure is not None:
-                metadata.append((NOT_AGAIN_METADATA, "the store has failed"))
-        try:
-            code, text = answer_of(error).code, message_of(error)
-            await _sent(context.abort(code, text, tuple(metadata)))
-        except grpc.aio.AbortError as ended:
-            context.add_done_callback(partial(_untrace, ended))
-            raise
+    async def _refuse(self, context: Any, error: Exception) -> None:
+        has_failed = isinstance(error, StoreClosedError) and self._service.failure is not None
+        metadata = [(NOT_AGAIN_METADATA, "the store has failed")] if has_failed else []
+        await refuse(context, error, metadata)
 
     def _caller(self, verb: str, context: Any) -> Caller:
         settings = self._service.settings
@@ -147,16 +135,24 @@ class GrpcCalls:
             _label(metadata, "traceparent"),
         )
 
+    def _arrived(self, verb: Verb, caller: Caller, request: bytes | memoryview) -> Arrived:
+        """Take a command apart, and see that its caller may give it. Any thread."""
+        arrived = verb.arrived(request)
+        command = self._service.permitted(caller, arrived.command)
+        shares.check_call(caller.principal, command, self._service.engine)
+        return arrived._replace(command=command)
+
     # One request, one reply
 
-    async def _unary(self, verb: Verb, request: bytes, context: Any) -> bytes:
+    async def _unary(self, verb: Verb, _: Any, context: Any) -> bytes:
         async with self._answered(verb.name, context) as caller:
+            request = await _only(context)
             limit = self._service.settings.unary_bytes_max
             if verb.is_bulk:
                 _check_unary(len(request), limit, "request", verb.name)
             caller.received_bytes = len(request)
             caller.brief = verb.is_bulk and len(request) <= _BRIEF_BYTES
-            with self._service.inflight.reservation() as reservation:
+            with self._service.reservation(caller) as reservation:
                 if verb.is_bulk:  # whatever is in flight, a lease is renewed
                     reservation.add(len(request))
                 reply = await self._reply(verb, caller, [request], reservation)
@@ -166,21 +162,21 @@ class GrpcCalls:
 
     # Streams
 
-    async def _stream(self, name: str, answer: Answer, request: Any, context: Any) -> None:
+    async def _stream(
+        self, name: str, answer: Answer, requests: AsyncIterator[bytes], context: Any
+    ) -> None:
         """Have a stream answered by `answer`, whose frame holds the message and the reply: this one
         lives until the status is sent, and a client that does not read it must not keep them."""
         # First of all, because a deadline that passes during the first write would leave the
         # metadata half sent: then gRPC can send no status, and the client waits for ever.
-        await _sent(context.send_initial_metadata(()))
+        await sent(context.send_initial_metadata(()))
         async with self._answered(name, context) as caller:
-            if isinstance(request, bytes):
-                caller.received_bytes = len(request)
-            await answer(caller, request, context)
+            await answer(caller, requests, context)
 
     async def _twin(
         self, verb: Verb, caller: Caller, chunks: AsyncIterator[bytes], context: Any
     ) -> None:
-        with self._service.inflight.reservation() as reservation:
+        with self._service.reservation(caller) as reservation:
             request = [await self._assembled(caller, chunks, reservation)]
             reply = await self._reply(verb, caller, request, reservation)
             for chunk in reply.chunks():
@@ -191,7 +187,7 @@ class GrpcCalls:
         seconds = self._service.settings.read_timeout_s
         try:
             async with asyncio.timeout(seconds):
-                await _sent(context.write(message))
+                await sent(context.write(message))
         except TimeoutError:
             raise DeadlineError(
                 f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
@@ -200,8 +196,11 @@ class GrpcCalls:
     async def _assembled(
         self, caller: Caller, chunks: AsyncIterator[bytes], reservation: Reservation
     ) -> memoryview:
-        limit = self._service.engine.tables.limits.call_bytes_max
-        assembly = Assembly(limit + frame.HEADER_BYTES_MAX)
+        most, limit = self._service.engine.tables.limits.call_bytes_max, "limits.call_bytes_max"
+        own = caller.principal.limits.get("call_bytes", most)
+        if own < most:
+            most, limit = own, f"call_bytes of {caller.principal.name!r}"
+        assembly = Assembly(most + frame.HEADER_BYTES_MAX, limit)
         async for chunk in chunks:
             if not assembly.total_bytes:
                 reservation.check_room(assembly.announced(chunk))
@@ -216,21 +215,24 @@ class GrpcCalls:
         """Return the reply to a request, which is taken out of its list: a call that waits for
         other ranks no longer keeps the message, whose arrays the session has copied."""
         service, is_step = self._service, verb.command.retry is Retry.STEP
-        if verb.command.effect is Effect.LONG:
-            if verb.document:
+        if verb.command.effect is Effect.LONG and (verb.is_bulk or verb.is_streamed):
+            if verb.document:  # not taken apart for nothing
+                caller.principal.check(verb.command.right, [EVERYTHING])
                 service.check_document(len(frame.split(request[0]).payload), verb.document)
                 reservation.add(service.parsing_bytes(reservation.reserved_bytes))
             return await self._long_reply(verb, caller, request.pop())
-        arrived = verb.arrived(request.pop())
-        rows = _Rows(arrived.stages) if verb.reads_rows else None
         caller.brief = caller.brief and not is_step  # the last rank's share does the work of all
-        expected = service.expected_bytes(arrived.command)
-        if expected:  # whatever is in flight, what has no rows is answered
-            reservation.add(expected)
-        answered = await service.begin(
-            caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
-        )
-        del arrived
+        is_counted = caller.principal.name and verb.is_bulk and not is_step
+        with await service.place(caller) if is_counted else nullcontext():
+            arrived = self._arrived(verb, caller, request.pop())
+            rows = _Rows(arrived.stages) if verb.reads_rows else None
+            expected = service.expected_bytes(arrived.command)
+            if expected:  # whatever is in flight, what has no rows is answered
+                reservation.add(expected)
+            answered = await service.begin(
+                caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
+            )
+            del arrived
         if is_step:
             reservation.release()
             answered = await service.finished(answered)
@@ -243,36 +245,43 @@ class GrpcCalls:
         """Take a command apart, execute it and frame its result on a thread of its own."""
         service = self._service
 
-        def work(engine: Engine) -> Framed:
-            command = verb.arrived(request).command
+        def work(engine: Engine, progress: Progress) -> Framed:
+            command = self._arrived(verb, caller, request).command
             service.note_rank(caller, command)
-            answered = answering(lambda e: e.begin(command), service.instance)(engine)
+            execute = partial(Engine.begin, command=command, progress=progress)
+            answered = answering(execute, service.instance)(engine)
             return verb.framed(answered.value, answered.context)
 
-        return await service.run_in_thread(verb.name, work)
+        return await service.run_in_thread(verb.name, work, caller)
 
     # Streamed replies
 
-    async def _document(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
+    async def _document(self, verb: Verb, caller: Caller, _: Any, context: Any) -> None:
+        request = await self._request(caller, context)
         await self._write(caller, context, await self._long_reply(verb, caller, request))
 
-    async def _warm_cache(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
-        command: Any = verb.arrived(request).command
+    async def _warm_cache(self, verb: Verb, caller: Caller, _: Any, context: Any) -> None:
+        command: Any = self._arrived(verb, caller, await self._request(caller, context)).command
         async for warmed in self._service.warming.followed(command.share):
             reply = verb.framed(warmed, self._service.context()).joined()
             caller.sent_bytes += len(reply)
             await self._send(context, reply)
 
+    async def _request(self, caller: Caller, context: Any) -> bytes:
+        request = await _only(context)
+        caller.received_bytes = len(request)
+        return request
+
     async def _write(self, caller: Caller, context: Any, reply: Framed) -> None:
         """Send one of the messages of a stream; its bytes are in flight until gRPC has them."""
         caller.sent_bytes += reply.total_bytes
-        with self._service.inflight.reservation() as reservation:
+        with self._service.reservation(caller) as reservation:
             reservation.add_unchecked(reply.total_bytes)
             for chunk in reply.chunks():
                 await self._send(context, chunk)
 
-    async def _lookup_step(self, verb: Verb, caller: Caller, request: bytes, context: Any) -> None:
-        command: Any = verb.arrived(request).command
+    async def _lookup_step(self, verb: Verb, caller: Caller, _: Any, context: Any) -> None:
+        command: Any = self._arrived(verb, caller, await self._request(caller, context)).command
         lookup = self._lookup(caller, command)
 
         async def write(positions: Mapping[str, Any] | None) -> None:
@@ -293,19 +302,19 @@ class GrpcCalls:
     async def _lookup_step_pooled(
         self, verb: Verb, caller: Caller, chunks: AsyncIterator[bytes], context: Any
     ) -> None:
-        with self._service.inflight.reservation() as reservation:
+        with self._service.reservation(caller) as reservation:
             request = [await self._assembled(caller, chunks, reservation)]
             await self._write(caller, context, await self._pooled(verb, caller, request))
 
     async def _pooled(self, verb: Verb, caller: Caller, request: list[memoryview]) -> Framed:
         """Return the pooled rows of a step, once its turn has come."""
 
-        def begin(engine: Engine) -> tuple[Arrived, StepLookup]:
-            arrived = verb.arrived(request.pop())
+        def begin(engine: Engine, _: Progress) -> tuple[Arrived, StepLookup]:
+            arrived = self._arrived(verb, caller, request.pop())
             return arrived, cast("StepLookup", engine.begin(arrived.command))
 
         # Passes over every occurrence: not on the event loop.
-        arrived, lookup = await self._service.run_in_thread(verb.name, begin)
+        arrived, lookup = await self._service.run_in_thread(verb.name, begin, caller)
         self._check_step(caller, arrived.command, lookup)
         await self._reached(lookup, Readiness.READY)
         rows = _Rows(arrived.stages)
@@ -366,8 +375,16 @@ def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
     return verb.framed(value, context, stage_seconds=seconds, places=places)
 
 
-def _method(kind: str, handler: Handler) -> Any:
-    return getattr(grpc, f"{kind}_rpc_method_handler")(handler)
+def _streamed(handler: Handler) -> Any:
+    return grpc.stream_stream_rpc_method_handler(handler)
+
+
+async def _only(context: Any) -> bytes:
+    """Return the one message of a request."""
+    request: bytes = await context.read()
+    if request is grpc.aio.EOF:
+        raise InvalidArgumentError("expected a message, found the end of the request")
+    return request
 
 
 def _others(places: Any, count: int) -> Any:
@@ -375,33 +392,6 @@ def _others(places: Any, count: int) -> Any:
     others = np.ones(count, np.bool_)
     others[places] = False
     return np.flatnonzero(others).astype(np.int32)
-
-
-def _drop_trace(error: BaseException) -> None:
-    """Drop an error's trace, and what its frames hold: the message and the reply.
-
-    The error may be remembered, and its status may wait for a client that does not read.
-    """
-    link: BaseException | None = error
-    while link is not None:
-        clear_frames(link.__traceback__)
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-
-
-def _untrace(ended: grpc.aio.AbortError, context: Any) -> None:
-    """Drop the trace of an error that gRPC keeps in a circle with the request."""
-    ended.__traceback__ = ended.__context__ = None
-
-
-async def _sent(sending: Awaitable[None]) -> None:
-    """Wait until gRPC has sent something; if it could not, the client has gone."""
-    try:
-        await sending
-    except grpc.aio.AbortError:
-        raise
-    except Exception as exc:  # of a class that has no public name
-        raise asyncio.CancelledError from exc
 
 
 def _label(metadata: dict[str, Any], key: str) -> str:

@@ -11,18 +11,19 @@ progress that a session makes. The sessions report progress on any thread; what 
 the loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every
 call that waits is woken, which is a poll for each rank of each session: few, and cheap.
 
-**Threads.** What takes long takes the store's own lock piece by piece. Each verb has threads of its
-own, so that it waits for its own kind alone. Meanwhile no task is done by the event loop at once,
-which would stand still while it waits for that lock; nor is one while a merge waits to be
-installed.
+**Threads.** What takes long takes the store's own lock piece by piece (long_works.py). Meanwhile no
+task is done by the event loop at once, which would stand still while it waits for that lock; nor is
+one while a merge waits to be installed.
+
+**The end.** A server that stops gives its calls a while. What is left then is cut off: what waits
+in the queue, and what takes long at its next piece. Both are told so, and have done nothing.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from time import monotonic
@@ -30,7 +31,16 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from embstore.checks.call_bytes import reply_bytes
-from embstore.commands import Command, Effect, GetStats, Promote, Retry
+from embstore.commands import (
+    Checkpoint,
+    Command,
+    Effect,
+    GetDigest,
+    GetStats,
+    Progress,
+    Promote,
+    Retry,
+)
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.engine.standing import Standing
@@ -42,31 +52,38 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore.lookahead.handles import StepOutcome
+from embstore.results import Checkpoint as Kept
 from embstore.results import Context, Membership, ServerInfo, ServerLimits
 from embstore.storage.lineage import Lineage
 from embstore.storage.lineage import read as read_lineage
 from embstore.tables.command_log import CALLS_MAX
 from embstore_proto.envelope import Origin
 from embstore_proto.frame import CHUNK_BYTES_MAX
+from embstore_server.access import shares
+from embstore_server.access.callers import Callers
+from embstore_server.access.certificates import Certificates
+from embstore_server.access.rights import permitted
 from embstore_server.answers import Answered, Work, answering
 from embstore_server.caller import Caller
 from embstore_server.durable import Durable
 from embstore_server.following import Following
-from embstore_server.inflight import Inflight
+from embstore_server.inflight import Inflight, Reservation
 from embstore_server.logs import event
+from embstore_server.long_works import LongWorks
 from embstore_server.metrics import Metrics
 from embstore_server.parsing import SECONDS_MAX
 from embstore_server.quorum import Quorum
 from embstore_server.replay import ReplayWindow, check_epoch
+from embstore_server.room import Room
 from embstore_server.settings import Settings
 from embstore_server.standbys import Standbys
+from embstore_server.turnstile import Place
 from embstore_server.warming import Warming
 from embstore_server.worker import Task, Worker
 
+C = TypeVar("C", bound=Command[Any])
 T = TypeVar("T")
 
-_THREADS_MAX = 16
-"""Of one verb; further calls of it wait for these."""
 _PARSED_TIMES = 30
 """A document takes so many times its size, at most, until the store has it: the two bytes of a row
 of a profile become two int64, and checks, ranks and what is kept take more. Measured: 29."""
@@ -99,6 +116,9 @@ class Service:
         """Of this process alone, whatever outlives it."""
         self.instance = self.process
         self.started = monotonic()
+        limits = shares.defaults(settings.queue_calls_max, settings.inflight_bytes_max)
+        self.callers = Callers(settings.tokens, limits)
+        self.certificates = None if settings.tls_cert is None else Certificates(settings)
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.standing = Standing(settings.standbys)
         self.lineage = Lineage()
@@ -107,14 +127,18 @@ class Service:
         self.worker = Worker(self._opened, settings.queue_calls_max, self.notice_failure)
         self.replay = ReplayWindow(self.worker, self.instance)
         self.warming = Warming(self)
+        self.room = Room(self)
         self.failed = asyncio.Event()
         """Set once a call has failed the store, also one that nobody waits for any more."""
         self._stopping = False
         self._progress = asyncio.Event()  # the next progress of a session: a new one after each
         self._is_watching = False
         self._is_waking = False  # the loop has been asked to wake the waiting calls
-        self._threads: dict[str, ThreadPoolExecutor] = {}  # by verb
-        self._in_threads: set[object] = set()  # works on threads of their own
+        self.long_works = LongWorks(self.notice_failure)
+        self._calls = 0
+        self.idle = asyncio.Event()
+        """Set while no call is under way."""
+        self.idle.set()
         self._ranks: OrderedDict[str, int] = OrderedDict()  # by member that joined of late
         self._engine: Engine | None = None
         self.durable: Durable | None = None
@@ -142,6 +166,9 @@ class Service:
         self._engine = engine
         self.following.decide(engine)  # not before: the store until now stays what it is
         self._is_watching = False
+        engine.sessions.owner_bytes_max = partial(
+            shares.announced_bytes_max, self.callers, engine.tables.limits.announced_bytes_max
+        )
         if (log := engine.log) is None:
             return
         self.standbys.use(engine)
@@ -175,14 +202,32 @@ class Service:
         if self.durable is not None:
             self.durable.look()
 
+    def reload(self) -> None:
+        """Read tokens and certificates again, for calls and connections from now on."""
+        self.callers.reload()
+        if self.certificates is not None:
+            self.certificates.reload()
+
     async def stop(self) -> None:
         """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
         await self.following.stop()
         try:
             await self.worker.stop()
         finally:
-            for pool in self._threads.values():
-                pool.shutdown(wait=False, cancel_futures=True)
+            self.long_works.close()
+
+    def count_calls(self, more: int) -> None:
+        """Note that calls have begun, or, of less than none, ended."""
+        self._calls += more
+        if self._calls:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+    def cut_off(self) -> None:
+        """End what takes long, and what waits for its turn: the time to drain is over."""
+        self.long_works.cut_off()
+        self.worker.cut_off(StoreClosedError("the server is stopping; send the call again later"))
 
     @property
     def stopping(self) -> bool:
@@ -238,6 +283,11 @@ class Service:
         return "stopping" if self.stopping else ""
 
     @property
+    def unready(self) -> str:
+        """Why nobody should be sent here, though reads may be served (room.py); empty: do."""
+        return self.not_ready or self.room.lack
+
+    @property
     def limits(self) -> ServerLimits:
         """The named bounds of the server."""
         fixed = {"chunk_bytes_max": CHUNK_BYTES_MAX, "remembered_calls_max": CALLS_MAX}
@@ -245,6 +295,14 @@ class Service:
         return ServerLimits(**{f.name: bounds[f.name] for f in fields(ServerLimits)})
 
     # Commands
+
+    def permitted(self, caller: Caller, command: C) -> C:
+        """Return a command as its caller means it, if the caller may give it. Any thread.
+
+        Whatever brings a command to `execute`, `begin` or the engine asks this first. Raises
+        PermissionDeniedError.
+        """
+        return permitted(caller, command, lambda: self.engine.sessions)
 
     async def execute(
         self, caller: Caller, command: Command[Any], origin: Origin | None = None
@@ -269,12 +327,13 @@ class Service:
         OutcomeUnknownError: see `embstore_server.replay`; what the command raised.
         """
         self.note_rank(caller, command)
+        self.room.check(command)
         if isinstance(command, Promote) and await self.following.promote():
             return answering(lambda _: None, self.instance)(self.engine)
         if isinstance(command, GetStats) and self.durable is not None:
             self.standing.writes_waiting = self.durable.writes_waiting
         work = answering(
-            lambda engine: engine.begin(command, out=out, origin=origin),
+            partial(self._begun, caller, command, out=out, origin=origin),
             self.instance,
             stages=stages,
         )
@@ -282,12 +341,40 @@ class Service:
             case Effect.PROMPT:
                 answered = work(self.engine)
             case Effect.LONG:
-                answered = await self.run_in_thread(type(command).__name__, work)
+                answered = await self._in_thread(caller, command)
             case _:
+                if isinstance(command, Checkpoint):
+                    await self.run_in_thread(
+                        "Checkpoint", lambda e, progress: e.prepare(command, progress), caller
+                    )
                 answered = await self._in_turn(caller, origin, work)
+                if caller.place is not None:
+                    caller.place.leave()
                 is_write = command.effect is Effect.WRITES or command.retry is Retry.WINDOW
                 await self._until_durable(answered, is_write=is_write)
         return self._noted(caller, answered)
+
+    def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
+        """Begin a command, if its caller's share has room."""
+        shares.check(caller.principal, command, engine)
+        return engine.begin(command, **how)
+
+    def reservation(self, caller: Caller) -> AbstractContextManager[Reservation]:
+        """Give back at the end what a caller reserves inside."""
+        principal = caller.principal
+        return self.inflight.reservation(principal.name, principal.limits.get("inflight_bytes"))
+
+    async def _in_thread(self, caller: Caller, command: Command[Any]) -> Answered:
+        """Have a command that takes long executed on a thread of its own."""
+
+        def work(engine: Engine, progress: Progress) -> Answered:
+            execute = partial(Engine.begin, command=command, progress=progress)
+            return answering(execute, self.instance)(engine)
+
+        answered = await self.run_in_thread(type(command).__name__, work, caller)
+        if isinstance(command, GetDigest):
+            await self._until_durable(answered, is_write=False)
+        return answered
 
     async def _until_durable(self, answered: Answered, *, is_write: bool) -> None:
         """Wait until a crash cannot take back what an answer says, also of what others wrote; what
@@ -320,6 +407,8 @@ class Service:
                 caller.rank = self._ranks[member] = rank
                 if len(self._ranks) > _MEMBERS_MAX:
                     self._ranks.popitem(last=False)
+            case Kept() | tuple():
+                return answered._replace(value=caller.principal.visible(answered.value))
             case ServerInfo() as info:
                 info = replace(
                     info, context=answered.context, server=self.limits, process=self.process
@@ -349,7 +438,7 @@ class Service:
 
         epoch = self.engine.storage.catalogue.epoch
         answered, task = await self.replay.call(
-            verb, origin, epoch, lambda: self._submit(caller, in_its_epoch)
+            verb, caller.principal.origin(origin), epoch, lambda: self._submit(caller, in_its_epoch)
         )
         self._account(caller, task)
         return answered
@@ -393,23 +482,28 @@ class Service:
         finally:
             self._account(caller, task)
 
-    async def run_in_thread(self, verb: str, work: Callable[[Engine], T]) -> T:
-        """Return what `work` returns on a thread of the verb's own: for what takes long."""
+    async def run_in_thread(
+        self, verb: str, work: Callable[[Engine, Progress], T], caller: Caller | None = None
+    ) -> T:
+        """Return what `work` returns on a thread of the verb's own: for what takes long. It is
+        ended between its pieces when its caller has gone."""
         if self._engine is None or self.stopping:
             raise self._closed()
-        engine = self._engine
-        pool = self._threads.get(verb)
-        if pool is None:
-            pool = self._threads[verb] = ThreadPoolExecutor(_THREADS_MAX, verb)
+        mine = partial(work, self._engine)
+        if caller is None:
+            return await self.long_works.run(verb, mine)
+        lane, limits = caller.principal.name, caller.principal.limits
+        return await self.long_works.run(
+            verb, mine, caller.gone, lane=lane, lane_calls_max=limits.get("queue_calls")
+        )
 
-        def noted() -> T:
-            self._in_threads.add(work)  # here: it goes on when nobody waits for it any more
-            try:
-                return work(engine)
-            finally:
-                self._in_threads.discard(work)
-
-        return await asyncio.get_running_loop().run_in_executor(pool, noted)
+    async def place(self, caller: Caller) -> Place:
+        """Wait until a call may be taken apart, and have the engine; raises OverloadedError."""
+        self.worker.check_room(caller.lane, caller.principal.limits.get("queue_calls"))
+        began = monotonic()
+        caller.place = await self.worker.turnstile.enter(caller.lane)
+        caller.wait_s += monotonic() - began
+        return caller.place
 
     def _submit(self, caller: Caller, work: Work) -> Task:
         if self._engine is None or self.stopping:
@@ -419,7 +513,9 @@ class Service:
             work,
             lane=caller.lane,
             deadline=caller.deadline,
-            brief=caller.brief and not self._in_threads and self._engine.is_prompt,
+            brief=caller.brief and not self.long_works.running and self._engine.is_prompt,
+            lane_calls_max=caller.principal.limits.get("queue_calls"),
+            has_waited=caller.place is not None,
         )
 
     def _account(self, caller: Caller, task: Task) -> None:

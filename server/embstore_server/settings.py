@@ -26,11 +26,22 @@ from typing import Any
 from embstore.cache.policies import POLICIES
 from embstore.durability import LEVELS
 from embstore.errors import InvalidArgumentError
+from embstore_proto.addresses import is_loopback, split_address
 from embstore_server import parsing as kinds
-from embstore_server.parsing import OFF, Kind, is_loopback, one_of, split_address
+from embstore_server.parsing import OFF, Kind, one_of
 
 _PREFIX = "EMBSTORE_"
-_OTHER_VARIABLES = {f"{_PREFIX}{name}" for name in ("CONFIG", "ADDRESS", "TIMEOUT", "TLS_CA")}
+_CLIENTS = (
+    "CONFIG",
+    "ADDRESS",
+    "TIMEOUT",
+    "TLS_CA",
+    "CLIENT_CERT",
+    "CLIENT_KEY",
+    "TOKEN_FILE",
+    "TOKEN",
+)
+_OTHER_VARIABLES = {f"{_PREFIX}{name}" for name in _CLIENTS}
 """The file of settings, and the variables of the commands that call a server."""
 _SERVICE_LINK = re.compile(
     r"EMBSTORE_(\w+_)?"
@@ -106,7 +117,10 @@ class Settings:
     )
     # The last one, one before it, and one being made.
     checkpoints_keep: int = setting(
-        kinds.COUNT, "Checkpoints that can be restored; older ones are given up.", 3
+        kinds.COUNT,
+        "Checkpoints that can be restored, of each folder of labels (a/b is in the folder a); "
+        "older ones are given up.",
+        3,
     )
     # It takes 6 % of a trainer's rate on two cores, whatever the disk takes for a sync, where
     # `commands` takes 18 to 40 %; and a crash loses a second, not the ten minutes of `checkpoint`.
@@ -157,6 +171,9 @@ class Settings:
         "PEM file of the certificate authorities to trust when following; none: without TLS.",
         None,
     )
+    follow_token: Path | None = setting(
+        kinds.FILE, "File with the token to follow with, which administrates everything.", None
+    )
     # Waiting for a standby that may not be there is a choice.
     standbys: int = setting(
         kinds.NUMBER,
@@ -199,8 +216,19 @@ class Settings:
         kinds.FILE, "PEM file of the certificate and its chain, for gRPC and REST.", None
     )
     tls_key: Path | None = _network(kinds.FILE, "PEM file of its key.", None)
+    tls_client_ca: Path | None = _network(
+        kinds.FILE,
+        "PEM file of the authorities whose certificates clients show (mutual TLS); gRPC takes no "
+        "others.",
+        None,
+    )
+    tokens: Path | None = _network(
+        kinds.FILE,
+        "File of who may call, and do what; embstore token writes it. None: anybody, everything.",
+        None,
+    )
     insecure: bool = _network(
-        kinds.SWITCH, "Serve addresses other than loopback without TLS.", False
+        kinds.SWITCH, "Serve addresses other than loopback without TLS, or without tokens.", False
     )
     # Far more than trainers have, and a fourth of what a process may have open on most systems.
     connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are ended.", 1024)
@@ -371,16 +399,21 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
     if len({values[name] is None for name in tls}) > 1:
         given = next(name for name in sorted(tls) if values[name] is not None)
         yield tls, f"expected tls_cert and tls_key, both or neither, found {given} alone"
-    elif values["tls_cert"] is None and not values["insecure"]:
+    elif not values["insecure"] and None in (values["tls_cert"], values["tokens"]):
         for name in ("listen", "admin"):
             address = values[name]
             if address != OFF and not is_loopback(split_address(address)[0]):
                 yield (
-                    {name, "insecure", *tls},
+                    {name, "insecure", "tokens", *tls},
                     f"{name}: {address} is not a loopback address, and whoever reaches it may read "
-                    "and write every table: give tls_cert and tls_key (--tls-cert FILE --tls-key "
-                    "FILE), or, if the network is trusted, insecure (--insecure)",
+                    "and write every table: give tls_cert, tls_key and tokens (--tls-cert FILE "
+                    "--tls-key FILE --tokens FILE), or, if the network is trusted, insecure "
+                    "(--insecure)",
                 )
+    if values["tls_client_ca"] is not None:
+        for other in ("tls_cert", "tokens"):
+            if values[other] is None:
+                yield {"tls_client_ca", other}, f"expected {other} with tls_client_ca, found none"
     for name, without in (("follow", OFF), ("standbys", 0)):
         if values[name] == without:
             continue
@@ -389,6 +422,14 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
             yield {name, "durability"}, problem
         if values["read_only"]:
             yield {name, "read_only"}, f"expected {name} or read_only, found both"
+    if None not in (values["follow_token"], values["follow"]) and values["follow"] != OFF:
+        is_far = not is_loopback(split_address(values["follow"])[0])
+        if is_far and values["follow_ca"] is None and not values["insecure"]:
+            yield (
+                {"follow_token", "follow_ca", "insecure"},
+                "follow_token would be sent in clear text: give follow_ca (--follow-ca FILE), or, "
+                "if the network is trusted, insecure (--insecure)",
+            )
     if values["follow"] == values["listen"]:
         yield {"follow", "listen"}, "expected another server's address to follow, found its own"
     if values["listen"] == values["admin"] and not values["listen"].endswith(":0"):

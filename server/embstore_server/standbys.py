@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from embstore.commands import Right
 from embstore.engine.engine import Engine
 from embstore.errors import (
-    EmbstoreError,
     InvalidArgumentError,
     OutcomeUnknownError,
     OverloadedError,
     PermissionDeniedError,
     StoreClosedError,
 )
+from embstore.rights import EVERYTHING
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
 from embstore.storage.catalogue import Catalogue
@@ -37,9 +38,11 @@ from embstore.storage.files import File
 from embstore.storage.lineage import Promotion
 from embstore.storage.taking import paths
 from embstore_proto.frame import parse
-from embstore_proto.status import ERROR_METADATA, answer_of, message_of
+from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.access.callers import certificate_names
 from embstore_server.answers import answered_error
+from embstore_server.endings import drop_trace, refuse, sent
 from embstore_server.logs import event
 
 if TYPE_CHECKING:
@@ -168,13 +171,28 @@ class Standbys:
     # A stream
 
     async def _follow(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.send_initial_metadata(())
+        await sent(context.send_initial_metadata(()))
+        name, code = "", "OK"
         try:
+            name = self._let_in(context)
             await self._answer(requests, context)
-        except EmbstoreError as exc:
+        except Exception as exc:
             error = answered_error(exc, "Follow")
-            metadata = ((ERROR_METADATA, type(error).__name__),)
-            await context.abort(answer_of(error).code, message_of(error), metadata)
+            code = answer_of(error).code.name
+            drop_trace(exc)
+            await refuse(context, error)
+        finally:
+            who = {"token": name, "peer": context.peer()}
+            event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who)
+
+    def _let_in(self, context: Any) -> str:
+        """Return the name of who follows; raise, unless it may (any more)."""
+        caller = self._service.callers.principal(
+            dict(context.invocation_metadata() or ()).get("authorization", ""),
+            certificate_names(context.auth_context()),
+        )
+        caller.check(Right.ADMIN, [EVERYTHING])
+        return caller.name
 
     async def _check(self, follower: Any) -> bool:
         """Return whether a standby may go on where it is, if its commands are still here.
@@ -230,7 +248,7 @@ class Standbys:
         own = service.lineage.promotions
         leader = pb.Leader(store_id=service.store_id, promotions=map(_promotion, own))
         if follower.fences:
-            await context.write(pb.FollowReply(leader=leader).SerializeToString())
+            await sent(context.write(pb.FollowReply(leader=leader).SerializeToString()))
             return
         feed = Feed(context.peer(), service.engine, follower)
         task = asyncio.current_task()
@@ -244,11 +262,12 @@ class Standbys:
             event(logging.INFO, "standby connected", peer=feed.name, command=follower.command)
             if feed.catalogue is not None:
                 leader.catalogue = catalogues.encode(feed.catalogue)
-            await context.write(pb.FollowReply(leader=leader).SerializeToString())
+            await sent(context.write(pb.FollowReply(leader=leader).SerializeToString()))
             if feed.catalogue is not None:
                 await self._send_commit(feed, requests, context)
             acknowledging = asyncio.create_task(self._acknowledged(feed, requests))
-            await self._send_log(feed, context)
+            acknowledging.add_done_callback(lambda _: self.wake())
+            await self._send_log(feed, context, acknowledging)
         except asyncio.CancelledError:
             if not feed.is_dropped:
                 raise
@@ -277,26 +296,32 @@ class Standbys:
                 raise InvalidArgumentError(f"Follow: the commit has no file {path[:80]!r}")
             offset = 0
             while offset < sizes[path]:
+                self._let_in(context)
                 piece = await asyncio.to_thread(feed.piece, path, offset)
                 found = pb.FilePiece(offset=offset, piece=piece)
-                await context.write(pb.FollowReply(file=found).SerializeToString())
+                await sent(context.write(pb.FollowReply(file=found).SerializeToString()))
                 offset += len(piece)
         feed.end_of_commit()
 
-    async def _send_log(self, feed: Feed, context: Any) -> None:
-        """Send what comes; first of all, without a byte, where it begins: what the standby has by
-        then it acknowledges, too."""
+    async def _send_log(
+        self, feed: Feed, context: Any, acknowledging: "asyncio.Task[None]"
+    ) -> None:
+        """Send what comes, until the standby says what cannot be; first of all, without a byte,
+        where it begins: what the standby has by then it acknowledges, too."""
         assert feed.reader is not None
-        await context.write(_log_piece(feed.reader.place, b""))
+        await sent(context.write(_log_piece(feed.reader.place, b"")))
         state_at = 0.0
         while not self._is_ending:
             progress = self._progress  # first: what comes during the reading is not missed
+            self._let_in(context)  # its token may have been removed
+            if acknowledging.done():
+                acknowledging.result()
             found = await asyncio.to_thread(feed.log_piece)
             if found is not None:
-                await context.write(_log_piece(*found))
+                await sent(context.write(_log_piece(*found)))
             if monotonic() >= state_at:
                 state = pb.LeaderState(command=feed.engine.tables.frame.command_number)
-                await context.write(pb.FollowReply(state=state).SerializeToString())
+                await sent(context.write(pb.FollowReply(state=state).SerializeToString()))
                 state_at = monotonic() + STATE_EVERY_S
             if found is None:
                 with suppress(TimeoutError):

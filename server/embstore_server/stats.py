@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import embstore
 from embstore.engine.stats import StoreStats
 from embstore.stats import counter, document, flag, gauge, histogram, info, inline, part, text
+from embstore_server.access.principals import Principal
+from embstore_server.access.shares import used
 
 if TYPE_CHECKING:
     from embstore_server.service import Service
@@ -31,8 +33,8 @@ class ServiceStats:
         "Start of the service, in seconds since the Unix epoch.", lambda s: _CLOCK_BEGAN + s.started
     )
     uptime_s: float = gauge("Time since the service began.", lambda s: monotonic() - s.started)
-    ready: bool = flag("Calls are served.", lambda s: not s.not_ready)
-    reason: str = text("Why calls are not served; empty if they are.", lambda s: s.not_ready)
+    ready: bool = flag("Calls are served, writes too.", lambda s: not s.unready)
+    reason: str = text("Why they are not; empty if they are.", lambda s: s.unready)
     queue_calls: int = gauge("Calls that wait for the engine.", lambda s: s.worker.waiting_calls)
     running_verb: str | None = text(
         "Verb that the engine works on.",
@@ -46,6 +48,41 @@ class ServiceStats:
     remembered_calls: int = gauge(
         "Answers kept for calls that are sent again.", lambda s: s.replay.remembered_calls
     )
+
+
+def _of_owner(name: str, help: str) -> Any:
+    return gauge(help, lambda used: used.get(name, 0), metric=f"owner_{name}")
+
+
+def _limit_of_owner(name: str) -> Any:
+    what = name.replace("_", " ")
+    return gauge(
+        f"Limit of {what}; none where there is none.",
+        lambda used: used.get(f"{name}_max"),
+        metric="owner_limit",
+        labels={"limit": name},
+    )
+
+
+@dataclass
+class OwnerStats:
+    """What one token has of what all share."""
+
+    queue_calls: int = _of_owner("queue_calls", "Calls that wait for the engine.")
+    inflight_bytes: int = _of_owner("inflight_bytes", "Size of requests and replies in flight.")
+    sessions: int = _of_owner("sessions", "Open sessions.")
+    announced_bytes: int = _of_owner("announced_bytes", "Size of the keys of announced steps.")
+    tables: int = _of_owner("tables", "Tables that it may write.")
+    rows: int = _of_owner("rows", "Rows of those tables.")
+    disk_bytes: int = _of_owner("disk_bytes", "What those rows take on disk, at most.")
+    queue_calls_max: int | None = _limit_of_owner("queue_calls")
+    call_bytes_max: int | None = _limit_of_owner("call_bytes")
+    inflight_bytes_max: int | None = _limit_of_owner("inflight_bytes")
+    sessions_max: int | None = _limit_of_owner("sessions")
+    announced_bytes_max: int | None = _limit_of_owner("announced_bytes")
+    tables_max: int | None = _limit_of_owner("tables")
+    rows_max: int | None = _limit_of_owner("rows")
+    disk_bytes_max: int | None = _limit_of_owner("disk_bytes")
 
 
 class Memory(NamedTuple):
@@ -112,6 +149,7 @@ class ScrapedStats:
 
     service: ServiceStats = part("What the process is doing.", metric="")
     memory: MemoryStats = part("Memory by purpose.", metric="")
+    owners: dict[str, OwnerStats] = part("Tokens, by name.", label="token")
     store: StoreStats = inline(lambda stats: stats)
 
 
@@ -126,11 +164,30 @@ class ServerStats:
 def process_stats(service: "Service", store: dict[str, Any] | None) -> dict[str, Any]:
     """Return the stats of the process, by the names of `ServerStats`; none of memory while there
     are no stats of the store."""
-    found = {"service": document(ServiceStats, service)}
+    found = {"service": document(ServiceStats, service), "owners": _owners(service)}
     if store is not None:
         memory = Memory(store, service.inflight.reserved_bytes)
         found["memory"] = document(MemoryStats, memory)
     return found
+
+
+def _owners(service: "Service") -> dict[str, Any]:
+    if not service.is_open:
+        return {}
+    return {
+        principal.name: document(OwnerStats, _used(service, principal))
+        for principal in service.callers.known
+    }
+
+
+def _used(service: "Service", principal: Principal) -> dict[str, int | None]:
+    name = principal.name
+    limits = {**principal.limits, "announced_bytes": service.engine.sessions.owner_bytes_max(name)}
+    now = {
+        "queue_calls": service.worker.lane_calls(name),
+        "inflight_bytes": service.inflight.owned_bytes[name],
+    }
+    return now | used(principal, service.engine) | {f"{n}_max": c for n, c in limits.items()}
 
 
 def _resident_bytes() -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from embstore.commands import WarmCache
+from embstore.commands import Progress, WarmCache
 from embstore.engine.engine import Engine
 from embstore.errors import EmbstoreError, OverloadedError, StoreClosedError
 from embstore.results import Warmed
@@ -110,8 +110,12 @@ class Warming:
             yield last
 
     def _begin(self, share: float) -> WarmUp:
-        def work(engine: Engine) -> int:
-            return engine.execute(WarmCache(share), progress=lambda *at: warm_up.note(*at)).rows
+        def work(engine: Engine, wanted: Progress) -> int:
+            def progress(rows: int, of: int) -> None:
+                warm_up.note(rows, of)
+                wanted(rows, of)
+
+            return engine.execute(WarmCache(share), progress=progress).rows
 
         def ended(done: "asyncio.Future[int]") -> None:
             if not done.cancelled():

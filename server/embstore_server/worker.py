@@ -32,6 +32,7 @@ from typing import Any
 
 from embstore.engine.engine import Engine
 from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
+from embstore_server.turnstile import Turnstile
 
 Work = Callable[[Engine], Any]
 
@@ -77,8 +78,8 @@ class Worker:
         self._after_task = after_task
         self._queue_calls_max = queue_calls_max
         self._lanes: OrderedDict[str, deque[Task]] = OrderedDict()
-        self.waiting_calls = 0
-        """Calls in the queue."""
+        self._queued = 0
+        self.turnstile = Turnstile()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._engine: Engine | None = None
@@ -100,27 +101,34 @@ class Worker:
         return await self._opened
 
     def submit(
-        self, verb: str, work: Work, *, lane: str, deadline: float, brief: bool = False
+        self,
+        verb: str,
+        work: Work,
+        *,
+        lane: str,
+        deadline: float,
+        brief: bool = False,
+        lane_calls_max: int | None = None,
+        has_waited: bool = False,
     ) -> Task:
         """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
+        What has waited already has been counted, and is not refused for those who came later.
 
-        Raises OverloadedError: the queue is full; StoreClosedError: the server is stopping.
+        Raises OverloadedError: the queue, or the lane, is full; StoreClosedError: the server is
+        stopping.
         """
         task = Task(verb, work, lane, deadline)
         with self._lock:
             if self._closing:
                 raise StoreClosedError("the server is stopping; send the call to it once it is up")
-            if self.waiting_calls >= self._queue_calls_max:
-                raise OverloadedError(
-                    f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
-                    "back off, then retry"
-                )
-            idle = not self.waiting_calls and self.running is None  # nor is one about to run
+            if not has_waited:
+                self.check_room(lane, lane_calls_max)
+            idle = not self._queued and self.running is None  # nor is one about to run
             if brief and idle and self._turn.acquire(blocking=False):
                 self.running, task.is_waiting = task, False
             else:
                 self._lanes.setdefault(lane, deque()).append(task)
-                self.waiting_calls += 1
+                self._queued += 1
                 brief = False
         if not brief:
             self._tokens.put(None)
@@ -131,6 +139,28 @@ class Worker:
             self._turn.release()
         self._finish(task, result, error)
         return task
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that wait for the engine: in the queue, or to be taken apart for it."""
+        return self._queued + self.turnstile.waiting_calls
+
+    def lane_calls(self, lane: str) -> int:
+        """Return how many of these are of one lane."""
+        return len(self._lanes.get(lane, ())) + self.turnstile.lane_calls(lane)
+
+    def check_room(self, lane: str, lane_calls_max: int | None) -> None:
+        """Raise OverloadedError, if no more calls may wait, or no more of a lane."""
+        if self.waiting_calls >= self._queue_calls_max:
+            raise OverloadedError(
+                f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
+                "back off, then retry"
+            )
+        if lane_calls_max is not None and self.lane_calls(lane) >= lane_calls_max:
+            raise OverloadedError(
+                f"{lane_calls_max} calls of {lane!r} wait for the engine, its queue_calls; "
+                "back off, then retry"
+            )
 
     def _finish(self, task: Task, result: Any, error: BaseException | None) -> None:
         task.finish(result, error)
@@ -146,9 +176,20 @@ class Worker:
             lane.remove(task)
             if not lane:
                 del self._lanes[task.lane]
-            self.waiting_calls -= 1
+            self._queued -= 1
         task.outcome.cancel()
         return True
+
+    def cut_off(self, why: EmbstoreError) -> None:
+        """Take every task out of the queue; its outcome is `why`."""
+        with self._lock:
+            waiting = [task for lane in self._lanes.values() for task in lane]
+            self._lanes.clear()
+            self._queued = 0
+            for task in waiting:
+                task.is_waiting = False
+        for task in waiting:
+            self._finish(task, None, why)
 
     async def stop(self) -> None:
         """Finish what is queued, close the store, which commits it, and end the thread.
@@ -197,12 +238,12 @@ class Worker:
         while True:
             self._tokens.get()
             with self._lock:
-                if self.waiting_calls:
+                if self._queued:
                     name, lane = self._lanes.popitem(last=False)
                     task = self.running = lane.popleft()
                     if lane:
                         self._lanes[name] = lane  # at the end: the other lanes come first
-                    self.waiting_calls -= 1
+                    self._queued -= 1
                     task.is_waiting = False
                     return task
                 if self._closing:

@@ -24,6 +24,8 @@ them run in rounds, one at a time, so that a slow minute of the machine falls on
 * ``space.py``      bytes written, space, stalls and opening at several sizes
 * ``durability.py`` what the levels of durability cost, and how fast commands are executed again
 * ``standby.py``    what standbys cost, and how far behind they are
+* ``stalls.py``     calls of one key while something long runs, and SIGTERM then
+* ``neighbour.py``  a quiet caller beside a greedy one (``greedy.py``)
 * ``disk.py``       page cache, plain maps and plain writes: what storage is compared with
 * ``hardware.py``   what it ran on
 * ``report.py``     the table, the goals, the JSON

@@ -22,6 +22,8 @@ PARTS = {
     "space": ("sizes",),
     "durability": ("served", "embedded", "replay"),
     "standby": ("following",),
+    "stalls": ("served", "drained"),
+    "neighbour": ("beside",),
 }
 """What is measured one after the other in one process, by its module."""
 

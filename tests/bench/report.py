@@ -10,6 +10,15 @@ from tests.bench.resident import ALLOWANCE_BYTES
 
 PEERS = ("torch", "torch-1-thread", "fbgemm", "fbgemm-1-thread", "redis")
 BASE_LANE = "embstore-100"
+STALLED_BY = ("digest", "integrity", "checkpoint", "fold", "backup", "profile export", "warm-up")
+GREEDY_BY = (
+    "many connections",
+    "large calls",
+    "unread replies",
+    "sessions",
+    "digests",
+    "tables",
+)
 
 Results = dict[str, Any]
 
@@ -99,6 +108,11 @@ _FBGEMM = ("fbgemm", "fbgemm-1-thread")
 _ALLOWED = f"<= {ALLOWANCE_BYTES / 2**20:g} MiB"
 
 
+def _drain_s(results: Results) -> float:
+    drained = figure(results, "stalls", "drained")
+    return float(drained["busy_s"] - drained["idle_s"])
+
+
 def _beyond_cache(share: str) -> Callable[[Results], float]:
     return at("memory", share, "beyond_cache_bytes", unit=2**-20)
 
@@ -162,6 +176,28 @@ GOALS = (
             goal,
         )
         for level, goal in (("commands", ">= 0.7 times"), ("interval", ">= 0.95 times"))
+    ),
+    *(
+        Goal(
+            f"the longest call of one key beside: {work}",
+            at("stalls", "served", work, "stall_ms"),
+            "<= 20 ms",
+        )
+        for work in STALLED_BY
+    ),
+    Goal(
+        "from SIGTERM to the end beside long work, more than idle",
+        _drain_s,
+        "<= 5 s",
+    ),
+    *(
+        Goal(
+            f"p99 of a quiet caller's {kind} beside: {attack}",
+            at("neighbour", "beside", attack, f"{kind}_ratio"),
+            "<= 3 times",
+        )
+        for attack in GREEDY_BY
+        for kind in ("step", "key")
     ),
     Goal("replay : training, rates", at("durability", "replay", "ratio"), ">= 1 times"),
     Goal("whole digest", at("storage", "digest", "bytes_per_s", unit=1e-9), ">= 0.8 GB/s"),
@@ -297,6 +333,30 @@ def _standby_lines(standby: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _stall_lines(stalls: dict[str, Any]) -> list[str]:
+    columns = ("work_s", "calls", "median_ms", "lookup_ms", "update_ms", "stall_ms")
+    lines = []
+    for name, found in stalls.get("served", {}).items():
+        if not lines:
+            lines = ["", f"{'one key, beside':24}" + "".join(f"{c:>14}" for c in columns)]
+        lines.append(f"{name:24}" + "".join(f"{found[column]:14.4g}" for column in columns))
+    drained = stalls.get("drained")
+    if drained:
+        spent = ", ".join(f"{name.removesuffix('_s')} {s:.2f}" for name, s in drained.items())
+        lines.append(f"{'SIGTERM to the end, s':24}{spent}")
+    return lines
+
+
+def _neighbour_lines(neighbour: dict[str, Any]) -> list[str]:
+    columns = ("step_ms", "step_p99_ms", "step_ratio", "key_ms", "key_p99_ms", "key_ratio")
+    lines = []
+    for name, found in neighbour.get("beside", {}).items():
+        if not lines:
+            lines = ["", f"{'a quiet caller, beside':24}" + "".join(f"{c:>14}" for c in columns)]
+        lines.append(f"{name:24}" + "".join(f"{found[column]:14.4g}" for column in columns))
+    return lines
+
+
 def closing_lines(results: Results) -> list[str]:
     """Return what every table ends with: the goals, what was skipped, what broke."""
     lines = []
@@ -314,6 +374,7 @@ def table(results: Results) -> str:
     lines += _stage_lines(results["lanes"]) + _call_lines(results["lanes"])
     lines += _wire_lines(results["wire"]) + _space_lines(results["space"])
     lines += _durability_lines(results["durability"]) + _standby_lines(results["standby"])
+    lines += _stall_lines(results["stalls"]) + _neighbour_lines(results["neighbour"])
     return "\n".join([*lines, "", *closing_lines(results)])
 
 

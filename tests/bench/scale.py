@@ -49,6 +49,13 @@ class Scale:
     replay_steps: int = 100
     """Logged and executed again."""
 
+    stall_rows: int = 2_000_000
+    stall_idle_s: float = 5.0
+    """How long calls are looked at while nothing else runs."""
+
+    quiet_steps: int = 500
+    """Steps, and calls of one key, of a quiet caller beside each attack."""
+
     wire_rounds: int = 20
     one_key_calls: int = 50
     """Timed calls of a kind in a round."""
@@ -93,6 +100,9 @@ def quick() -> Scale:
         storage_repeats=1,
         space_rows=(20_000, 100_000),
         replay_steps=5,
+        stall_rows=51_200,
+        stall_idle_s=0.2,
+        quiet_steps=20,
         wire_rounds=2,
         one_key_calls=20,
         bulk_bytes=(1 << 20, 4 << 20),

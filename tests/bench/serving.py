@@ -65,6 +65,10 @@ class Server:
             verbs = json.load(reply)["verbs"]
         return {verb: _totals(figures) for verb, figures in verbs.items()}
 
+    def stop(self) -> None:
+        """Have it commit and end, as SIGTERM does."""
+        self._process.stop()
+
     def close(self) -> None:
         """End it at once: nothing is kept of it, and a commit would write every row to disk."""
         self.store.close()

@@ -35,7 +35,10 @@ class Author:
         """Return the next command."""
         if not self._model.store.tables():
             return self._create_table()
-        kind = self._one_of(_EVERY)
+        return self.write(self._one_of(_EVERY))
+
+    def write(self, kind: Any) -> c.Command[Any]:
+        """Return a command of one kind."""
         written: c.Command[Any] = _WRITERS[kind](self)
         return written
 

@@ -43,7 +43,7 @@ EXAMPLES = {
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""
 
-OF_FILES = ("profile", "size", "hotset", "verify", "restore-from")
+OF_FILES = ("token", "profile", "size", "hotset", "verify", "restore-from")
 BACKUPS = "/mnt/backups"
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 

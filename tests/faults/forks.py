@@ -31,7 +31,7 @@ class Child:
     def __init__(self, control: socket.socket, pid: int, reports: Connection) -> None:
         self.reports = reports
         self._control = control
-        self._pid = pid
+        self.pid = pid
 
     def kill(self) -> int:
         """Send SIGKILL, wait for the end, and return the exit code (-9 if it was alive)."""
@@ -52,7 +52,7 @@ class Child:
         return received
 
     def _end(self, how: str) -> int:
-        self._control.send(pickle.dumps((how, self._pid)))
+        self._control.send(pickle.dumps((how, self.pid)))
         return int(pickle.loads(self._control.recv(_MESSAGE_BYTES)))
 
 

@@ -137,7 +137,8 @@ def test_flags_and_variables_say_where_the_server_is(
     monkeypatch.setenv("EMBSTORE_TIMEOUT", "5")
     shell("stats")
     shell("stats", "--address", "here:2", "--timeout", "7")
-    assert ways == [("there:1", 5.0, None), ("here:2", 7.0, None)]
+    files = dict.fromkeys(connection.FILES)
+    assert ways == [("there:1", 5.0, files), ("here:2", 7.0, files)]
 
 
 # Tables
@@ -384,6 +385,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> list[Setting
 def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve_with(monkeypatch)
     tls = {"tls_cert": Path("c"), "tls_key": Path("k"), "follow_ca": Path("a")}
+    tls |= {"tls_client_ca": Path("a"), "tokens": Path("t"), "follow_token": Path("f")}
     flags = {"read_only": True, "insecure": True, "policy": "lfu", "threads": 2}
     halves = {
         name: type(one.default)(one.default / 2)

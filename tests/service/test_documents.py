@@ -196,7 +196,7 @@ async def test_parsing_is_counted_by_rest(rest: Rest) -> None:
 @pytest.fixture
 def holding(server: Server) -> Callable[[int], AbstractContextManager[None]]:
     """Return what has so many bytes of the server in flight inside a with block."""
-    inflight = server._service.inflight
+    inflight = server.service.inflight
 
     async def hold(by: int) -> None:
         inflight.reserved_bytes += by

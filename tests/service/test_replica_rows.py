@@ -84,7 +84,7 @@ def test_replica_rows_that_a_restart_cut_off_are_told_to_be_in_doubt(
         assert begun.wait(PATIENCE_S)
         with ThreadPoolExecutor(1) as other:
             putting = other.submit(client.sessions.put_rows, replica.member, replica.rows)
-            assert until(lambda: server._service.worker.waiting_calls == 1)
+            assert until(lambda: server.service.worker.waiting_calls == 1)
             proxy.upstream = "127.0.0.1:1"  # nobody is there
             proxy.cut()
             gate.set()

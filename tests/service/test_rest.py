@@ -156,7 +156,7 @@ async def test_stats_are_those_of_the_store_and_of_the_process(rest: Rest) -> No
     stats = await rest.on_engine(use)
     await rest.get("/api/v1/tables")
     told = await rest.get("/api/v1/stats")
-    assert told.keys() == stats.keys() | {"context", "service", "memory", "verbs"}
+    assert told.keys() == stats.keys() | {"context", "service", "memory", "owners", "verbs"}
     for name in ("tables", "storage", "policy", "read_only"):
         assert told[name] == stats[name]
     by_layout = {pool["optimizer"]: pool for pool in told["cache"]["pools"]}
@@ -224,7 +224,7 @@ async def test_table_that_is_not_there_is_404(rest: Rest) -> None:
     for name in ("none", "none/stats", "", "ads/", "%252F", "%00", "%ff", "a%20b"):
         told = await rest.get(f"/api/v1/tables/{name}", 404)
         assert told["error"] == "TableNotFoundError"
-        assert ("of a table is text" if name == "%00" else "'ads'") in told["message"]
+        assert ("of a table is text" if name == "%00" else "list the tables") in told["message"]
 
 
 # Durability and cache

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import embstore
+from embstore_proto.verbs import JSON_VERBS
+from tests.service.access.tenants import write_tokens
 from tests.service.rest import unopened
 
 
@@ -56,6 +59,28 @@ def test_openapi_examples_fit_their_models(openapi: dict[str, Any]) -> None:
             check(example, schema, schemas, name)
             shown += 1
     assert shown >= 20
+
+
+def test_commands_show_the_fields_of_their_messages(openapi: dict[str, Any]) -> None:
+    for name, verb in JSON_VERBS.items():
+        operation = openapi["paths"][f"/api/v1/commands/{name}"]["post"]
+        bodies = operation["requestBody"], operation["responses"]["200"]
+        for body, message in zip(bodies, (verb.request, verb.reply), strict=True):
+            fields = body["content"]["application/json"]["schema"]["properties"]
+            assert fields.keys() == set(message.DESCRIPTOR.fields_by_name), name
+
+
+def test_document_asks_for_a_token_where_the_server_does(
+    openapi: dict[str, Any], tmp_path: Path
+) -> None:
+    async def found() -> Any:
+        async with unopened(tmp_path, tokens=write_tokens(tmp_path / "tokens")) as (rest, _):
+            return await rest.get("/openapi.json")
+
+    for path, methods in asyncio.run(found())["paths"].items():
+        for operation in methods.values():
+            assert ("security" in operation) == (path not in ("/healthz", "/readyz"))
+    assert not any("security" in o for path in openapi["paths"].values() for o in path.values())
 
 
 def check(value: Any, schema: dict[str, Any], schemas: dict[str, Any], where: str) -> None:

@@ -33,11 +33,11 @@ class Watched(Server):
 
     @property
     def inflight_bytes(self) -> int:
-        return self._service.inflight.reserved_bytes
+        return self.service.inflight.reserved_bytes
 
     @property
     def metrics(self) -> Metrics:
-        return self._service.metrics
+        return self.service.metrics
 
 
 @pytest.fixture

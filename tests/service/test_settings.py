@@ -9,9 +9,10 @@ import pytest
 import typer
 
 from embstore.errors import InvalidArgumentError
+from embstore_proto.addresses import is_loopback, split_address
 from embstore_server import parsing
 from embstore_server.cli.serving import serving
-from embstore_server.parsing import bytes_text, is_loopback, split_address
+from embstore_server.parsing import bytes_text
 from embstore_server.settings import (
     Settings,
     declared,
@@ -248,7 +249,11 @@ def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str)
     assert "--tls-cert" in line
     assert "--insecure" in line
     load(DATA | {name: address, "insecure": True}, {}, None)
-    load(DATA | {name: address, "tls_cert": "c", "tls_key": "k"}, {}, None)
+    pair = {"tls_cert": "c", "tls_key": "k"}
+    load(DATA | {name: address, "tokens": "t"} | pair, {}, None)
+    for half in (pair, {"tokens": "t"}):
+        (line,) = problems(DATA | {name: address} | half)
+        assert line.startswith(f"{name}: {address} is not a loopback address")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ ADVICE = {
     (Effect.WRITES, Retry.STEP): READ_T,
     (Effect.TUNES, Retry.WINDOW): LOOK,
     (Effect.TUNES, Retry.FREE): AGAIN,
-    (Effect.LONG, Retry.FREE): AGAIN,
+    (Effect.LONG, Retry.FREE): "; it may be sent again",
 }
 
 

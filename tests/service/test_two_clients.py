@@ -30,6 +30,7 @@ from embstore.errors import (
     InvalidArgumentError,
     OutcomeUnknownError,
     TableExistsError,
+    TableHeldError,
     TableNotFoundError,
 )
 from embstore.handles.store import Store
@@ -191,3 +192,36 @@ def test_a_table_that_was_made_anew_is_found_whichever_thread_forgot_the_old_one
 
     monkeypatch.setattr(executor.transport, "send", forgetting)
     assert client.lookup({"ads": [1]})["ads"].shape == before["ads"].shape
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_session_holds_rate_and_size_of_its_tables_as_it_holds_their_rows(tmp_path, shared):
+    """Its own client's scheduler changes them in the middle of it; another client does not, unless
+    the session is shared, or has ended. Nothing of it is in the log of commands."""
+    data = tmp_path / "store"
+    durable = {"cache_bytes": 1 << 20, "threads": 1, "durability": "commands"}
+    with (
+        Server(lambda: embstore.open(data, **durable), data, durability="commands") as server,
+        patient(server.address) as own,
+        patient(server.address) as other,
+    ):
+        table = own.create_table("a", dim=2, rows=10, optimizer=Sgd(0.5), initializer=Constant(0.0))
+        seen = other.table("a")
+        own.sessions.open("run", ["a"], shared=shared)
+        member = own.sessions.join("run", 0).member
+        table.learning_rate = 0.25
+        table.grow(20)
+        if not shared:
+            with pytest.raises(TableHeldError, match="'run'"):
+                seen.learning_rate = 1000.0
+            with pytest.raises(TableHeldError, match="'run'"):
+                seen.grow(30)
+            assert (table.learning_rate, table.rows) == (0.25, 20)
+            own.sessions.close(member)
+        seen.learning_rate = 0.125
+        seen.grow(30)
+        assert (table.learning_rate, table.rows) == (0.125, 30)
+    files = [path for path in data.rglob("*") if path.is_file()]
+    assert files and all(member.encode() not in path.read_bytes() for path in files)
+    with embstore.open(data) as store:
+        assert (store.table("a").learning_rate, store.table("a").rows) == (0.125, 30)

@@ -82,6 +82,19 @@ async def test_a_full_queue_refuses_and_recovers(worker: Worker) -> None:
     assert await submit(worker, lambda _: 2).outcome == 2
 
 
+@pytest.mark.parametrize("worker", [2], indirect=True)
+async def test_what_has_waited_is_not_refused_for_those_who_came_later(worker: Worker) -> None:
+    """They took the place that it had among those who wait."""
+    gate = await hold(worker)
+    later = [submit(worker, len, "a", lane_calls_max=2) for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        submit(worker, len, "a", lane_calls_max=2)
+    earlier = submit(worker, lambda _: 1, "a", lane_calls_max=2, has_waited=True)
+    gate.opened.set()
+    assert await earlier.outcome == 1
+    await asyncio.gather(*(task.outcome for task in later), return_exceptions=True)
+
+
 async def test_what_is_withdrawn_while_it_waits_is_never_done(worker: Worker) -> None:
     gate, done = await hold(worker), []
     first, second = (submit(worker, lambda _, i=i: done.append(i)) for i in (1, 2))

@@ -23,7 +23,7 @@ LEVELS = (  # the lowest first
     {"config", "profiles"},
     {"arithmetic", "results"},
     {"commands", "host", "kernels"},
-    {"checks", "device", "storage"},
+    {"checks", "device", "rights", "storage"},
     {"cache"},
     {"handles", "tables"},
     {"hotness", "lookahead"},

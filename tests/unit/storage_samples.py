@@ -102,4 +102,4 @@ def settle(storage):
     """Do every merge that is due; none may fail."""
     storage.merges.finish()
     assert storage.merges.failures == 0, storage.merges.error
-    storage.log.check_integrity()
+    storage.check_integrity()

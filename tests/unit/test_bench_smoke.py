@@ -2,6 +2,7 @@
 
 import pathlib
 
+from tests.bench.greedy import ATTACKS
 from tests.unit.bench_runs import quick_results, reached
 
 
@@ -40,3 +41,23 @@ def test_quick_benchmark_measures_what_durability_costs(tmp_path: pathlib.Path) 
     assert "standby, while its leader trains" in following["lookup_ms"]
     goals = reached(results["goals"])
     assert goals["written per byte updated at random"] is not None
+
+
+def test_quick_benchmark_measures_what_long_works_do_to_small_calls(
+    tmp_path: pathlib.Path,
+) -> None:
+    results = quick_results("tests.bench", tmp_path, "stalls")
+    stalls = results["stalls"]["served"]
+    assert {"nothing", "digest", "integrity", "checkpoint", "fold", "warm-up"} < stalls.keys()
+    assert all(0 < found["median_ms"] <= found["stall_ms"] for found in stalls.values())
+    assert results["stalls"]["drained"].keys() == {"idle_s", "busy_s", "drain_s"}
+    assert reached(results["goals"])["the longest call of one key beside: fold"] is not None
+
+
+def test_quick_benchmark_measures_a_quiet_caller_beside_a_greedy_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    results = quick_results("tests.bench", tmp_path, "neighbour")
+    found = results["neighbour"]["beside"]
+    assert found.keys() == {"nothing", *ATTACKS}
+    assert all(0 < one["step_ms"] <= one["step_p99_ms"] for one in found.values())

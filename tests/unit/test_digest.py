@@ -6,6 +6,7 @@ from embstore import Constant
 from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.tables.digest import KeySet, TableDigest
+from embstore.tables.slices import Slices
 from tests.unit.small_stores import (
     generator,
     make_table,
@@ -36,9 +37,9 @@ class CountingPool:
     def reader(self):
         return self
 
-    def peek_written(self, keys):
+    def look(self, keys):
         self.blocks += np.unique((keys & KEY_MASK) // BLOCK_KEYS).tolist()
-        return self._pool.reader.peek_written(keys)
+        return self._pool.reader.look(keys)
 
 
 def state_of(table):
@@ -48,10 +49,10 @@ def state_of(table):
 def computed(table, digest=None):
     """Return a digest and the blocks that were hashed for it; a whole one where none is given."""
     state, pool = state_of(table), CountingPool(pool_of(table))
-    found = (digest or TableDigest()).compute(
-        pool, state.table_id, state.rows, state.identity_json, state.t
-    )
-    return found, sorted(pool.blocks)
+    digest = digest or TableDigest()
+    digest.begin(pool, state.table_id)
+    slices = Slices(table._executor.tables.frame)
+    return digest.compute(slices, state.identity_json, state.t), sorted(pool.blocks)
 
 
 def whole(table):

@@ -104,7 +104,7 @@ def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeyp
     pool, pieces = store.executor.tables.by_id[0].pool, []
     flush_range = pool.writer.flush_range
 
-    def noted(low):
+    def noted(low, table_id=None):
         found = flush_range(low)
         pieces.append(found[1])
         return found
@@ -118,7 +118,7 @@ def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeyp
         turns.append(len(pieces))
         return background()
 
-    monkeypatch.setattr(store.executor.tables, "background", between)
+    monkeypatch.setattr(store.executor.tables.frame, "background", between)
     assert commits_of(store).commit()
     assert max(pieces) == 100
     assert sum(pieces) >= ROWS
@@ -133,8 +133,8 @@ def test_passes_end_where_each_finds_as_much_as_the_one_before(tmp_path, monkeyp
     commits, passes = commits_of(store), []
     flush = commits._flush
 
-    def noted():
-        found = flush()
+    def noted(slices):
+        found = flush(slices)
         passes.append(found)
         train(store, 0, 90)
         return found
@@ -168,7 +168,7 @@ def test_the_log_is_synced_without_the_engine(tmp_path):
 def test_an_error_that_nobody_foresaw_is_in_the_stats(tmp_path, monkeypatch):
     store = opened(tmp_path / "store", commit_every_s=1e-3)
     failed, commits = threading.Event(), commits_of(store)
-    monkeypatch.setattr(commits, "_flush", lambda: 1 // 0)
+    monkeypatch.setattr(commits, "_flush", lambda slices: 1 // 0)
     commits.after_each = lambda: commits.error and failed.set()
     train(store, 0, 10)
     assert failed.wait(300)
@@ -307,7 +307,7 @@ def test_a_table_that_goes_meanwhile(tmp_path, monkeypatch, dropped):
     pool = store.executor.tables.find("b").pool
     flush_range = pool.writer.flush_range
 
-    def going(low):
+    def going(low, table_id):
         found = flush_range(low)
         monkeypatch.undo()
         if dropped:

@@ -14,7 +14,7 @@ from embstore import commands as c
 from embstore.config import Limits
 from embstore.engine import rows
 from embstore.errors import CorruptTableError, OutcomeUnknownError, StoreClosedError
-from embstore.tables import command_log
+from embstore.tables import command_log, tables
 from embstore_proto.envelope import Origin
 from embstore_server.replay import ReplayWindow
 from tests.conformance.backends import UnsyncedFiles
@@ -197,6 +197,41 @@ def test_steps_and_places_are_executed_again(tmp_path, world_size):
     store.close()
 
 
+def test_one_owner_forgets_its_own_places_and_so_it_does_again(tmp_path, monkeypatch):
+    """Whichever commands a commit had before the kill."""
+    monkeypatch.setattr(tables, "PLACES_MAX", 6)
+    rng = np.random.default_rng(6)
+    path = tmp_path / "store"
+    store = made(path)
+    run = type("Run", (), {"execute": staticmethod(store.executor.execute)})
+
+    def step(name):
+        member = rank_of(run, name)
+        number = store.executor.tables.places.get(name, 0) + 1
+        announce(run, member, rng, number)
+        run.execute(c.SkipStep(member, number))
+        run.execute(c.CloseSession(member))
+
+    for name in ("z:1", "quiet:b", "quiet:a", "nobody's"):
+        step(name)
+    for n in range(9):
+        step(f"greedy:{9 - n}")
+        if n == 5:
+            store.executor.commits.commit()
+        places = list(store.executor.tables.places.items())
+        with killed(store, path) as again:
+            assert list(again.executor.tables.places.items()) == places
+    mine = [name for name, _ in places if not name.startswith("greedy:")]
+    assert mine == ["z:1", "quiet:b", "quiet:a", "nobody's"]
+    for n in range(3):  # equally many of several: the oldest of all
+        step(f"other:{n}")
+    assert [name for name, _ in store.executor.tables.places.items()] == [
+        "z:1", "quiet:a", "nobody's", "greedy:1", "other:1", "other:2"
+    ]  # fmt: skip
+    check_kill(store, path)
+    store.close()
+
+
 def test_limits_that_were_lowered_refuse_nothing_again(tmp_path):
     rng = np.random.default_rng(6)
     store = made(tmp_path / "store")
@@ -360,7 +395,7 @@ def test_floors_and_doubts_are_kept(tmp_path, monkeypatch):
     store.executor.log.wait()
     with killed(store, tmp_path / "store") as again:
         answers = again.executor.log.memory.answers
-        assert answers.has_forgotten
+        assert answers.forgotten == {""}
         window = ReplayWindow(None, "instance")
 
         async def send_again(name, sequence):
@@ -376,6 +411,44 @@ def test_floors_and_doubts_are_kept(tmp_path, monkeypatch):
             with pytest.raises(OutcomeUnknownError, match=reason):
                 asyncio.run(send_again(name, sequence))
     store.close()
+
+
+def test_one_owner_forgets_its_own_answers_and_so_it_does_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_log, "CLIENTS_MAX", 4)
+    store = made(tmp_path / "store")
+    part = c.TableGradients("a", None, np.arange(1), np.ones((1, 4), np.float32))
+    for n, name in enumerate(["z:1", "quiet:1", *(f"greedy:{9 - n}" for n in range(6)), "z:1"]):
+        sent = replace(origin(n + 1), client_id=name)
+        store.executor.begin(c.Update((part,)), origin=sent)
+        if n == 4:
+            store.executor.commits.commit()
+        store.executor.log.wait()
+        answers = store.executor.log.memory.answers
+        with killed(store, tmp_path / "store") as again:
+            memory = again.executor.log.memory
+            assert list(memory.answers.clients) == list(answers.clients)
+            assert memory.answers.forgotten == answers.forgotten
+    assert list(answers.clients) == ["quiet:1", "greedy:5", "greedy:4", "z:1"]
+    assert answers.forgotten == {"greedy"}
+    store.close()
+
+
+def test_one_owner_forgets_its_own_answers_where_answers_are_too_many(monkeypatch):
+    monkeypatch.setattr(command_log, "ANSWERS_MAX", 10)
+    answers = command_log.Answers()
+
+    def add(client, *sequences):
+        for sequence in sequences:
+            answers.add(replace(origin(sequence), client_id=client), None)
+
+    add("quiet:1", 1, 2)
+    add("quiet:2", 1)
+    add("greedy:1", *range(1, 6))
+    add("greedy:2", *range(1, 6))
+    assert list(answers.clients) == ["quiet:1", "quiet:2", "greedy:2"]
+    add("greedy:2", *range(6, 10))  # it has most, and is at work: the next one's oldest is
+    assert list(answers.clients) == ["quiet:2", "greedy:2"]
+    assert answers.forgotten == {"greedy", "quiet"}
 
 
 @pytest.mark.parametrize("level", ["interval", "commands"])
@@ -437,7 +510,7 @@ def test_answers_of_all_clients_are_bounded(monkeypatch):
             answers.add(sent, command_log.Answer("Update", None, None))
             answers.add(sent, command_log.Answer("Update", None, None))
     assert list(answers.clients) == ["client-2", "client-3", "client-4"]
-    assert answers.has_forgotten
+    assert answers.forgotten == {""}
     answers.add(replace(origin(4, finished_below=4), client_id="client-2"), None)
     assert [len(client.calls) for client in answers.clients.values()] == [3, 3, 1]
     answers.add(replace(origin(1), client_id="new"), None)

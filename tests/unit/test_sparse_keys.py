@@ -44,13 +44,13 @@ def test_rows_cost_what_is_written_not_what_is_spanned(tmp_path, span, monkeypat
     with opened(tmp_path, **options) as store:
         table = store.table("t")
         reader = type(store.executor.tables.find("t", 0).pool.reader)
-        peek = reader.peek_written
+        look = reader.look
         monkeypatch.setattr(
-            reader, "peek_written", lambda self, keys: asked.append(len(keys)) or peek(self, keys)
+            reader, "look", lambda self, keys: asked.append(len(keys)) or look(self, keys)
         )
         assert table.digest() == before
         assert sum(asked) == len(keys), "no key is asked for that was not written"
-        assert max(asked) <= digests._CHUNK_BYTES // 32 + digests.BLOCK_KEYS
+        assert max(asked) <= digests.SLICE_ROWS + digests.BLOCK_KEYS
         table.assign(keys[:3], rows_of([1, 2, 3]))
         changed = table.digest()
         assert sum(asked) <= len(keys) + 3 * digests.BLOCK_KEYS

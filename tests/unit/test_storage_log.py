@@ -84,7 +84,7 @@ def merged(log, old, keep=None):
                                   for i, k in enumerate(keys)]))  # fmt: skip
     result = writer.seal()
     result.commit = old[-1].commit
-    log.replace(old, result, keys, positions)
+    list(log.replace(old, result, keys, positions))
     return result
 
 
@@ -160,7 +160,7 @@ def merged_frozen(log, *old):
     writer.reserve(len(keys), 32)
     writer.append(keys, records_for(keys))
     result = writer.seal()
-    log.replace(list(old), result, keys, positions)
+    list(log.replace(list(old), result, keys, positions))
     return result
 
 

@@ -356,7 +356,7 @@ def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
     storage.merges.poll()
     files.wait()
     go_on_once_it_waits(files, storage, storage.merges.stop)
-    storage.log.check_integrity()
+    storage.check_integrity()
     assert storage.merges.compactions == 0 and storage.merges.failures == 0
     storage.commit(entries, 1)
     settle(storage)

@@ -79,7 +79,7 @@ class Model:
             del self.labels[newer]
 
     def check(self):
-        self.storage.log.check_integrity()
+        self.storage.check_integrity()
         assert [c.label for c in self.storage.catalogue.checkpoints] == [*self.labels]
         for table_id, rows in self.tables.items():
             found = versions(self.storage, range(KEYS), table_id)

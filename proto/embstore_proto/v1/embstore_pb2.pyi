@@ -678,28 +678,32 @@ class DropTableRequest(_message.Message):
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
 
 class GrowTableRequest(_message.Message):
-    __slots__ = ("origin", "table", "table_id", "rows")
+    __slots__ = ("origin", "table", "table_id", "rows", "members")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     table: str
     table_id: int
     rows: int
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., rows: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetLearningRateRequest(_message.Message):
-    __slots__ = ("origin", "table", "table_id", "learning_rate")
+    __slots__ = ("origin", "table", "table_id", "learning_rate", "members")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     table: str
     table_id: int
     learning_rate: float
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., learning_rate: _Optional[float] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AcknowledgedReply(_message.Message):
     __slots__ = ("context", "t")

@@ -25,6 +25,7 @@ _COMMANDS = {
         ["export-profile", "import-profile", "warm", "pin-hotset", "unpin-hotset"]
     ),
 }
+_TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remove", "list"]}
 _TABLE_COMMANDS = {"embstore_server.cli.tables": ["create", "list", "show", "drop"]}
 
 
@@ -60,6 +61,9 @@ app = typer.Typer(
 _TABLE_HELP = "Create, list, show and drop tables."
 _tables = typer.Typer(cls=_lazy(_TABLE_COMMANDS), help=_TABLE_HELP, no_args_is_help=True)
 app.add_typer(_tables, name="table")
+_TOKEN_HELP = "Say who may call a server, and do what."
+_tokens = typer.Typer(cls=_lazy(_TOKEN_COMMANDS), help=_TOKEN_HELP, no_args_is_help=True)
+app.add_typer(_tokens, name="token")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """Commands for a running server: the flags that each of them has, the connection, what it shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from inspect import signature
@@ -24,6 +24,14 @@ LONG_TIMEOUT_S = 3600.0
 """For commands that read or write whole tables."""
 CONNECT_TIMEOUT_S = 5.0
 """A running server answers at once; a person who mistyped the address waits for this."""
+FILES = {
+    "tls_ca": "PEM file of the certificate authorities to trust. Default: no TLS.",
+    "client_cert": "PEM file of a certificate to show, for mutual TLS.",
+    "client_key": "PEM file of its key.",
+    "token_file": "File with the token to call with. Default: the token is in EMBSTORE_TOKEN.",
+}
+"""The flags that name files."""
+_INSECURE = flag("Send a token in clear text to another host, too.", envvar="EMBSTORE_INSECURE")
 
 
 def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], Any]:
@@ -33,7 +41,6 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
     the flags name, so a command checks its own arguments before. What it returns is shown.
     `timeout_s` is the default of --timeout.
     """
-    text = "PEM file of the certificate authorities to trust. Default: no TLS."
     seconds = flag("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
     flags = [
         option(
@@ -43,20 +50,25 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
             ADDRESS,
         ),
         option("timeout", float, seconds, timeout_s),
-        option(
-            "tls_ca",
-            Path | None,
-            flag(text, "FILE", envvar="EMBSTORE_TLS_CA", exists=True, dir_okay=False),
+        *(
+            option(
+                name,
+                Path | None,
+                flag(text, "FILE", envvar=f"EMBSTORE_{name.upper()}", exists=True, dir_okay=False),
+            )
+            for name, text in FILES.items()
         ),
+        option("insecure", bool, _INSECURE, False),
         option("as_json", bool, output.JSON_FLAG, False),
     ]
 
     def decorate(command: Callable[..., Shown]) -> Any:
         @wraps(command)
         def connecting(
-            *, address: str, timeout: float, tls_ca: Path | None, as_json: bool, **given: Any
+            *, address: str, timeout: float, insecure: bool, as_json: bool, **given: Any
         ) -> None:
-            connect = partial(connected, address, timeout, tls_ca)
+            files = {name: given.pop(name) for name in FILES}
+            connect = partial(connected, address, timeout, files, insecure=insecure)
             output.show(*command(connect=connect, **given), as_json=as_json)
 
         _, *own = signature(command).parameters.values()
@@ -66,15 +78,20 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
 
 
 def connected(
-    address: str, timeout_s: float, tls_ca: Path | None
+    address: str, timeout_s: float, files: Mapping[str, Path | None], *, insecure: bool = False
 ) -> AbstractContextManager["Store"]:
     """Connect to a server; raises DeadlineError, and InvalidArgumentError for a bad address."""
     from embstore_client import connect
 
+    token = files["token_file"]
     return connect(
         address,
         timeout_s=timeout_s,
         connect_timeout_s=min(timeout_s, CONNECT_TIMEOUT_S),
         label="embstore command line",
-        tls_ca=tls_ca,
+        tls_ca=files["tls_ca"],
+        tls_cert=files["client_cert"],
+        tls_key=files["client_key"],
+        token=None if token is None else token.read_text().strip(),
+        insecure=insecure,
     )

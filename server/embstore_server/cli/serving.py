@@ -4,11 +4,12 @@ The value of a flag goes to `embstore_server.settings` as text, to be read there
 and file, so that a bad value is refused in the same way wherever it comes from.
 """
 
+import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,9 @@ import typer
 
 from embstore_server.cli.flags import flag, option, with_options
 from embstore_server.settings import Setting, Settings, declared, load
+
+_M_ARENA_MAX = -8
+"""Of mallopt(3)."""
 
 
 def serving(of: type[Settings] = Settings) -> Callable[..., None]:
@@ -38,12 +42,25 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         its last checkpoint.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
+        _share_freed_memory()
+        os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():
             from embstore_server.app import serve as run
 
             raise typer.Exit(run(load(flags, os.environ, config, of)))
 
     return serve
+
+
+def _share_freed_memory() -> None:
+    """Have the threads share two of malloc's arenas, unless the environment says how many.
+
+    glibc would keep what was freed by thread: with sixty clients a server grew by 7 MiB a minute,
+    of which it used nothing.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        with suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _flag(setting: Setting) -> Parameter:

@@ -10,26 +10,33 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import embstore
+from embstore_proto.addresses import is_loopback, split_address
 from embstore_server.logs import event
-from embstore_server.parsing import OFF, is_loopback, split_address
+from embstore_server.parsing import OFF
 from embstore_server.port import in_use
 from embstore_server.rest import commands, profiles, state, tables, upkeep
-from embstore_server.rest.connections import protocol
+from embstore_server.rest.connections import Listener, protocol
 from embstore_server.rest.errors import refusal_of
 from embstore_server.rest.guard import Guard
-from embstore_server.rest.models import ErrorReply
+from embstore_server.rest.models import REFUSED
 from embstore_server.rest.probes import add_probes
 from embstore_server.service import Service
 
 _DESCRIPTION = (
     "State, stats and administration of an embedding store. Rows are served by gRPC. Every refusal "
     "is an ErrorReply; X-Request-Timeout (seconds) shortens a call's deadline."
+)
+_TOKEN = HTTPBearer(
+    scheme_name="token",
+    description="NAME.SECRET; with mutual TLS, a certificate of a known name does as well",
+    auto_error=False,  # for the document alone: the call finds out who calls
 )
 
 
@@ -52,10 +59,9 @@ def make_rest(service: Service) -> FastAPI:
         loopback=address != OFF and is_loopback(split_address(address)[0]),
         allowed_hosts=service.settings.allowed_hosts or (),
     )
-    add_probes(app, service)
-    api = APIRouter(
-        prefix="/api/v1", responses={"default": {"model": ErrorReply, "description": "Refused"}}
-    )
+    needed = [] if service.settings.tokens is None else [Security(_TOKEN)]
+    add_probes(app, service, needed)
+    api = APIRouter(prefix="/api/v1", responses=REFUSED, dependencies=needed)
     for router in (
         *(state.router, tables.router, upkeep.durability, upkeep.cache),
         *(profiles.router, commands.router),
@@ -92,7 +98,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
     host, port = split_address(settings.admin)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family)
+        listener = Listener((host, port), family, settings.connections_max)
     except OSError as exc:
         raise in_use("admin", settings.admin) from exc
     config = uvicorn.Config(
@@ -102,8 +108,11 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         lifespan="off",
-        http=protocol(settings.connections_max, settings.handshake_timeout_s),
+        http=protocol(settings.handshake_timeout_s),
     )
+    if service.certificates is not None:
+        config.load()
+        config.ssl = service.certificates.context()
     server = _Uvicorn(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
 

@@ -2,16 +2,17 @@
 
 The caller is made before the body is read, so that the deadline covers reading, and a body that is
 refused counts among the verb's calls too. An `X-Request-Timeout` header, in seconds, shortens the
-deadline, and so does the one that Prometheus sends. A request whose client has gone ends by its
-deadline.
+deadline, and so does the one that Prometheus sends. What takes long ends when its client has gone;
+other calls go on until they are done, or until their deadline.
 """
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends
 from fastapi.routing import APIRoute
@@ -19,10 +20,13 @@ from grpc import StatusCode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from embstore.commands import Command
+from embstore.commands import Command, Progress
+from embstore.engine.engine import Engine
 from embstore.errors import InvalidArgumentError, StoreClosedError, TableNotFoundError
-from embstore_server.answers import Answered, Work, answering
+from embstore_proto.envelope import Origin
+from embstore_server.answers import Answered, answering
 from embstore_server.caller import Caller, observe
+from embstore_server.rest.connections import CERTIFICATE_NAMES
 from embstore_server.rest.errors import refusal_of, request_id
 from embstore_server.service import Service
 
@@ -32,6 +36,7 @@ LANE = "rest"
 _HEADER_CHARACTERS_MAX = 200
 _TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
 
+T = TypeVar("T", bound=Command[Any])
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -55,16 +60,31 @@ class Call:
     service: Service
     caller: Caller
 
-    async def execute(self, command: Command[Any]) -> Answered:
+    async def execute(self, command: Command[Any], origin: Origin | None = None) -> Answered:
         """Return the result of a command, with the state of the store then."""
         self.check_ready()
-        return await self.service.execute(self.caller, command)
+        return await self.service.execute(self.caller, self.permitted(command), origin)
 
-    async def run_in_thread(self, work: Work) -> Answered:
-        """Do the same with work on a thread of the verb's own: for what takes long."""
+    async def execute_long(
+        self, make: Callable[[], Command[Any]], then: Callable[[Any, Any], Any]
+    ) -> Answered:
+        """Do the same with a command that takes long to make, and of whose result it takes long to
+        make what is answered: `then(command, result)`. All on a thread of the verb's own."""
         self.check_ready()
-        answered = answering(work, self.service.instance)
-        return await self.service.run_in_thread(self.caller.verb, answered)
+
+        def work(engine: Engine, progress: Progress) -> Any:
+            command = self.permitted(make())
+            return then(command, engine.execute(command, progress=progress))
+
+        def answered(engine: Engine, progress: Progress) -> Answered:
+            return answering(partial(work, progress=progress), self.service.instance)(engine)
+
+        return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
+
+    def permitted(self, command: T) -> T:
+        """Return a command, if the caller may give it; what has no command of its own asks for one
+        that tells as much. Any thread."""
+        return self.service.permitted(self.caller, command)
 
     def check_ready(self) -> None:
         """Raise StoreClosedError while the server is starting, stopping or has failed."""
@@ -92,12 +112,15 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
     headers = {n: v[:_HEADER_CHARACTERS_MAX] for n, v in request.headers.items()}
     caller = request.state.caller = Caller(
         verb,
-        LANE,
+        f"rest:{request.client.host if request.client else ''}",
         monotonic() + service.settings.call_timeout_s,
         headers.get("user-agent", ""),
         request_id(request.scope),
         headers.get("traceparent", ""),
+        shared_lane=LANE,
+        gone=partial(_gone, request),
     )
+    service.count_calls(1)
     code = StatusCode.OK.name
     try:
         for name in _TIMEOUT_HEADERS:
@@ -105,6 +128,10 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
                 seconds = _seconds(request.headers[name], name)
                 caller.deadline = min(caller.deadline, caller.started + seconds)
         async with asyncio.timeout(caller.deadline - monotonic()):
+            caller.principal = service.callers.principal(
+                request.headers.get("authorization", ""),
+                request.scope["state"].get(CERTIFICATE_NAMES, ()),
+            )
             response = await answer(request)
     except asyncio.CancelledError:
         code = StatusCode.CANCELLED.name
@@ -115,9 +142,16 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
     else:
         caller.sent_bytes = len(response.body)
     finally:
+        service.count_calls(-1)
         caller.received_bytes = request.state.received_bytes
         observe(caller, code, service.metrics, service.settings.slow_call_ms)
     return response
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has closed its connection. Its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _seconds(text: str, name: str) -> float:

@@ -1,40 +1,90 @@
 """The connections of the REST port: no more than there may be, and none that asks for nothing.
 
-A connection holds a descriptor. Uvicorn ends one that has been answered and sends nothing more; it
-waits for ever for the first request, and for the rest of a request that was begun.
+A connection holds a descriptor, from when it is accepted: TLS may be agreed on much later, or
+never. So it is counted there, and one too many is ended at once. One address has at most half of
+all, so that it does not keep the others out; loopback, where proxies are, may have all.
+
+Uvicorn ends a connection that has been answered and sends nothing more; it waits for ever for the
+first request, and for the rest of a request that was begun.
+
+With mutual TLS, each request has the names in its connection's certificate. A client need not show
+one here: probes have none.
 """
 
 import asyncio
+import socket
 from functools import partial
+from ipaddress import IPv6Address, ip_address
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+CERTIFICATE_NAMES = "certificate_names"
+"""Of a request's state: the names in the certificate that its client has shown."""
 
-def protocol(connections_max: int, handshake_timeout_s: float) -> Any:
+_SHARE = 2
+"""One address has one part in so many of all connections."""
+
+
+class Listener(socket.socket):
+    """A listening socket that ends connections beyond those that there may be.
+
+    Raises OSError: nobody can listen there.
+    """
+
+    def __init__(self, address: tuple[str, int], family: int, connections_max: int) -> None:
+        made = socket.create_server(address, family=family)
+        # The protocol by its number: of sockets without, asyncio does not turn Nagle's algorithm
+        # off, and an answer's second packet would wait 40 ms for the acknowledgement of its first.
+        super().__init__(made.family, made.type, socket.IPPROTO_TCP, made.detach())
+        self._connections_max = connections_max
+        self._hosts: WeakKeyDictionary[socket.socket, str] = WeakKeyDictionary()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return a connection and its address; ConnectionAbortedError: it was ended."""
+        connection, address = super().accept()
+        host, most = address[0], self._connections_max
+        hosts = [known for one, known in self._hosts.items() if one.fileno() >= 0]
+        if len(hosts) >= most or (
+            not _is_near(host) and hosts.count(host) >= max(most // _SHARE, 1)
+        ):
+            connection.close()
+            raise ConnectionAbortedError
+        self._hosts[connection] = host
+        return connection, address
+
+
+def _is_near(host: str) -> bool:
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def protocol(handshake_timeout_s: float) -> Any:
     """Return what Uvicorn is to make for each connection."""
-    return partial(
-        _Connection, connections_max=connections_max, handshake_timeout_s=handshake_timeout_s
-    )
+    return partial(_Connection, handshake_timeout_s=handshake_timeout_s)
+
+
+def _names_in(transport: Any) -> list[str]:
+    certificate = transport.get_extra_info("peercert") or {}
+    names = [name for _, name in certificate.get("subjectAltName", ())]
+    parts = [part for group in certificate.get("subject", ()) for part in group]
+    return names + [value for kind, value in parts if kind == "commonName"]
 
 
 class _Connection(H11Protocol):
     """A connection that has so much time for the head of a request."""
 
-    def __init__(
-        self, *args: Any, connections_max: int, handshake_timeout_s: float, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, handshake_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._connections_max = connections_max
         self._handshake_timeout_s = handshake_timeout_s
         self._end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self._connections_max:
-            transport.abort()
-        else:
-            self._watch()
+        self.app_state = {**self.app_state, CERTIFICATE_NAMES: _names_in(transport)}
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

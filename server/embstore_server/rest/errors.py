@@ -54,7 +54,8 @@ def refusal_of(error: Exception, verb: str) -> Refusal:
     error = answered_error(error, verb)
     answer = answer_of(error)
     name = type(error).__name__ if isinstance(error, EmbstoreError) else "InternalError"
-    return Refusal(answer.http, answer.code.name, name, message_of(error))
+    headers = {"www-authenticate": "Bearer"} if answer.code is StatusCode.UNAUTHENTICATED else {}
+    return Refusal(answer.http, answer.code.name, name, message_of(error), headers)
 
 
 def refused(status: int, message: str, headers: Mapping[str, str] | None = None) -> Refusal:

@@ -28,7 +28,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embstore_server.parsing import is_loopback
+from embstore_proto.addresses import is_loopback
 from embstore_server.rest.errors import Refusal, refused
 
 BODY_BYTES_MAX = 1 << 20

@@ -28,6 +28,12 @@ class ErrorReply(BaseModel):
     request: str = Field(description="The request's id, as in the log and in X-Request-Id")
 
 
+REFUSED: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorReply, "description": "Refused"},
+}
+"""What any call may be answered."""
+
+
 @dataclass
 class Context:
     """Which state of which store answered."""

@@ -18,6 +18,7 @@ from embstore.commands import GetStats
 from embstore.errors import EmbstoreError
 from embstore_server.metrics import exposition
 from embstore_server.rest.calls import Calling, CallRoute
+from embstore_server.rest.models import REFUSED
 from embstore_server.service import Service
 from embstore_server.stats import process_stats
 
@@ -34,7 +35,7 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     """Whether calls are served."""
 
-    ready: bool = Field(description="Calls are served")
+    ready: bool = Field(description="Calls are served, writes too")
     reason: str = Field(description="Why not; empty if they are")
 
 
@@ -48,6 +49,7 @@ class Scrapes:
 
     async def text(self, call: Calling) -> bytes:
         """Return the metrics as text, made in a thread: for thousands of tables it takes long."""
+        call.permitted(GetStats())
         await self._capture(call)
         stats = dict(self._stats or {})
         age_s = None if self._stats is None else monotonic() - self._captured_at
@@ -68,11 +70,13 @@ class Scrapes:
         self._stats, self._captured_at = answered.value, monotonic()
 
 
-def add_probes(app: FastAPI, service: Service) -> None:
-    """Add the three routes."""
+def add_probes(app: FastAPI, service: Service, needed: list[Any]) -> None:
+    """Add the three routes; what metrics show needs what a call needs."""
     scrapes = Scrapes(service)
     probes = APIRouter(tags=["probes"])
-    calls = APIRouter(route_class=CallRoute, tags=["probes"])
+    calls = APIRouter(
+        route_class=CallRoute, tags=["probes"], responses=REFUSED, dependencies=needed
+    )
 
     @probes.get("/healthz")
     async def get_health() -> Health:
@@ -82,7 +86,7 @@ def add_probes(app: FastAPI, service: Service) -> None:
     @probes.get("/readyz", responses={503: {"model": Readiness, "description": "Not now"}})
     async def get_readiness(response: Response) -> Readiness:
         """Return whether calls are served, and if not, why."""
-        reason = service.not_ready
+        reason = service.unready
         response.status_code = 503 if reason else 200
         return Readiness(ready=not reason, reason=reason)
 

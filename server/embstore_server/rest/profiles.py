@@ -16,11 +16,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from embstore.commands import ExportProfile, GetHotSet, ImportProfile, PinHotSet, UnpinHotSet
-from embstore.engine.engine import Engine
+from embstore.commands import (
+    ExportProfile,
+    GetHotSet,
+    ImportProfile,
+    PinHotSet,
+    Right,
+    UnpinHotSet,
+)
 from embstore.hotness.stats import HotSetStats
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
+from embstore.rights import EVERYTHING
 from embstore_server.parsing import pairs
 from embstore_server.rest.calls import Call, Calling, CallRoute
 from embstore_server.rest.guard import DOCUMENT_TYPE, announced_bytes
@@ -50,7 +57,9 @@ async def export_profile(
     ] = "counted",
 ) -> Response:
     """Return a profile as a file."""
-    answered = await call.run_in_thread(lambda e: e.execute(ExportProfile(source)).to_bytes())
+    answered = await call.execute_long(
+        lambda: ExportProfile(source), lambda _, profile: profile.to_bytes()
+    )
     return _file(answered.value, "embstore.profile")
 
 
@@ -66,26 +75,21 @@ async def import_profile(
     """Import a profile for the tables that it names, in place of their last one."""
     renamed = pairs("rename", "A=B", rename or [])
 
+    def rows(command: ImportProfile, _: None) -> dict[str, int]:
+        tables = command.profile.tables.items()
+        return {renamed.get(name, name): len(table.keys) for name, table in tables}
+
     async with _received(call, request, "a profile") as content:
-
-        def work(engine: Engine) -> dict[str, int]:
-            profile = Profile.from_bytes(content, "the profile")
-            engine.execute(ImportProfile(profile, renamed))
-            return {renamed.get(name, name): len(t.keys) for name, t in profile.tables.items()}
-
-        answered = await call.run_in_thread(work)
+        answered = await call.execute_long(
+            lambda: ImportProfile(Profile.from_bytes(content, "the profile"), renamed), rows
+        )
     return reply(answered.context, tables=answered.value)
 
 
 @router.get("/hot-set", name="GetHotSet", response_class=Response, responses=_SENT)
 async def get_hot_set(call: Calling) -> Response:
     """Return the pinned hot set as a file; 404 where none is."""
-
-    def work(engine: Engine) -> bytes | None:
-        hot_set = engine.execute(GetHotSet())
-        return None if hot_set is None else hot_set.to_bytes()
-
-    answered = await call.run_in_thread(work)
+    answered = await call.execute_long(GetHotSet, lambda _, hot_set: hot_set and hot_set.to_bytes())
     if answered.value is None:
         raise HTTPException(404, "no hot set is pinned")
     return _file(answered.value, "embstore.hotset")
@@ -99,8 +103,8 @@ async def pin_hot_set(call: Calling, request: HttpRequest) -> dict[str, Any]:
     again, it has the same answer.
     """
     async with _received(call, request, "a hot set") as content:
-        answered = await call.run_in_thread(
-            lambda engine: engine.execute(PinHotSet(HotSet.from_bytes(content, "the hot set")))
+        answered = await call.execute_long(
+            lambda: PinHotSet(HotSet.from_bytes(content, "the hot set")), lambda _, facts: facts
         )
     return reply(answered.context, hot_set=vars(answered.value))
 
@@ -123,14 +127,15 @@ async def _received(call: Call, request: HttpRequest, what: str) -> AsyncIterato
     come, and so does the memory to parse it.
 
     Raises InvalidArgumentError: it is too large; OverloadedError: so much is in flight already;
-    StoreClosedError: calls are not served yet, or not any more.
+    StoreClosedError: calls are not served yet, or not any more; PermissionDeniedError.
     """
     call.check_ready()
+    call.caller.principal.check(Right.ADMIN, [EVERYTHING])  # it is not taken apart for nothing
     if "content-length" not in request.headers:
         raise HTTPException(411, f"expected {what} with its Content-Length")
     size = announced_bytes(request.headers)
     call.service.check_document(size, what)
-    with call.service.inflight.reservation() as reserved:
+    with call.service.reservation(call.caller) as reserved:
         reserved.check_room(size)
         pieces = []
         async for piece in request.stream():

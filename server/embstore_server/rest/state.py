@@ -51,7 +51,9 @@ _FREQUENCY = reply_model("Frequency", "Access frequencies.", **_parts(FrequencyS
 async def get_server(call: Calling) -> dict[str, Any]:
     """Return what serves. Needs no engine: it is answered also while a long call runs."""
     service = call.service
-    info = (await service.execute(call.caller, GetServerInfo())).value  # of a failed store, too
+    call.permitted(GetStats())  # it tells as much
+    command = call.permitted(GetServerInfo())
+    info = (await service.execute(call.caller, command)).value  # of a failed store, too
     return reply(
         info.context,
         version=info.version,
@@ -84,6 +86,7 @@ async def get_stats(call: Calling) -> dict[str, Any]:
 async def list_sessions(call: Calling) -> dict[str, Any]:
     """Return how far every live session is. Needs no engine. Members are secret."""
     call.check_ready()
+    call.permitted(GetStats())
     stats = call.service.engine.sessions.stats()
     sessions = sorted(stats["open"], key=lambda session: session["name"])
     return reply(call.service.context(), sessions=sessions, planning=stats["planning"])

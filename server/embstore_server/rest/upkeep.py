@@ -8,7 +8,15 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from embstore import results
-from embstore.commands import WARM_SHARE, Checkpoint, Flush, ListCheckpoints, ResizeCache
+from embstore.commands import (
+    WARM_SHARE,
+    Checkpoint,
+    Flush,
+    GetStats,
+    ListCheckpoints,
+    ResizeCache,
+    WarmCache,
+)
 from embstore.hotness.stats import WarmingStats
 from embstore.stats import document, gauge, part, text
 from embstore_server.rest.calls import Call, Calling, CallRoute, one_table
@@ -143,7 +151,8 @@ async def warm_cache(call: Calling, request: WarmRequest | None = None) -> dict[
     One that runs for the same share is joined; while one runs for another, this is refused (503).
     """
     call.check_ready()
-    call.service.warming.begun(request.share if request else WARM_SHARE)
+    command = call.permitted(WarmCache(request.share if request else WARM_SHARE))
+    call.service.warming.begun(command.share)
     return _warming(call)
 
 
@@ -151,6 +160,7 @@ async def warm_cache(call: Calling, request: WarmRequest | None = None) -> dict[
 async def get_warming(call: Calling) -> dict[str, Any]:
     """Return how far the warm-up is. Needs no engine."""
     call.check_ready()
+    call.permitted(GetStats())
     return _warming(call)
 
 

@@ -36,12 +36,20 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.fixture
-def quick_path(tmp_path: Path) -> Iterator[Path]:
+def quick_path() -> Iterator[Path]:
     """A directory in memory, where there is one, for stores that no real disk needs to hold."""
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="embstore-", dir=MEMORY) as directory:
+    yield from _quick_path()
+
+
+@pytest.fixture(scope="module")
+def module_path() -> Iterator[Path]:
+    """The same, of all tests of a module."""
+    yield from _quick_path()
+
+
+def _quick_path() -> Iterator[Path]:
+    place = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="embstore-", dir=place) as directory:
         yield Path(directory)
 
 

@@ -98,5 +98,5 @@ class ForkedServer:
     def stop(self) -> None:
         """Ask it to end; everything is committed then."""
         assert self._child is not None
-        os.kill(self._child._pid, signal.SIGTERM)
+        os.kill(self._child.pid, signal.SIGTERM)
         assert self._child.wait() == 0

@@ -12,7 +12,6 @@ from typing import Any
 import embstore
 from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_server.service import Service
 from embstore_server.worker import Worker
 from tests.serving import Server, on_loop
 
@@ -71,14 +70,9 @@ class Served(Server):
         self.tasks = task_count()
 
     @property
-    def service(self) -> Service:
-        """What it serves."""
-        return self._service
-
-    @property
     def worker(self) -> Worker:
         """Its engine thread and queue."""
-        return self._service.worker
+        return self.service.worker
 
     def connect(self, **options: Any) -> Store:
         """Return a connected client."""

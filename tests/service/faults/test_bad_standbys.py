@@ -1,5 +1,6 @@
 """Standbys that are slow or talk garbage, and leaders that do."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tests.faults.forks import Forks
 from tests.service.faults.following import await_same, await_standing, connected, server
 from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.served import Served, until
+from tests.service.faults.wire import refusal
 
 STORE = "0" * 32
 
@@ -36,12 +38,32 @@ def logged(quick_path: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def stream(served: Served, *requests: bytes) -> Iterator[Any]:
-    """Begin to follow a server, and send some requests."""
+def stream(served: Served, *requests: bytes, ends: bool = False) -> Iterator[Any]:
+    """Begin to follow a server, and send some requests; then end this side, or say nothing more."""
+    over = threading.Event()
+
+    def said() -> Iterator[bytes]:
+        yield from requests
+        if not ends:
+            over.wait()
+
     with grpc.insecure_channel(served.address) as channel:
-        call = channel.stream_stream(standbys.METHOD)(iter(requests))
+        call = channel.stream_stream(standbys.METHOD)(said())
         yield call
+        over.set()
         call.cancel()
+
+
+@pytest.mark.parametrize("last", [None, b"", b"\xff"], ids=["nothing", "empty", "noise"])
+def test_a_standby_that_says_what_cannot_be_is_told_so(logged: Served, last: bytes | None) -> None:
+    """Also by ending its side: nobody knows any more what it has on its disk."""
+    first = pb.FollowRequest(follower=pb.Follower(anew=True)).SerializeToString()
+    wanted = pb.FollowRequest(wanted=pb.Wanted()).SerializeToString()
+    more = [] if last is None else [last]
+    with stream(logged, first, wanted, *more, ends=last is None) as call:
+        found = refusal(lambda: list(call))
+    assert (found.code, found.error) == ("INVALID_ARGUMENT", "InvalidArgumentError")
+    until(lambda: logged.service.standing.standbys == 0)
 
 
 def test_a_standby_that_does_not_read_is_dropped(

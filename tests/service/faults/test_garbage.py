@@ -4,6 +4,8 @@ A refusal changes nothing, which the command number and the digest say, and no o
 """
 
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,7 +16,7 @@ from embstore_proto.status import ANSWERS
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.ledger import Ledger, digests, gradients
 from tests.service.faults.served import Served
-from tests.service.faults.wire import Refusal, Sender, Wire, lookup, refusal_of, update
+from tests.service.faults.wire import Refusal, Sender, Wire, lookup, refusal, refusal_of, update
 
 SEED = 20_261_120
 METHODS = list(pb.DESCRIPTOR.services_by_name["Embstore"].methods)
@@ -150,3 +152,24 @@ def test_other_clients_go_on_beside_noise(
             calls = [wire.begin("Update", noise) for _ in range(4)]
             ledger.acknowledged[n] = other.update(gradients(n)).command
             assert all(call.code() is grpc.StatusCode.INVALID_ARGUMENT for call in calls)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_a_request_without_a_message_is_refused(method: Any, wire: Wire, ledger: Ledger) -> None:
+    """Without a deadline, too: gRPC would let the client wait for ever."""
+    call = wire.begin_method(method.name, [], timeout=None)
+    found = refusal(lambda: list(call))
+    assert (found.code, found.error) == ("INVALID_ARGUMENT", "InvalidArgumentError")
+    assert_serves(wire, ledger, 0)
+
+
+def test_a_request_whose_message_never_comes_ends_at_its_deadline(
+    serve: Callable[..., Served],
+) -> None:
+    served, never = serve(call_timeout_s=0.05), threading.Event()
+    with Wire(served.address) as wire:
+        call = wire.begin_method("ListTables", (never.wait() for _ in range(1)), timeout=None)
+        found = refusal(lambda: list(call))
+        never.set()
+    assert (found.code, found.error) == ("DEADLINE_EXCEEDED", "DeadlineError")
+    served.assert_idle()

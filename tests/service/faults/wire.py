@@ -31,7 +31,7 @@ class Wire:
     def __init__(self, address: str) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self._channel = grpc.insecure_channel(address, options=options)
-        self._methods: dict[str, Any] = {}
+        self._methods: dict[tuple[str, Any], Any] = {}
 
     def __enter__(self) -> "Wire":
         return self
@@ -49,9 +49,9 @@ class Wire:
         self._channel.close()
 
     def _method(self, name: str, make: Any) -> Any:
-        if name not in self._methods:
-            self._methods[name] = make(SERVICE + name)
-        return self._methods[name]
+        if (name, make) not in self._methods:
+            self._methods[name, make] = make(SERVICE + name)
+        return self._methods[name, make]
 
     def unary(self, name: str, message: bytes, timeout: float | None = PATIENCE_S) -> bytes:
         """Do a unary call."""

@@ -1,0 +1,54 @@
+"""Digests of a running store: one at a time, in the thread that asked, beside all other calls.
+
+A digest is of the table as it is when the digest begins; its result says of which command. Where
+the table is restored meanwhile, it begins again with what was restored.
+"""
+
+import threading
+from functools import partial
+
+from embstore.commands import Progress
+from embstore.results import Digest
+from embstore.tables.slices import Slices
+from embstore.tables.state import TableState
+from embstore.tables.tables import Tables
+
+
+class _GoneError(Exception):
+    """The table was dropped, or restored."""
+
+
+class Digests:
+    """The digests of one store. Any thread."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._lock = threading.Lock()
+
+    def compute(self, name: str, table_id: int | None, progress: Progress | None) -> Digest:
+        """Return the digest of a table.
+
+        Raises
+        ------
+        TableNotFoundError, StoreClosedError, CorruptTableError : or what `progress` raises.
+        """
+        slices = Slices(self._tables.frame, progress)
+        with slices.after_others(self._lock):
+            while True:
+                with slices.one():
+                    table = self._tables.find(name, table_id)
+                    t, command = table.t, self._tables.frame.command_number
+                    table.digest.begin(table.pool, table.table_id)
+                try:
+                    digest = self._computed(table, t, progress)
+                except _GoneError:
+                    continue
+                return Digest(digest, t, command)
+
+    def _computed(self, table: TableState, t: int, progress: Progress | None) -> str:
+        slices = Slices(self._tables.frame, progress, partial(self._check, table))
+        return table.digest.compute(slices, table.identity_json, t)
+
+    def _check(self, table: TableState) -> None:
+        if self._tables.by_id.get(table.table_id) is not table:
+            raise _GoneError

@@ -1,0 +1,60 @@
+"""What a command concerns, and what its sender must be allowed there.
+
+A command has one **right** (`Command.right`); this module says on what it is needed:
+
+    tables     those that the command names; to create one, its future name
+    a label    Checkpoint needs its right on the label, as if that were a table's name
+    a session  commands of a session need theirs on the session's tables; whose it is, is for the
+               server to know
+    everything what names none of these concerns all tables
+
+Rights are granted by **patterns** of names, in which * stands for any characters, slashes too:
+`team/*` are the tables of a namespace, and * is everything.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+from embstore import commands as c
+from embstore.commands import Command, Part
+
+EVERYTHING = "*"
+"""As a pattern: every name. As a name: what only that pattern matches."""
+
+_PATTERN = re.compile(r"[a-z0-9_.*/-]{1,255}", re.ASCII)
+
+
+def is_pattern(text: object) -> bool:
+    """Tell whether rights can be granted by this."""
+    return isinstance(text, str) and _PATTERN.fullmatch(text) is not None
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Tell whether a pattern has a name."""
+    return fnmatchcase(name, pattern)
+
+
+def concerned(command: Command[Any]) -> tuple[str, ...]:
+    """Return the names on which a command's right is needed; EVERYTHING, where it names none."""
+    if isinstance(command, c.Checkpoint):
+        return (command.label,)
+    return tuple(dict.fromkeys(_names(command))) or (EVERYTHING,)
+
+
+def _names(part: Part) -> Iterator[str]:
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        match field.name:
+            case "table":
+                yield value or EVERYTHING
+            case "config":
+                yield value.name
+            case "tables" | "ranks" | "keys" | "gradients":
+                for one in value if isinstance(value, tuple) else (value,):
+                    if isinstance(one, str):
+                        yield one
+                    elif isinstance(one, Part):
+                        yield from _names(one)

@@ -1,0 +1,45 @@
+"""Whether a directory takes what a store writes: it may be written to, and there is room.
+
+Asked of the system, and nothing is written for it: so it may be asked often, and by who opens a
+store before anything is changed. What it cannot tell (a quota, a disk that has broken) a commit
+finds out.
+"""
+
+import errno
+
+from embstore.errors import StorageError
+from embstore.storage.command_records import DIRECTORY
+from embstore.storage.files import Files
+
+LEAST_BYTES = 16 << 20
+"""The log and the command log take up to 8 MiB each at a time."""
+_DIRECTORIES = ("", "log", "base", DIRECTORY)
+
+
+def check_writable(files: Files) -> None:
+    """Raise StorageError if files cannot be made in a directory of the store that is there."""
+    for path in _DIRECTORIES:
+        if files.is_directory(path) and not files.is_writable(path):
+            code = errno.EROFS if files.is_read_only else errno.EACCES
+            why = "it is on a read-only file system" if files.is_read_only else "permission denied"
+            raise StorageError(
+                code,
+                f"cannot write to {files.path(path)}: {why}; make it writable, or open the store "
+                "read-only (read_only=True, --read-only)",
+            )
+
+
+def lack_of(files: Files, more_bytes: int) -> str:
+    """Return why so many bytes, and a little more, can perhaps not be written; empty: they can."""
+    try:
+        check_writable(files)
+        left = files.room_bytes()
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    needed = LEAST_BYTES + more_bytes
+    if left < needed:
+        return (
+            f"no room: {left} bytes are left for {files.root}, a commit may need {needed}; free "
+            "disk space"
+        )
+    return ""

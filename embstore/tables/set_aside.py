@@ -1,0 +1,88 @@
+"""Rows as they were when a long read began, of those that commands have changed since.
+
+What reads a table in slices is to see it as it was at one command. So while it runs, a command that
+is about to change rows which it has not read yet puts copies of them here first, each row once; a
+row that was never written is noted as such. The reader prefers what is here to what it finds.
+
+It costs a command one more look at its rows, and memory for rows that are changed while they wait
+to be read; both end with the read. Rejected: to read in passes until little has changed, as a
+commit does. Under training that little is the table, and the last pass has to be in one piece.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+from embstore.cache.pool import Pool
+from embstore.storage.row_index import RowIndex
+
+_ABSENT = (1 << 40) - 1
+"""Stands for a row that was never written."""
+
+
+class SetAside:
+    """Copies of rows of one pool, by row key. With the engine."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._index = RowIndex()  # to the numbers of copies
+        self._counts = np.zeros(1, np.int64), np.zeros(1, np.uint8)  # which the index wants
+        self._copies: list[Rows] = []
+        self._starts: list[int] = []
+        """Of each batch of copies, the number of its first."""
+        self._count = 0
+
+    def add(self, keys: Keys) -> None:
+        """Copy the rows of unique row keys that are not here yet.
+
+        Raises CorruptTableError, MemoryError: as if it had not been called.
+        """
+        keys = keys[self._index.positions_of(keys) < 0]
+        if not len(keys):
+            return
+        rows, written = self._pool.reader.look(keys).read()
+        numbers = np.where(written, self._count + np.cumsum(written) - 1, _ABSENT)
+        self._starts.append(self._count)
+        try:
+            self._copies.append(rows)
+        except MemoryError:
+            self._starts.pop()
+            raise
+        self._count += len(rows)
+        self._index.put(keys, numbers, *self._counts)  # last: copies that nothing finds do no harm
+
+    def of(self, keys: Keys) -> "Copies | None":
+        """Return what is here of some row keys; None: nothing."""
+        numbers = self._index.positions_of(keys)
+        if not (numbers >= 0).any():
+            return None
+        return Copies(numbers, np.array(self._starts), self._copies)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What was set aside of some row keys. Any thread."""
+
+    numbers: NDArray[np.int64]  # (n,) -1: nothing
+    starts: NDArray[np.int64]
+    batches: list[Rows]  # which grows, and changes in nothing else
+
+    def put_into(self, rows: Rows, written: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the rows of the keys that were written, and which they are, as they were; given
+        how they were found."""
+        is_here = self.numbers >= 0
+        was_written = np.where(is_here, self.numbers != _ABSENT, written)
+        result = np.empty((int(np.count_nonzero(was_written)), *rows.shape[1:]), rows.dtype)
+        place, found = np.cumsum(was_written) - 1, np.cumsum(written) - 1
+        unchanged = np.flatnonzero(written & ~is_here)
+        result[place[unchanged]] = rows[found[unchanged]]
+        changed = np.flatnonzero(is_here & was_written)
+        numbers = self.numbers[changed]
+        batches = np.searchsorted(self.starts, numbers, side="right") - 1
+        for batch in np.unique(batches):
+            here = batches == batch
+            copies = self.batches[batch]
+            result[place[changed[here]]] = copies[numbers[here] - self.starts[batch]]
+        return result, was_written

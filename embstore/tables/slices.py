@@ -1,0 +1,81 @@
+"""Long work in slices: pieces that take their turn with the engine, between which calls get on.
+
+Whatever looks at many rows is done so, in the thread that asked for it: a call waits for the slice
+that runs, a few milliseconds, and not for the work. Before each slice whoever asked is told how far
+it is, and may end the work by raising: its caller has gone, or its server stops. A store that is
+closed ends it likewise. So the work must leave everything as it was wherever a slice raises.
+
+Where no call waits, a slice need not be short, and short ones take half as long again in sum. So
+`halvings` says how often a slice is to be cut in half: a few times when the work begins, and after
+a slice for which a call has waited; one time less after each sixteen that nobody has waited for.
+
+What a slice may do is said in rows, bytes or slots where it is done. How long it takes is measured
+(`python -m tests.bench --only stalls`).
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from embstore.commands import Progress
+from embstore.tables.frame import Frame
+
+_PATIENCE_S = 0.05
+HALVINGS_MAX = 3
+_UNWAITED = 16
+
+
+def _nobody(done: int, of: int) -> None:
+    """Tell nobody."""
+
+
+class Slices:
+    """The slices of one long work. The thread that does it.
+
+    Parameters
+    ----------
+    progress : called before each slice, without the engine, with what is done and of how much;
+        what it raises ends the work
+    check : called at the begin of each slice, with the engine; likewise
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        progress: Progress | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.done = self.of = 0
+        self.halvings = HALVINGS_MAX
+        """How often the next slice is to be cut in half, of work that can be."""
+        self._unwaited = 0  # slices since one that a call has waited for
+        self._frame = frame
+        self._progress = progress or _nobody
+        self._check = check
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Have the engine for one slice; calls that wait for it go first."""
+        self._progress(self.done, self.of)
+        with self._frame.background():
+            self._check()
+            yield
+            waited = self._frame.is_waited_for
+        self._unwaited = 0 if waited else self._unwaited + 1
+        self.halvings = max(HALVINGS_MAX - self._unwaited // _UNWAITED, 0)
+
+    def last(self) -> AbstractContextManager[None]:
+        """Have the engine for the end of the work, whatever has ended it."""
+        return self._frame.looking()
+
+    @contextmanager
+    def after_others(self, lock: threading.Lock) -> Iterator[None]:
+        """Hold a lock that is not the engine's, for work that is done one after the other; who
+        waits for it is ended as between slices."""
+        while not lock.acquire(timeout=_PATIENCE_S):
+            self._frame.check_open()
+            self._progress(self.done, self.of)
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,74 @@
+"""The JSON Schema of a message's protobuf-JSON, for the OpenAPI document.
+
+A reply has every field that has no presence, by its own name. Requests are understood in more
+forms than these (lowerCamelCase names, null for a field that is not there).
+"""
+
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+_FLOAT: dict[str, Any] = {
+    "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
+}
+
+
+def _small(lowest: int, highest: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": lowest, "maximum": highest}
+
+
+def _large(lowest: int, highest: int) -> dict[str, Any]:
+    """Return the schema of 64 bits, which JSON's numbers may not have: a reply has a string."""
+    digits = {"type": "string", "pattern": "^-?[0-9]{1,19}$" if lowest else "^[0-9]{1,20}$"}
+    return {"anyOf": [digits, _small(lowest, highest)]}
+
+
+_SCALARS: dict[int, dict[str, Any]] = {
+    FieldDescriptor.TYPE_BOOL: {"type": "boolean"},
+    FieldDescriptor.TYPE_BYTES: {"type": "string", "contentEncoding": "base64"},
+    FieldDescriptor.TYPE_DOUBLE: _FLOAT,
+    FieldDescriptor.TYPE_FLOAT: _FLOAT,
+    FieldDescriptor.TYPE_INT32: _small(-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: _large(-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_STRING: {"type": "string"},
+    FieldDescriptor.TYPE_UINT32: _small(0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: _large(0, 2**64 - 1),
+}
+
+
+def schema_of(message: Descriptor, *, is_reply: bool) -> dict[str, Any]:
+    """Return the schema of a message, with those of its parts in it."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "title": message.name,
+        "properties": {f.name: _field(f, is_reply) for f in message.fields},
+        "additionalProperties": False,
+    }
+    choices = [one for one in message.oneofs if len(one.fields) > 1]
+    if choices:
+        schema["allOf"] = [
+            {"not": {"required": [one.name, other.name]}}
+            for choice in choices
+            for n, one in enumerate(choice.fields)
+            for other in choice.fields[:n]
+        ]
+    if is_reply and (always := [f.name for f in message.fields if not f.has_presence]):
+        schema["required"] = always
+    return schema
+
+
+def _field(field: Any, is_reply: bool) -> dict[str, Any]:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        value = _value(message.fields_by_name["value"], is_reply)
+        return {"type": "object", "additionalProperties": value}
+    value = _value(field, is_reply)
+    return {"type": "array", "items": value} if field.is_repeated else value
+
+
+def _value(field: Any, is_reply: bool) -> dict[str, Any]:
+    if field.message_type is not None:
+        return schema_of(field.message_type, is_reply=is_reply)
+    if field.enum_type is not None:
+        return {"enum": [value.name for value in field.enum_type.values]}
+    return _SCALARS[field.type]

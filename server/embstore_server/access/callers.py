@@ -1,0 +1,90 @@
+"""From what a caller shows to who it is.
+
+Every call is looked at anew, which takes microseconds: nothing is remembered of those who guess.
+
+SIGHUP reads the file again. What is removed there is refused with its next call; a file that is not
+understood leaves all as it was, which the log says. Event loop only.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from embstore.errors import InvalidArgumentError, UnauthenticatedError
+from embstore_server.access.principals import ANYBODY, Principal
+from embstore_server.access.tokens import NOBODY, Entry, read, split_token
+from embstore_server.logs import event
+
+_SCHEME = "bearer "
+_CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
+
+
+def certificate_names(auth_context: Mapping[str, Sequence[bytes]]) -> list[str]:
+    """Return the names in the certificate that gRPC has verified of a peer; none without."""
+    found = (auth_context.get(key, ()) for key in _CERTIFICATE_NAMES)
+    return [name.decode(errors="replace") for names in found for name in names]
+
+
+class Callers:
+    """Those who may call a server; without a file of tokens, anybody."""
+
+    def __init__(self, path: Path | None, limits: Mapping[str, int]) -> None:
+        """Read the file; raises InvalidArgumentError. `limits` are of whoever has no others."""
+        self._path = path
+        self._limits = limits
+        self._entries: dict[str, Entry] = {}
+        self._principals: dict[str, Principal] = {}
+        if path is not None:
+            self._take(read(path))
+
+    def _take(self, entries: dict[str, Entry]) -> None:
+        self._entries = entries
+        self._principals = {
+            name: Principal(name, one.rights, {**self._limits, **one.limits})
+            for name, one in entries.items()
+        }
+
+    @property
+    def known(self) -> Collection[Principal]:
+        """All who are known by name."""
+        return self._principals.values()
+
+    def named(self, name: str) -> Principal | None:
+        """Return who is known by a name, if anybody is. Any thread."""
+        return self._principals.get(name)
+
+    def reload(self) -> None:
+        """Read the file again, for calls from now on."""
+        if self._path is None:
+            return
+        try:
+            self._take(read(self._path))
+        except InvalidArgumentError as exc:
+            event(logging.ERROR, "tokens not read", reason=str(exc), note="the old ones hold")
+        else:
+            event(logging.INFO, "tokens read", names=len(self._entries))
+
+    def principal(self, authorization: str, certificate_names: Iterable[str]) -> Principal:
+        """Return who calls: by the header that was sent, "" for none, else by the names of a
+        certificate that was verified.
+
+        Raises UnauthenticatedError.
+        """
+        if self._path is None:
+            return ANYBODY
+        if not authorization:
+            for name in certificate_names:
+                entry = self._entries.get(name)
+                if entry is not None and entry.secret is None:
+                    return self._principals[name]
+            raise UnauthenticatedError(
+                "expected a token: connect(..., token=...), EMBSTORE_TOKEN, or the header "
+                "Authorization: Bearer TOKEN; or, with mutual TLS, a certificate of a known name"
+            )
+        token = authorization[len(_SCHEME) :].strip()
+        if not authorization.lower().startswith(_SCHEME) or not token:
+            raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
+        name, secret = split_token(token)
+        if not self._entries.get(name, NOBODY).has(secret):
+            raise UnauthenticatedError("the token is not known, or not any more; ask who runs this")
+        return self._principals[name]

@@ -1,0 +1,76 @@
+"""The server's certificate, and the authorities of its clients': read again at SIGHUP.
+
+Both ports ask for them with each new connection, so that a certificate that is about to run out is
+replaced without a restart. Files that are not what they should be leave all as it was, which the
+log says.
+"""
+
+import logging
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from embstore.errors import InvalidArgumentError
+from embstore_server.logs import event
+from embstore_server.settings import Settings
+
+
+class Served(NamedTuple):
+    """What a handshake needs, as PEM, and as a context of Python's."""
+
+    key: bytes
+    chain: bytes
+    authorities: bytes | None
+    context: ssl.SSLContext
+
+
+class Certificates:
+    """The certificates of a server that has TLS. Any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read the files; raises InvalidArgumentError."""
+        self._settings = settings
+        self.served = _read(settings)
+
+    def reload(self) -> None:
+        """Read the files again, for connections from now on."""
+        try:
+            self.served = _read(self._settings)
+        except InvalidArgumentError as exc:
+            event(logging.ERROR, "certificate not read", reason=str(exc), note="the old one holds")
+        else:
+            event(logging.INFO, "certificate read")
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context that takes what is served at each handshake."""
+
+        def take(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+            connection.context = self.served.context
+
+        first = _read(self._settings).context
+        first.sni_callback = take  # called of clients, too, that name no server
+        # A connection that takes up an earlier one would go by the authorities of that time.
+        first.options |= ssl.OP_NO_TICKET
+        first.num_tickets = 0
+        return first
+
+
+def _read(settings: Settings) -> Served:
+    cert, key, ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(str(cert), str(key))
+        if ca is not None:
+            context.load_verify_locations(str(ca))
+            context.verify_mode = ssl.CERT_OPTIONAL
+        key_pem, chain, authorities = (
+            None if path is None else Path(path).read_bytes() for path in (key, cert, ca)
+        )
+    except OSError as exc:  # an SSLError is one
+        wanted = "" if ca is None else f", and tls_client_ca {ca}"
+        raise InvalidArgumentError(
+            f"tls_cert {cert} and tls_key {key}{wanted}: expected PEM files of a certificate, its "
+            f"key{', and authorities' if ca else ''}: {exc}"
+        ) from exc
+    assert key_pem is not None and chain is not None
+    return Served(key_pem, chain, authorities, context)

@@ -1,0 +1,137 @@
+"""A caller: its name, its rights by pattern of names (`embstore.rights`), and what is its own.
+
+**Sessions** belong to who opened them. Their names are the principal's own: `train` of the token
+`ads` is the session `ads:train`, whose place no other token can take or read. Who may write
+everything may also name those of others, as they are listed: so an operator ends any. A session of
+a server that had no tokens is `:train` then, and a store that gets tokens later goes on there.
+
+**Calls that are sent again** are remembered by client and principal, so that nobody gets, or takes,
+the answer of another's; and a client says by its id whose it is, so that nobody's are forgotten for
+the many of another's.
+
+**What is not one's own** is refused by what was asked for, before anything is looked up, so that
+the answer is the same whether there is such a table or not.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from embstore.commands import Right
+from embstore.errors import PermissionDeniedError
+from embstore.results import Checkpoint, TableDescription
+from embstore.rights import EVERYTHING, matches
+from embstore.tables.owners import owned, owner_of
+from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
+
+_REMEMBERED_MAX = 4096
+_OWNER_CHARACTERS = 16
+"""Of a client id; the others are of what the principal calls it: 188 bits."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who calls. `rights` are by pattern; `name` is empty of a server that knows nobody."""
+
+    name: str
+    rights: Mapping[str, Right]
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What it may take (`access.shares`), by name."""
+    _found: dict[str, Right] = field(default_factory=dict, compare=False, repr=False)
+
+    def right_on(self, name: str) -> Right:
+        """Return the highest right on what has this name; KNOWN, if there is none."""
+        right = self._found.get(name)
+        if right is None:
+            granted = (r for pattern, r in self.rights.items() if matches(name, pattern))
+            right = max(granted, default=Right.KNOWN)
+            if len(self._found) >= _REMEMBERED_MAX:
+                self._found.clear()
+            self._found[name] = right
+        return right
+
+    def check(self, right: Right, names: Iterable[str]) -> None:
+        """Raise PermissionDeniedError, unless `right` is granted on all names."""
+        for name in names:
+            if self.right_on(name) < right:
+                where = "everything (*)" if name == EVERYTHING else repr(name)
+                granted = [f"{r.name.lower()} on {p!r}" for p, r in sorted(self.rights.items())]
+                raise PermissionDeniedError(
+                    f"expected the right to {right.name.lower()} on {where}; {self.name!r} is "
+                    f"granted {', '.join(granted) or 'nothing'}"
+                )
+
+    # Sessions
+
+    @property
+    def _has_all_sessions(self) -> bool:
+        return self.right_on(EVERYTHING) >= Right.WRITE
+
+    def session(self, name: str) -> str:
+        """Return the full name of what this principal calls session `name`."""
+        if not self.name or not name:  # which the engine refuses
+            return name
+        if ":" in name and self._has_all_sessions:
+            return name.removeprefix(":")
+        return owned(self.name, name)
+
+    def check_session(self, name: str) -> None:
+        """Raise PermissionDeniedError, unless the session of this full name is the principal's."""
+        if not self.owns_session(name):
+            raise PermissionDeniedError("expected a session of one's own, found another's")
+
+    def owns_session(self, name: str) -> bool:
+        """Tell whether the session of this full name is the principal's."""
+        return self._has_all_sessions or owner_of(name) == self.name
+
+    # Calls that are sent again
+
+    def origin(self, origin: Origin) -> Origin:
+        """Return an origin that no other principal can have; of a bad one, the same.
+
+        Its owner (`tables.owners`) is the principal: by a hash, as a name may take all of the
+        characters. Who has no name is no owner, whatever the client id.
+        """
+        client_id = origin.client_id
+        is_bad = not 0 < len(client_id) <= CLIENT_ID_CHARACTERS_MAX
+        if is_bad or (not self.name and not owner_of(client_id)):
+            return origin
+        owner = self.name and _hash(self.name)[:_OWNER_CHARACTERS]
+        own = owned(owner, _hash(f"{self.name}\0{client_id}"))
+        return replace(origin, client_id=own[:CLIENT_ID_CHARACTERS_MAX])
+
+    # Results
+
+    def visible(self, value: Any) -> Any:
+        """Return what of a command's result the principal may see."""
+        if self.right_on(EVERYTHING) >= Right.READ:
+            return value
+        match value:
+            case Checkpoint(_, _, state):
+                tables = tuple(t for t in state.tables if self._may_see(t.config().name))
+                places = {n: s for n, s in state.places.items() if self.owns_session(n)}
+                return replace(value, state=replace(state, tables=tables, places=places))
+            case tuple():
+                return tuple(self.visible(one) for one in value if self._may_see(_name_of(one)))
+        return value
+
+    def _may_see(self, name: str) -> bool:
+        return self.right_on(name) >= Right.READ
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _name_of(described: Any) -> str:
+    match described:
+        case TableDescription(config):
+            return config.name
+        case Checkpoint(label):
+            return label
+    raise TypeError(type(described))
+
+
+ANYBODY = Principal("", {EVERYTHING: Right.ADMIN})
+"""The caller of a server that has no tokens."""

@@ -1,0 +1,112 @@
+"""What one token may take of what all share: its limits, by name.
+
+    queue_calls, inflight_bytes, sessions   at any time; half of the server's own bound, unless the
+                                            file of tokens says otherwise
+    announced_bytes                         of all sessions of the token; half of the store's bound.
+                                            Who may write everything has one share together: their
+                                            sessions have no owner
+    call_bytes                              keys and rows of one call, bounded where the file says
+                                            so: another's call may wait for one to end
+    tables, rows, disk_bytes                of the tables that it may write, together; bounded where
+                                            the file says so. disk_bytes is what those rows take at
+                                            most, so that it is known when a table is made
+
+Pins need no limit: sessions of several owners divide the slots among them (`lookahead.planner`).
+
+A server that knows nobody has its own bounds alone.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from embstore import commands as c
+from embstore.checks.call_bytes import check_size
+from embstore.commands import Command, Right
+from embstore.config import TableConfig
+from embstore.engine.engine import Engine
+from embstore.errors import CapacityError, TableNotFoundError
+from embstore.lookahead.registry import SESSIONS_MAX
+from embstore.tables.owners import owner_of
+from embstore_server.access.callers import Callers
+from embstore_server.access.principals import Principal
+
+SHARE = 0.5
+"""A second owner finds as much as the first one has."""
+
+
+def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
+    """Return the limits of whoever has no others, by their names."""
+    shared = {
+        "queue_calls": queue_calls_max,
+        "inflight_bytes": inflight_bytes_max,
+        "sessions": SESSIONS_MAX,
+    }
+    return {name: max(int(SHARE * most), 1) for name, most in shared.items()}
+
+
+def announced_bytes_max(callers: Callers, most: int, owner: str) -> int | None:
+    """Return how many of the `most` bytes of keys that may be announced are for the sessions of one
+    owner; None: there are no owners. Any thread."""
+    if not callers.known:
+        return None
+    default = max(int(SHARE * most), 1)
+    one = callers.named(owner)
+    return default if one is None else one.limits.get("announced_bytes", default)
+
+
+def check_call(principal: Principal, command: Command[Any], engine: Engine) -> None:
+    """Refuse a call that is larger than its caller's may be. Any thread.
+
+    Raises InvalidArgumentError.
+    """
+    most = principal.limits.get("call_bytes")
+    if most is not None:
+        with suppress(TableNotFoundError):  # the engine says so
+            check_size(command, engine.tables.config_of, most, f"call_bytes of {principal.name!r}")
+
+
+def used(principal: Principal, engine: Engine) -> dict[str, int]:
+    """Return what a principal has in a store. With the engine, or for a look at it."""
+    configs = [
+        table.current_config()
+        for table in engine.tables.by_id.copy().values()
+        if principal.right_on(table.name) >= Right.WRITE
+    ]
+    sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
+    announced = engine.sessions.announced_bytes(principal.name)
+    return {"sessions": len(sessions), "announced_bytes": announced} | _of_tables(configs)
+
+
+def _of_tables(configs: list[TableConfig]) -> dict[str, int]:
+    return {
+        "tables": len(configs),
+        "rows": sum(config.rows for config in configs),
+        "disk_bytes": sum(config.rows * config.layout.record_bytes for config in configs),
+    }
+
+
+def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
+    """Refuse what would take more than a principal's share of a store. With the engine.
+
+    Raises CapacityError.
+    """
+    more: dict[str, int] = {}
+    match command:
+        case c.OpenSession(name) if name not in engine.sessions.names():
+            more = {"sessions": 1}
+        case c.CreateTable(config) if not engine.tables.has(config.name):
+            more = _of_tables([config])
+        case c.GrowTable(table, table_id, rows):
+            config = engine.tables.find(table, table_id).current_config()
+            grown = max(rows - config.rows, 0)
+            more = {"rows": grown, "disk_bytes": grown * config.layout.record_bytes}
+    if not more:
+        return
+    now = used(principal, engine)
+    for name, count in more.items():
+        most = principal.limits.get(name)
+        if most is not None and now[name] + count > most:
+            raise CapacityError(
+                f"{principal.name!r} has {now[name]} {name.replace('_', ' ')}, {count} more would "
+                f"exceed its limit of {most}; ask who runs this server for more"
+            )

@@ -1,0 +1,203 @@
+"""The file of tokens: who there is, and what each may do.
+
+    {"version": 1, "tokens": {
+        "ads":  {"secret": "sha256:HASH", "rights": {"ads/*": "write"}},
+        "dash": {"certificate": true, "rights": {"*": "read"}, "limits": {"queue_calls": 8}}}}
+
+A token is `NAME.SECRET`, of which the file has a hash alone. The secret is always 32 random bytes,
+made by `embstore token add`: nobody finds it by trying, so a hash that is slow on purpose (scrypt,
+argon2) would protect nothing, and be a way in for who wants to keep the server busy. With scrypt of
+8 ms, guesses took every core and kept tokens out that were right, and 500 entries held the event
+loop for 4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate` has no secret: its
+entry shows a certificate of that name instead.
+
+The file is replaced whole, and readable for its owner alone; who changes it holds a lock beside it.
+`embstore token` writes it; a running server reads it again at SIGHUP.
+"""
+
+import fcntl
+import hmac
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any
+
+from embstore.commands import Right
+from embstore.errors import InvalidArgumentError
+from embstore.rights import is_pattern
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
+_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_VERSION = 1
+LIMITS = (
+    "queue_calls",
+    "call_bytes",
+    "inflight_bytes",
+    "sessions",
+    "announced_bytes",
+    "tables",
+    "rows",
+    "disk_bytes",
+)
+"""What of a token can be limited; `access.shares` says what each bounds."""
+RIGHTS = {right.name.lower(): right for right in (Right.READ, Right.WRITE, Right.ADMIN)}
+"""Those that can be granted, by what they are called."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of the file. `secret` is the hash of its secret; None: it shows a certificate."""
+
+    name: str
+    secret: str | None
+    rights: Mapping[str, Right] = field(default_factory=dict)
+    """By pattern."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """By what is limited."""
+
+    def has(self, secret: str) -> bool:
+        """Tell whether this is the entry's secret; it takes as long if not."""
+        return hmac.compare_digest(_hashed(secret), self.secret or _NO_HASH)
+
+
+_NO_HASH = "sha256:"
+NOBODY = Entry("", None)
+"""To be asked for the secret of a name that is not in the file: the answer takes as long."""
+
+
+def _hashed(secret: str) -> str:
+    return f"sha256:{sha256(secret.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def new_secret() -> tuple[str, str]:
+    """Return a new secret, and what the file has of it."""
+    secret = token_urlsafe(32)
+    return secret, _hashed(secret)
+
+
+def split_token(token: str) -> tuple[str, str]:
+    """Return name and secret of a token."""
+    name, _, secret = token.rpartition(".")
+    return name, secret
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgumentError, unless a token can be called so."""
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            "expected a token's name of at most 64 letters, digits, and _ . @ - after the first, "
+            f"found {name[:80]!r}"
+        )
+
+
+def right_named(text: str) -> Right:
+    """Return the right that is called so."""
+    if text not in RIGHTS:
+        raise InvalidArgumentError(f"expected a right of {', '.join(RIGHTS)}, found {text!r}")
+    return RIGHTS[text]
+
+
+def check_pattern(text: str) -> str:
+    """Return a pattern of names, if it is one."""
+    if not is_pattern(text):
+        raise InvalidArgumentError(
+            f"expected a name of tables, or a pattern as 'team/*' or '*', found {text!r}"
+        )
+    return text
+
+
+def check_limit(name: str) -> str:
+    """Return the name of a limit, if there is one of this name."""
+    if name not in LIMITS:
+        raise InvalidArgumentError(f"expected a limit of {', '.join(LIMITS)}, found {name!r}")
+    return name
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidArgumentError(f"{name}: expected an integer, 0 or more, found {value!r}")
+    return value
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """Return the entries of a file, by name.
+
+    Raises InvalidArgumentError: there is no such file, or not all of it is understood; a right that
+    was misread would be one too many.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise InvalidArgumentError(
+            f"tokens {path}: expected a file of tokens: {exc.strerror}; make one by embstore token "
+            f"add NAME --right write --tables 'NAME/*' --tokens {path}"
+        ) from exc
+    except ValueError as exc:
+        raise InvalidArgumentError(f"tokens {path}: expected JSON: {exc}") from exc
+    try:
+        return _entries(document)
+    except InvalidArgumentError as exc:
+        raise InvalidArgumentError(f"tokens {path}: {exc}") from exc
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise InvalidArgumentError(f"tokens {path}: not understood: {exc!r}") from exc
+
+
+def _entries(document: Any) -> dict[str, Entry]:
+    if document["version"] != _VERSION:
+        raise InvalidArgumentError(f"expected version {_VERSION}, found {document['version']!r}")
+    _check_keys("the file", document, {"version", "tokens"})
+    return {name: _entry(name, one) for name, one in document["tokens"].items()}
+
+
+def _entry(name: str, one: dict[str, Any]) -> Entry:
+    check_name(name)
+    _check_keys(name, one, {"secret", "certificate", "rights", "limits"})
+    if ("secret" in one) == (one.get("certificate") is True):
+        raise InvalidArgumentError(f"{name}: expected a secret, or certificate true, and not both")
+    rights = {check_pattern(p): right_named(r) for p, r in one["rights"].items()}
+    limits = {check_limit(n): _count(n, v) for n, v in one.get("limits", {}).items()}
+    if "secret" in one and not _HASH.fullmatch(one["secret"]):
+        raise InvalidArgumentError(f"{name}: expected a secret as sha256:HASH; add the name again")
+    return Entry(name, one.get("secret"), rights, limits)
+
+
+def _check_keys(where: str, found: Any, known: set[str]) -> None:
+    if unknown := sorted(found.keys() - known):
+        raise InvalidArgumentError(f"{where}: expected {', '.join(sorted(known))}, found {unknown}")
+
+
+def write(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Put a file of these entries in the place of the one before; durable on return."""
+    tokens = {
+        name: ({"certificate": True} if one.secret is None else {"secret": one.secret})
+        | {"rights": {pattern: right.name.lower() for pattern, right in one.rights.items()}}
+        | ({"limits": dict(one.limits)} if one.limits else {})
+        for name, one in entries.items()
+    }
+    text = json.dumps({"version": _VERSION, "tokens": tokens}, indent=1) + "\n"
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:
+    """Change the entries of a file, one process after the other; durable on return."""
+    with open(path.with_name(f"{path.name}.lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = {} if may_be_new and not path.exists() else read(path)
+        how(entries)
+        write(path, entries)

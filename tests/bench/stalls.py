@@ -1,0 +1,170 @@
+"""How long a call of one key waits while something long runs on the same server.
+
+A client of its own looks one key up and updates it, again and again, over gRPC. Meanwhile another
+has the server do something long: a digest, a check of integrity, a checkpoint, exports, a warm-up;
+a fold begins by itself, after the checkpoint. The longest call is the **stall**. A row of nothing
+tells what the machine itself does to such calls.
+
+Half of the rows fit into the cache, and all of them were written.
+
+The **drain** is how long a server takes from SIGTERM to its end while all of this runs, and how
+long it takes idle: what is dirty is committed in both.
+"""
+
+import contextlib
+import pathlib
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from embstore.errors import EmbstoreError
+from embstore.profiles.profile import Profile, TableProfile
+from embstore_client import connect
+from tests.bench.scale import Scale
+from tests.bench.serving import Server
+from tests.bench.stores import create_table, small_grads, update_all
+from tests.bench.turns import seconds_of
+
+_SHARE = 0.9
+"""Of the slots, of a warm-up."""
+_LEAST_CALLS = 20
+_DRAIN_S = 5.0
+
+
+class StallsContender:
+    """One method, whose server is in a folder that it removes."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._folder = pathlib.Path(scale.data_dir) / "stalls"
+
+    def served(self) -> dict[str, Any]:
+        """Measure each long work, one after the other."""
+        self._folder.mkdir()
+        backups = self._folder / "backups"
+        scale = self._scale
+        options = ("--backup-within", str(backups), "--policy", "lfu", "--count-rate", "1")
+        cache_bytes = scale.cache_bytes(scale.stall_rows / 2, scale.dim)
+        server = Server(self._folder / "store", cache_bytes, *options)
+        try:
+            return _measured(server, backups, scale)
+        finally:
+            server.close()
+
+    def drained(self) -> dict[str, float]:
+        """Measure how long a server takes to end: idle, and while much that is long runs."""
+        self._folder.mkdir(exist_ok=True)
+        return {
+            name: _drain_s(self._folder / name, begin, self._scale)
+            for name, begin in (("idle_s", _begin_nothing), ("busy_s", _begin_much))
+        } | {"drain_s": _DRAIN_S}
+
+    def close(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _measured(server: Server, backups: pathlib.Path, scale: Scale) -> dict[str, Any]:
+    store, gradients = server.store, small_grads(scale.dim)
+    table = create_table(store, "ads", scale.stall_rows, scale.dim)
+    order = np.random.default_rng(scale.seed).permutation(scale.stall_rows)
+    update_all(table, order, gradients)
+    profile = _profile(scale.stall_rows)
+    works: dict[str, Callable[[], Any]] = {
+        "nothing": lambda: time.sleep(scale.stall_idle_s),
+        "digest": table.digest,
+        "integrity": store.check_integrity,
+        "flush": store.flush,
+        "checkpoint": lambda: store.checkpoint("long"),
+        "fold": lambda: _merged(store, scale.fold_wait_s),
+        "backup": lambda: store.backup(str(backups), "long"),
+        "profile import": lambda: store.import_profile(profile),
+        "profile export": lambda: store.export_profile(source="imported"),
+        "warm-up": lambda: store.warm_cache(_SHARE),
+    }
+    found = {}
+    for name, work in works.items():
+        if name in ("checkpoint", "flush"):
+            update_all(table, order, gradients)
+        with connect(server.address) as other:
+            found[name] = _stalls(other.table("ads"), work, scale.dim)
+    return found
+
+
+def _drain_s(folder: pathlib.Path, begin: Callable[[Any], None], scale: Scale) -> float:
+    options = ("--drain-s", str(_DRAIN_S), "--slow-call-ms", "1000000")
+    cache_bytes = scale.cache_bytes(scale.stall_rows / 2, scale.dim)
+    server = Server(folder, cache_bytes, *options)
+    try:
+        table = create_table(server.store, "ads", scale.stall_rows, scale.dim)
+        order = np.random.default_rng(scale.seed).permutation(scale.stall_rows)
+        update_all(table, order, small_grads(scale.dim))
+        begin(server)
+        return seconds_of(server.stop)
+    finally:
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begin_nothing(server: Server) -> None:
+    """Leave the server idle."""
+
+
+def _begin_much(server: Server) -> None:
+    """Have what takes long done again and again, until it is cut off."""
+    table = server.store.table("ads")
+
+    def again(work: Callable[[], Any]) -> None:
+        with contextlib.suppress(EmbstoreError):
+            while True:
+                work()
+
+    works = (table.digest, server.store.check_integrity, server.store.flush)
+    for work in works:
+        threading.Thread(target=again, args=(work,)).start()
+    for _ in range(_LEAST_CALLS):
+        table.lookup(np.array([7]))  # they have begun by then
+
+
+def _merged(store: Any, seconds: float) -> None:
+    """Wait until no merge is due any more: one follows the other, with no call in between."""
+    deadline = time.monotonic() + seconds
+    while store.stats()["storage"]["merge_running"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _profile(rows: int) -> Any:
+    keys = np.arange(rows)
+    counts = TableProfile("ads", 0, keys, keys + 1, int(rows * (rows + 1) // 2))
+    return Profile({"ads": counts}, rate=1.0)
+
+
+def _stalls(table: Any, work: Callable[[], Any], dim: int) -> dict[str, Any]:
+    """Return the longest calls of one key while `work` is done, and how long that took."""
+    key, gradient = np.array([7]), np.full((1, dim), 0.01, np.float32)
+    table.update(key, gradient)
+    spent: dict[str, float] = {}
+    thread = threading.Thread(target=lambda: spent.update(work=seconds_of(work)))
+    lookups: list[float] = []
+    updates: list[float] = []
+    thread.start()
+    while thread.is_alive() or len(lookups) < _LEAST_CALLS:
+        lookups.append(seconds_of(table.lookup, key))
+        updates.append(seconds_of(table.update, key, gradient))
+    thread.join()
+    return {
+        "work_s": spent["work"],
+        "calls": len(lookups) + len(updates),
+        "median_ms": 1e3 * statistics.median(lookups + updates),
+        "lookup_ms": 1e3 * max(lookups),
+        "update_ms": 1e3 * max(updates),
+        "stall_ms": 1e3 * max(lookups + updates),
+    }
+
+
+start = StallsContender

@@ -1,0 +1,381 @@
+"""Tokens: the file, who is let in, what belongs to whom, what is logged."""
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore.commands import Right
+from embstore.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    PermissionDeniedError,
+    SessionExpiredError,
+    TableHeldError,
+    UnauthenticatedError,
+)
+from embstore_client import connect
+from embstore_proto.envelope import Origin
+from embstore_proto.verbs import VERBS
+from embstore_server import replay
+from embstore_server.access.principals import ANYBODY, Principal
+from embstore_server.access.tokens import Entry, change, read, split_token
+from embstore_server.launch import ServerProcess
+from tests.service.access.samples import KEYS, MEMBER
+from tests.service.access.tenants import (
+    Caller,
+    secrets,
+    serving,
+    token_of,
+    update_of,
+    write_tokens,
+)
+from tests.service.shell import Shell
+from tests.serving import Server, on_loop
+
+PATIENT = {"timeout_s": 300.0, "connect_timeout_s": 300.0}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+# The file
+
+
+def test_commands_write_the_file_and_a_token_is_shown_once(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    where = ("--tokens", str(path))
+    made = shell("token", "add", "ads", "--right", "write", "--tables", "ads/*", *where, "--json")
+    token = json.loads(made.out)["token"]
+    name, secret = split_token(token)
+    assert name == "ads" and secret not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    assert read(path)["ads"].has(secret)
+    assert not read(path)["ads"].has(secret[:-1])
+    granting = ("token", "grant", "ads", "--right", "read", "--tables", "x", "--tables", "y/*")
+    assert shell(*granting, *where).status == 0
+    assert read(path)["ads"].rights == {"ads/*": Right.WRITE, "x": Right.READ, "y/*": Right.READ}
+    assert secret not in (listed := shell("token", "list", *where).out) and "write ads/*" in listed
+    rest = ("--right", "admin", "--tables", "*", *where)
+    assert "there already" in shell("token", "add", "ads", *rest).err
+    assert shell("token", "add", "ops", *rest, "--certificate").out == ""
+    assert shell("token", "remove", "ads", *where).status == 0
+    assert list(read(path)) == ["ops"]
+    assert shell("token", "remove", "ads", *where).status == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("a b", "--right", "read", "--tables", "*"), "expected a token's name"),
+        (("a", "--right", "all", "--tables", "*"), "read, write, admin"),
+        (("a", "--right", "read", "--tables", "Team/*"), "a pattern as 'team/*'"),
+    ],
+)
+def test_what_cannot_be_granted_is_refused(
+    shell: Shell, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = shell("token", "add", *words, "--tokens", str(tmp_path / "t"))
+    assert done.status == 2 and said in done.err
+    assert not (tmp_path / "t").exists()
+
+
+SECRET = f"sha256:{'00' * 32}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2, "tokens": {}}',
+        '{"version": 1, "tokens": {}, "more": 1}',
+        '{"version": 1, "tokens": {"a": {"rights": {}}}}',
+        '{"version": 1, "tokens": {"a": {"secret": "x", "rights": {}}}}',
+        '{"version": 1, "tokens": {"a": {"secret": "sha256:00", "rights": {}}}}',
+        '{"version": 1, "tokens": {"a": {"certificate": false, "rights": {}}}}',
+        f'{{"version": 1, "tokens": {{"a": {{"secret": "{SECRET}", "rights": {{"*": "all"}}}}}}}}',
+        f'{{"version": 1, "tokens": {{"a": {{"secret": "{SECRET}", "right": {{}}}}}}}}',
+    ],
+)
+def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=r"tokens .*tokens\.json"):
+        read(path)
+
+
+def test_a_pattern_has_what_it_says() -> None:
+    principal = Principal("p", {"a/*": Right.WRITE, "a/x": Right.ADMIN, "b": Right.READ})
+    rights = {name: principal.right_on(name) for name in ("a/x", "a/y/z", "a", "b", "b/c", "*")}
+    known, read_, write, admin = Right.KNOWN, Right.READ, Right.WRITE, Right.ADMIN
+    assert list(rights.values()) == [admin, write, known, read_, known, known]
+    assert ANYBODY.right_on("*") is admin
+
+
+# Who is let in
+
+
+def test_a_token_is_read_from_the_environment(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnauthenticatedError, match="EMBSTORE_TOKEN"):
+        connect(server.address, **PATIENT)
+    monkeypatch.setenv("EMBSTORE_TOKEN", token_of("writer"))
+    with connect(server.address, **PATIENT) as store:
+        assert store.tables() == ["a/t", "a/u"]
+    with pytest.raises(InvalidArgumentError, match="printable"):
+        connect(server.address, token="a\nb")
+
+
+@pytest.mark.parametrize(
+    "token", ["writer.", "writer", ".", "x.y", "operator.{}", "{}", "WRITER.{}"]
+)
+def test_a_wrong_token_is_refused(server: Server, token: str) -> None:
+    shown = token.format(secrets()["writer"][0])
+    with Caller(server.address, shown) as caller, pytest.raises(UnauthenticatedError) as caught:
+        caller.execute(c.GetServerInfo())
+    assert shown not in str(caught.value)
+
+
+def test_a_token_in_clear_text_is_only_sent_where_that_was_said() -> None:
+    for address in ("a.example:1", "10.0.0.1:1", "[::2]:1"):
+        with pytest.raises(InvalidArgumentError, match="clear text"):
+            connect(address, token="a.b")
+    with pytest.raises(DeadlineError):
+        connect("192.0.2.1:1", token="a.b", insecure=True, connect_timeout_s=1e-3)
+
+
+def test_guesses_keep_nobody_out(server: Server) -> None:
+    """Whoever guesses is refused at once, whatever becomes of the calls; who is right, is served,
+    also when the server does not know the token yet."""
+    on_loop(_reloaded(server))
+    guess = Caller(server.address, "writer.guess")
+    for _ in range(200):
+        with pytest.raises(UnauthenticatedError):
+            guess.execute(c.GetServerInfo())
+    guess.close()
+    with Caller(server.address, token_of("writer")) as caller:
+        caller.execute(c.GetTable("a/t"))
+
+
+def test_names_that_nothing_can_have_leave_no_trace(server: Server, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    with Caller(server.address, token_of("nothing")) as caller:
+        for n in range(3):
+            with pytest.raises(InvalidArgumentError, match="255"):
+                caller.execute(c.DropTable(f"{n}" * 1_000_000))
+    (principal,) = (one for one in server.service.callers.known if one.name == "nothing")
+    assert max(map(len, principal._found), default=0) <= 255
+    assert all(len(record.getMessage()) < 2000 for record in caplog.records)
+
+
+def test_changes_of_the_file_wait_for_one_another(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    shell("token", "add", "first", "--right", "read", "--tables", "*", "--tokens", str(path))
+
+    def add(n: int) -> None:
+        change(path, lambda entries: entries.update({f"n{n}": Entry(f"n{n}", None)}))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, range(24)))
+    assert len(read(path)) == 25
+
+
+def test_a_removed_token_is_refused_with_its_next_call(server: Server, tmp_path: Path) -> None:
+    with Caller(server.address, token_of("writer")) as caller:
+        caller.execute(c.GetTable("a/t"))
+        write_tokens(tmp_path / "tokens.json", "operator")
+        on_loop(_reloaded(server))
+        with pytest.raises(UnauthenticatedError):
+            caller.execute(c.GetTable("a/t"))
+        (tmp_path / "tokens.json").write_text("garbage")
+        on_loop(_reloaded(server))
+    with Caller(server.address, token_of("operator")) as caller:
+        caller.execute(c.GetTable("a/t"))
+
+
+async def _reloaded(server: Server) -> None:
+    server.service.reload()
+
+
+def test_a_process_reads_its_tokens_again_at_sighup(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens.json", "operator")
+    flags = ("--tokens", str(tokens), "--device", "cpu", "--cache-bytes", "1MiB")
+    with ServerProcess(tmp_path / "store", *flags) as server:
+        with pytest.raises(UnauthenticatedError):
+            connect(server.address, token=token_of("trainer"))
+        write_tokens(tokens, "operator", "trainer")
+        server.reload("tokens read")
+        connect(server.address, token=token_of("trainer")).close()
+        assert not any(secrets()[name][0] in line for name in secrets() for line in server.log)
+
+
+# What belongs to whom
+
+
+def test_a_session_is_its_openers(server: Server) -> None:
+    with (
+        Caller(server.address, token_of("writer")) as writer,
+        Caller(server.address, token_of("owner")) as owner,
+        Caller(server.address, token_of("operator")) as operator,
+    ):
+        writer.open_session("a")
+        member = MEMBER.format("a")
+        for command in (c.RenewLease(member), c.ReleaseStep(member, 1), c.CloseSession(member)):
+            with pytest.raises(PermissionDeniedError, match="another's"):
+                owner.execute(command)
+        for named in (c.JoinSession("a-session", 0, member), c.EndSession("a-session")):
+            with pytest.raises(SessionExpiredError, match="owner:a-session"):
+                owner.execute(named)
+        with pytest.raises(TableHeldError, match="writer:a-session"):
+            owner.execute(c.OpenSession("a-session", ("a/t",)))
+        writer.execute(c.ReleaseStep(member, 1))
+        operator.execute(c.EndSession("writer:a-session"))
+        owner.open_session("a")  # from the first step on: the place of the name is the writer's
+        owner.execute(c.CloseSession(member, forget=True))
+        writer.execute(c.OpenSession("a-session", ("a/t",)))
+        places = server.store.executor.sessions.facts(member=None, name="writer:a-session")
+        assert places is not None and places.last_step == 1
+
+
+def test_a_remembered_answer_is_its_callers(server: Server) -> None:
+    """The same client and sequence, of another token, is another call."""
+
+    def sent(caller: Caller, attempt: int) -> Any:
+        verb = VERBS["Update"]
+        outgoing = verb.outgoing(update_of("a/t"))
+        origin = Origin("client", 1, attempt=attempt)
+        return caller.raw(verb, outgoing, origin)
+
+    with (
+        Caller(server.address, token_of("writer")) as writer,
+        Caller(server.address, token_of("owner")) as owner,
+    ):
+        first = sent(writer, 0)
+        assert sent(writer, 0) == first
+        assert sent(owner, 0) != first
+        assert server.store.table("a/t").t == 2
+        with pytest.raises(OutcomeUnknownError):  # not told as the writer's
+            sent_later = replace(Origin("client", 1), attempt=1, instance="gone")
+            with Caller(server.address, token_of("trainer")) as trainer:
+                trainer.raw(VERBS["Update"], VERBS["Update"].outgoing(update_of("a/t")), sent_later)
+
+
+def test_one_tokens_clients_push_out_no_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what is remembered of them, nor that a new one's call was never received."""
+    monkeypatch.setattr(replay, "CLIENTS_MAX", 4)
+    verb = VERBS["Update"]
+
+    def sent(caller: Caller, client: str, attempt: int) -> Any:
+        origin = Origin(client, 1, attempt=attempt, instance=instance, epoch=1)
+        return caller.raw(verb, verb.outgoing(update_of("a/t")), origin)
+
+    instance = server.service.instance
+    with (
+        Caller(server.address, token_of("writer")) as greedy,
+        Caller(server.address, token_of("owner")) as quiet,
+    ):
+        first = [sent(quiet, client, 0) for client in ("1", "2")]
+        for n in range(9):
+            sent(greedy, str(n), 0)
+        assert server.service.replay.remembered_calls == 4
+        assert [sent(quiet, client, 1) for client in ("1", "2")] == first
+        sent(quiet, "3", 1)  # its first attempt was lost on the way
+        assert server.store.table("a/t").t == 2 + 9 + 1
+        for client in ("0", "new"):
+            with pytest.raises(OutcomeUnknownError, match="may have been forgotten"):
+                sent(greedy, client, 1)
+
+
+def test_lists_have_what_may_be_read(server: Server) -> None:
+    def connected(name: str) -> Any:
+        return connect(server.address, token=token_of(name), **PATIENT)
+
+    with connected("operator") as operator:
+        operator.checkpoint("b/secret", {"of": "b"})
+        assert operator.tables() == ["a/t", "a/u", "b/t", "b/u"]
+    with connected("writer") as writer:
+        assert writer.tables() == ["a/t", "a/u"]
+        assert writer.checkpoints() == []
+        made = writer.checkpoint("a/mine")
+        assert [entry.config().name for entry in made.state.tables] == ["a/t", "a/u"]
+        assert [kept.label for kept in writer.checkpoints()] == ["a/mine"]
+        with pytest.raises(PermissionDeniedError, match="write on 'mine'"):
+            writer.checkpoint("mine")
+    with connected("nothing") as nothing:
+        assert nothing.tables() == []
+
+
+def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server: Server) -> None:
+    with Caller(server.address, token_of("writer")) as writer:
+
+        def denial(name: str) -> str:
+            with pytest.raises(PermissionDeniedError) as caught:
+                writer.execute(c.Lookup((c.TableKeys(name, None, KEYS),)))
+            return str(caught.value).replace(name, "NAME")
+
+        assert denial("b/t") == denial("b/none")
+        with pytest.raises(PermissionDeniedError) as caught:
+            writer.execute(c.Lookup((c.TableKeys("a/t", None, KEYS), c.TableKeys("b/t", 3, KEYS))))
+    told = str(caught.value)
+    assert "read on 'b/t'" in told and "'writer'" in told and "write on 'a/*'" in told
+
+
+# What is logged
+
+
+def test_administration_is_audited_and_no_secret_is_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.DEBUG),
+        Caller(server.address, token_of("writer")) as writer,
+        Caller(server.address, token_of("owner")) as owner,
+    ):
+        with pytest.raises(PermissionDeniedError):
+            writer.execute(c.DropTable("a/t"))
+        writer.execute(update_of("a/t"))
+        owner.execute(c.DropTable("a/t"))
+        writer.execute(c.Checkpoint("a/label", {}))
+    audited = [
+        vars(one)["embstore_fields"] for one in caplog.records if one.getMessage() == "audit"
+    ]
+    kept = [(one["token"], one["verb"], one["on"], one["code"]) for one in audited]
+    assert kept == [
+        ("writer", "DropTable", "a/t", "PERMISSION_DENIED"),
+        ("owner", "DropTable", "a/t", "OK"),
+        ("writer", "Checkpoint", "a/label", "OK"),
+    ]
+    assert not any(secret in caplog.text for secret, _ in secrets().values())
+
+
+def test_rows_of_two_tenants_are_what_their_updates_made(server: Server) -> None:
+    """The check costs no bit."""
+    with connect(server.address, token=token_of("writer"), **PATIENT) as store:
+        before = store.table("a/t").lookup(KEYS)
+        store.table("a/t").update(KEYS, np.ones((2, 4), np.float32))
+        assert not np.array_equal(store.table("a/t").lookup(KEYS), before)
+
+
+def test_sighup_is_ours(tmp_path: Path) -> None:
+    """Without tokens it ends no server."""
+    with ServerProcess(tmp_path / "store", "--device", "cpu", "--cache-bytes", "1MiB") as server:
+        os.kill(server.pid, signal.SIGHUP)
+        connect(server.address).close()

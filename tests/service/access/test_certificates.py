@@ -1,0 +1,178 @@
+"""TLS, mutual TLS, and certificates that are replaced while the server runs."""
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from embstore import commands as c
+from embstore.errors import (
+    DeadlineError,
+    EmbstoreError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from embstore_client import connect
+from embstore_server.access.certificates import Certificates
+from embstore_server.launch import ServerProcess
+from embstore_server.settings import Settings
+from tests.service.access.certificates import Authority, server_settings
+from tests.service.access.samples import NEEDED, may, sample
+from tests.service.access.tenants import SPACES, TENANTS, Caller, serving, token_of, write_tokens
+from tests.service.access.test_matrix import is_denied, state
+
+_ENDS_IT = ("Restore", "DropTable")
+"""Done last: they take away what the others name."""
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.new(tmp_path / "authority")
+
+
+def test_every_verb_by_certificate(tmp_path: Path, authority: Authority) -> None:
+    settings = server_settings(authority) | {"tls_client_ca": authority.file}
+    tokens = write_tokens(tmp_path / "names.json", certificates=True)
+    credentials = {
+        name: authority.credentials(authority.pair(name, common_name=name)) for name in TENANTS
+    }
+    verbs = sorted(NEEDED, key=lambda verb: (verb in _ENDS_IT, verb))
+    with serving(tmp_path, **settings, tokens=tokens) as server:
+        before = state(server)
+        callers = {n: Caller(server.address, credentials=found) for n, found in credentials.items()}
+        for verb in verbs:
+            for name, space in ((n, s) for n in TENANTS for s in SPACES):
+                if not may(verb, TENANTS[name], space) and "member" not in _fields(verb):
+                    with pytest.raises(EmbstoreError) as caught:
+                        callers[name].execute(sample(verb, space))
+                    assert is_denied(verb, caught.value), (verb, name, space, caught.value)
+        assert state(server) == before
+        for verb in verbs:
+            for name, space in ((n, s) for n in TENANTS for s in SPACES):
+                if may(verb, TENANTS[name], space) and verb != "Backup":
+                    _is_let_in(callers[name], sample(verb, space))
+        for caller in callers.values():
+            caller.close()
+
+
+def _fields(verb: str) -> Any:
+    return c.COMMANDS[verb].__annotations__
+
+
+def _is_let_in(caller: Caller, command: c.Command[Any]) -> None:
+    try:
+        caller.execute(command)
+    except EmbstoreError as exc:
+        assert not isinstance(exc, PermissionDeniedError | UnauthenticatedError), (command, exc)
+
+
+def test_a_certificate_names_one_and_nobody_else(tmp_path: Path, authority: Authority) -> None:
+    settings = server_settings(authority) | {"tls_client_ca": authority.file}
+    tokens = write_tokens(tmp_path / "names.json", "writer", certificates=True)
+    stranger = Authority.new(tmp_path / "stranger")
+    with serving(tmp_path, **settings, tokens=tokens) as server:
+        own = {"tls_ca": authority.file, "timeout_s": 300.0}
+
+        def shown(pair: tuple[Path, Path]) -> dict[str, Any]:
+            return own | {"tls_cert": pair[0], "tls_key": pair[1]}
+
+        by_name = authority.pair("alternative", "writer")
+        with connect(server.address, **shown(by_name)) as store:
+            assert store.tables() == ["a/t", "a/u"]
+        with pytest.raises(UnauthenticatedError):
+            connect(server.address, **shown(authority.pair("other", common_name="reader")))
+        forged = stranger.pair("forged", common_name="writer")
+        for bad in (shown(forged), own):
+            with pytest.raises(DeadlineError):  # the handshake fails, again and again
+                connect(server.address, **(bad | {"connect_timeout_s": 1.0}))
+    with pytest.raises(InvalidArgumentError, match="tls_ca, tls_cert and tls_key"):
+        connect("127.0.0.1:1", tls_cert=forged[0], tls_key=forged[1])
+
+
+def test_tls_of_both_ports_and_a_new_certificate_at_sighup(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """A real process: mutual TLS where it is asked for, probes without, SIGHUP takes new files."""
+    cert, key = server_settings(authority).values()
+    tokens = write_tokens(tmp_path / "names.json", "operator", certificates=True)
+    pair = authority.pair("operator", common_name="operator")
+    files = ("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", authority.file)
+    flags = (*files, "--tokens", tokens, "--device", "cpu", "--cache-bytes", "1MiB")
+    with ServerProcess(tmp_path / "store", *map(str, flags)) as server:
+
+        def served(known: Authority, client: tuple[Path, Path] | None) -> tuple[int, int]:
+            context = ssl.create_default_context(cafile=str(known.file))
+            if client is not None:
+                context.load_cert_chain(*map(str, client))
+            with httpx.Client(verify=context, base_url=f"https://{server.admin}") as rest:
+                return rest.get("/readyz").status_code, rest.get("/api/v1/stats").status_code
+
+        options = {"tls_cert": pair[0], "tls_key": pair[1], "connect_timeout_s": 60.0}
+        connect(server.address, tls_ca=authority.file, **options).close()
+        assert served(authority, pair) == (200, 200)
+        assert served(authority, None) == (200, 401)
+
+        cert.write_text("garbage")
+        server.reload("certificate not read")
+        assert served(authority, pair) == (200, 200)
+
+        other = Authority.new(tmp_path / "other")
+        new_cert, new_key = server_settings(other).values()
+        cert.write_bytes(new_cert.read_bytes())
+        key.write_bytes(new_key.read_bytes())
+        server.reload("certificate read")
+        assert served(other, pair) == (200, 200)
+        connect(server.address, tls_ca=other.file, **options).close()
+        with pytest.raises(httpx.ConnectError):
+            served(authority, pair)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_an_earlier_connection_is_not_taken_up_again(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    """Otherwise an authority that is trusted no more would still let its clients in."""
+    certificates = Certificates(
+        Settings(
+            data=tmp_path,
+            tokens=tmp_path / "none",
+            tls_client_ca=authority.file,
+            **server_settings(authority),
+        )
+    )
+    serving_context = certificates.context()
+    client = ssl.create_default_context(cafile=str(authority.file))
+    client.minimum_version = client.maximum_version = version
+    client.load_cert_chain(*map(str, authority.pair("operator", common_name="operator")))
+
+    def connect_again(session: ssl.SSLSession | None) -> None:
+        ours, theirs = socket.socketpair()
+        thread = threading.Thread(target=answer, args=(theirs,))
+        thread.start()
+        with client.wrap_socket(ours, server_hostname="localhost", session=session) as tls:
+            assert tls.recv(1) == b"x"  # a ticket would have come before
+            found.append((tls.session, tls.session_reused))
+        thread.join()
+
+    def answer(theirs: socket.socket) -> None:
+        with serving_context.wrap_socket(theirs, server_side=True) as tls:
+            tls.sendall(b"x")
+
+    found: list[tuple[ssl.SSLSession | None, bool | None]] = []
+    connect_again(None)
+    connect_again(found[0][0])
+    assert not found[1][1]
+
+
+def test_tokens_over_tls(tmp_path: Path, authority: Authority) -> None:
+    with serving(tmp_path, **server_settings(authority)) as server:
+        options = {"tls_ca": authority.file, "timeout_s": 300.0}
+        with connect(server.address, token=token_of("writer"), **options) as store:
+            store.table("a/t").lookup([1, 2])
+        with pytest.raises(UnauthenticatedError):
+            connect(server.address, **options)

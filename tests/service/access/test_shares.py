@@ -1,0 +1,324 @@
+"""One token takes what is its share, and no more: each limit is attacked, beside a quiet caller."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore.engine.engine import Engine
+from embstore.errors import (
+    CapacityError,
+    EmbstoreError,
+    InvalidArgumentError,
+    OverloadedError,
+)
+from embstore_proto.status import error_of
+from embstore_proto.verbs import VERBS
+from embstore_server.access.shares import SHARE
+from embstore_server.access.tokens import read, write
+from embstore_server.stats import process_stats
+from tests.service.access.samples import DIM, KEYS, config
+from tests.service.access.tenants import Caller, serving, token_of
+from tests.service.faults.served import until
+from tests.serving import Server, on_loop
+
+QUEUE = 8
+LOOKUP = c.Lookup((c.TableKeys("a/t", None, KEYS),))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path, queue_calls_max=QUEUE) as server:
+        yield server
+
+
+def limit(server: Server, path: Path, name: str, **limits: int) -> None:
+    """Give a token other limits."""
+    entries = read(path)
+    entry = entries[name]
+    entries[name] = type(entry)(entry.name, entry.secret, entry.rights, limits)
+    write(path, entries)
+    on_loop(_reloaded(server))
+
+
+async def _reloaded(server: Server) -> None:
+    server.service.reload()
+
+
+@contextmanager
+def busy(server: Server) -> Iterator[None]:
+    """Keep the engine at work inside."""
+    begun, gate = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=server.on_engine, args=(lambda _: (begun.set(), gate.wait(300)),)
+    )
+    thread.start()
+    assert begun.wait(300)
+    try:
+        yield
+    finally:
+        gate.set()
+        thread.join()
+
+
+class Futures:
+    """Calls of one token that are not waited for yet."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._channel = grpc.insecure_channel(
+            server.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._metadata = (("authorization", f"Bearer {token_of(name)}"),)
+        self.calls: list[Any] = []
+
+    def send(self, command: c.Command[Any]) -> Any:
+        verb = VERBS[type(command).__name__]
+        outgoing = verb.outgoing(command)
+        head = outgoing.serialised(None)
+        message = head if outgoing.message is None else outgoing.message.joined(head)
+        method = self._channel.unary_unary(f"/embstore.v1.Embstore/{verb.name}")
+        self.calls.append(method.future(message, metadata=self._metadata, timeout=300))
+        return self.calls[-1]
+
+
+def outcome(call: Any) -> Any:
+    """Return the error that a call ended with; None: it was done."""
+    error = call.exception()
+    if error is None:
+        return None
+    return error_of(call.code(), call.details(), call.trailing_metadata())
+
+
+def waiting(server: Server, count: int) -> None:
+    """Wait until so many calls are in the queue."""
+    assert until(lambda: server.service.worker.waiting_calls >= count)
+
+
+def test_a_full_lane_leaves_the_queue_to_others(server: Server) -> None:
+    """Whatever the number of connections: half of the queue is the greedy one's, and no more."""
+    share = int(QUEUE * SHARE)
+    with busy(server):
+        connections = [Futures(server, "writer") for _ in range(QUEUE)]
+        for n, one in enumerate(connections[:share]):
+            one.send(LOOKUP)
+            waiting(server, n + 1)
+        refused = [outcome(one.send(LOOKUP)) for one in connections[share:]]
+        assert {type(error) for error in refused} == {OverloadedError}
+        assert "queue_calls" in str(refused[0]) and "'writer'" in str(refused[0])
+        quiet = Futures(server, "dashboard").send(LOOKUP)
+        waiting(server, share + 1)
+    assert outcome(quiet) is None
+    assert [outcome(call) for one in connections[:share] for call in one.calls] == [None] * share
+
+
+def test_calls_of_one_token_have_one_lane(server: Server) -> None:
+    """Lanes take turns (test_worker.py), so a caller with many connections waits in one."""
+    with busy(server):
+        calls = [Futures(server, "writer").send(LOOKUP)]
+        waiting(server, 1)
+        calls += [Futures(server, "writer").send(LOOKUP), Futures(server, "dashboard").send(LOOKUP)]
+        waiting(server, 3)
+        lanes = {name: len(lane) for name, lane in server.service.worker._lanes.items()}
+        assert lanes == {"writer": 2, "dashboard": 1}
+    assert [outcome(call) for call in calls] == [None] * 3
+
+
+def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Server) -> None:
+    """So its many connections do not have the interpreter to themselves; and none is lost."""
+    with busy(server):
+        calls = [Futures(server, "dashboard").send(LOOKUP)]
+        waiting(server, 1)
+        for n in range(3):
+            calls.append(Futures(server, "writer").send(LOOKUP))
+            waiting(server, n + 2)
+        lanes = {name: len(lane) for name, lane in server.service.worker._lanes.items()}
+        assert lanes == {"dashboard": 1, "writer": 1}
+        assert server.service.worker.lane_calls("writer") == 3
+    assert [outcome(call) for call in calls] == [None] * 4
+
+
+def test_what_takes_long_leaves_threads_to_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the sixteen threads of a verb one token has eight; of the rest, its share waits."""
+    begin, gate, begun = Engine.begin, threading.Event(), []
+
+    def slowly(engine: Engine, command: c.Command[Any], **how: Any) -> Any:
+        if isinstance(command, c.GetDigest):
+            begun.append(command)
+            assert gate.wait(300)
+        return begin(engine, command, **how)
+
+    monkeypatch.setattr(Engine, "begin", slowly)
+    digest, share = c.GetDigest("a/t", None), int(QUEUE * SHARE)
+    greedy, quiet = Futures(server, "writer"), Futures(server, "dashboard")
+    calls = [greedy.send(digest) for _ in range(8 + share)]
+    assert until(lambda: server.service.long_works.waiting_calls("writer") == share)
+    refused = outcome(greedy.send(digest))
+    assert type(refused) is OverloadedError and "queue_calls" in str(refused)
+    calls += [quiet.send(digest) for _ in range(8)]
+    assert until(lambda: len(begun) == 16)
+    gate.set()
+    assert [outcome(call) for call in calls] == [None] * len(calls)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_has_a_bound_of_its_own(server: Server, tmp_path: Path, streamed: bool) -> None:
+    """Too large a call is refused before it has the engine; one that is just as large is done."""
+    limit(server, tmp_path / "tokens.json", "writer", call_bytes=len(KEYS) * (8 + 4 * DIM))
+    more = np.append(KEYS, KEYS)
+    with Caller(server.address, token_of("writer")) as writer:
+        writer.execute(LOOKUP, streamed=streamed)
+        with pytest.raises(InvalidArgumentError, match="at most"):
+            writer.execute(c.Lookup((c.TableKeys("a/t", None, more),)), streamed=streamed)
+    with Caller(server.address, token_of("dashboard")) as other:
+        other.execute(c.Lookup((c.TableKeys("a/t", None, more),)), streamed=streamed)
+
+
+def test_bytes_in_flight_have_a_bound_of_each(server: Server) -> None:
+    """What one token holds keeps out its own next call, and nobody else's."""
+    inflight = server.service.inflight
+    share = int(inflight.bytes_max * SHARE)
+
+    async def attack() -> None:
+        principals = {p.name: p for p in server.service.callers.known}
+        greedy, quiet = principals["writer"], principals["dashboard"]
+        assert greedy.limits["inflight_bytes"] == share
+        with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as held:
+            held.add(share)
+            with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as more:
+                with pytest.raises(OverloadedError, match="inflight_bytes"):
+                    more.add(1)
+            with inflight.reservation(quiet.name, quiet.limits["inflight_bytes"]) as others:
+                others.add(share)
+        with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as alone:
+            alone.add(2 * share + 1)  # one message always fits
+        assert inflight.reserved_bytes == 0 and not any(inflight.owned_bytes.values())
+
+    on_loop(attack())
+
+
+def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Server, tmp_path: Path) -> None:
+    limit(server, tmp_path / "tokens.json", "writer", inflight_bytes=1)
+    with Caller(server.address, token_of("writer")) as greedy:
+        greedy.execute(LOOKUP)  # one always fits
+        with busy(server):
+            held = Futures(server, "writer").send(LOOKUP)
+            waiting(server, 1)
+            with pytest.raises(OverloadedError, match="inflight_bytes"):
+                greedy.execute(LOOKUP)
+            quiet = Futures(server, "dashboard").send(LOOKUP)
+            waiting(server, 2)
+    assert outcome(held) is None and outcome(quiet) is None
+
+
+def test_sessions_tables_rows_and_disk_have_bounds(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    with (
+        Caller(server.address, token_of("writer")) as writer,
+        Caller(server.address, token_of("operator")) as operator,
+    ):
+
+        def refused(command: c.Command[Any], what: str) -> None:
+            before = server.store.tables(), server.store.executor.tables.frame.command_number
+            with pytest.raises(CapacityError, match=rf"'writer' has .* {what}, .* its limit"):
+                writer.execute(command)
+            after = server.store.tables(), server.store.executor.tables.frame.command_number
+            assert before == after
+
+        limit(server, path, "writer", sessions=1, tables=3)
+        writer.execute(c.OpenSession("one", ("a/t",)))
+        writer.execute(c.OpenSession("one", ("a/t",)))  # it is open: found again
+        refused(c.OpenSession("two", ("a/u",)), "sessions")
+        writer.execute(c.EndSession("one"))
+        writer.execute(c.OpenSession("two", ("a/u",)))
+        writer.execute(c.EndSession("two"))
+
+        writer.execute(c.CreateTable(config("a/3")))
+        writer.execute(c.CreateTable(config("a/3")))
+        refused(c.CreateTable(config("a/4")), "tables")
+        operator.execute(c.CreateTable(config("b/4")))
+        operator.execute(c.DropTable("a/3"))
+        writer.execute(c.CreateTable(config("a/4")))
+
+        rows = 3 * config("a/t").rows
+        limit(server, path, "writer", rows=rows + 10)
+        writer.execute(c.GrowTable("a/t", None, config("a/t").rows + 10))
+        refused(c.GrowTable("a/t", None, config("a/t").rows + 11), "rows")
+        limit(server, path, "writer", disk_bytes=(rows + 11) * config("a/t").layout.record_bytes)
+        writer.execute(c.GrowTable("a/t", None, config("a/t").rows + 11))
+        refused(c.GrowTable("a/t", None, config("a/t").rows + 12), "disk bytes")
+
+
+def test_announced_keys_have_a_bound_of_each(server: Server, tmp_path: Path) -> None:
+    """Of all sessions of a token; the bytes of others are not its, nor its theirs."""
+    rows = np.arange(10, dtype=np.int64)
+
+    def member_of(caller: Caller, name: str) -> str:
+        return f"the member of {name} {id(caller)}"
+
+    def announced(caller: Caller, name: str, table: str, *steps: int) -> None:
+        member = member_of(caller, name)
+        caller.execute(c.OpenSession(name, (table,), lookahead_steps_max=8, shared=True))
+        caller.execute(c.JoinSession(name, 0, member))
+        caller.execute(c.Announce(member, tuple(_step(n, table, rows) for n in steps)))
+
+    limit(server, tmp_path / "tokens.json", "writer", announced_bytes=3 * rows.nbytes)
+    with (
+        Caller(server.address, token_of("writer")) as writer,
+        Caller(server.address, token_of("owner")) as owner,
+        Caller(server.address, token_of("operator")) as operator,
+    ):
+        announced(writer, "one", "a/t", 1, 2)
+        with pytest.raises(CapacityError, match=r"'writer' has room for 80 of 240 \(announced"):
+            announced(writer, "two", "a/u", 1, 2)
+        announced(writer, "two", "a/u", 1)
+        announced(writer, "one", "a/t", 1, 2)  # sent again: nothing is new
+        with pytest.raises(CapacityError, match="announced_bytes"):
+            announced(writer, "one", "a/t", 3)
+        announced(owner, "one", "a/t", 1, 2, 3, 4)
+        announced(operator, "writer:three", "a/u")
+        with pytest.raises(CapacityError, match="'writer' has room for 0"):
+            announced(operator, "writer:three", "a/u", 1)
+        announced(operator, "own", "a/u", 1)
+        writer.execute(c.EndSession("one"))
+        announced(writer, "two", "a/u", 2, 3)
+
+    async def bounds() -> Any:
+        most = server.service.engine.tables.limits.announced_bytes_max
+        one_half = server.service.engine.sessions.owner_bytes_max
+        assert most // 2 == one_half("owner") == one_half("") == one_half("nobody's")
+        return process_stats(server.service, None)["owners"]
+
+    owners = on_loop(bounds())
+    assert owners["writer"]["announced_bytes"] == owners["writer"]["announced_bytes_max"] == 240
+    assert owners["owner"]["announced_bytes"] == 320 and owners["operator"]["announced_bytes"] == 80
+
+
+def _step(number: int, table: str, keys: Any) -> c.StepKeys:
+    return c.StepKeys(number, (c.StepTable(table, keys),))
+
+
+def test_limits_and_what_is_taken_are_reported(server: Server, tmp_path: Path) -> None:
+    limit(server, tmp_path / "tokens.json", "writer", tables=3)
+
+    async def reported() -> Any:
+        return process_stats(server.service, None)["owners"]
+
+    owners = on_loop(reported())
+    writer = owners["writer"]
+    assert (writer["tables"], writer["tables_max"], writer["rows"]) == (2, 3, 200)
+    assert writer["queue_calls_max"] == int(QUEUE * SHARE) and writer["rows_max"] is None
+    assert owners["operator"]["tables"] == 4 and owners["reader"]["tables"] == 0
+
+
+def test_a_limit_that_is_not_understood_is_refused(tmp_path: Path, server: Server) -> None:
+    with pytest.raises(EmbstoreError, match="expected a limit of queue_calls"):
+        limit(server, tmp_path / "tokens.json", "writer", cows=3)
+        read(tmp_path / "tokens.json")

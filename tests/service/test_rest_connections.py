@@ -1,0 +1,75 @@
+"""How many connections the REST port takes: of all, of one address, before TLS and after."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from embstore_server.rest import connections
+from embstore_server.rest.connections import Listener
+
+MOST = 10
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener(("127.0.0.1", 0), socket.AF_INET, MOST) as made:
+        yield made
+
+
+def taken(listener: Listener, count: int, clients: ExitStack) -> list[socket.socket]:
+    """Have so many clients connect, who say nothing; return the connections that were taken."""
+    found = []
+    for _ in range(count):
+        clients.enter_context(socket.create_connection(listener.getsockname()))
+        try:
+            found.append(clients.enter_context(listener.accept()[0]))
+        except ConnectionAbortedError:
+            pass
+    return found
+
+
+def test_a_connection_counts_as_soon_as_it_is_accepted(listener: Listener) -> None:
+    with ExitStack() as clients:
+        found = taken(listener, MOST + 3, clients)
+        assert len(found) == MOST
+        found.pop().close()
+        assert len(taken(listener, 3, clients)) == 1
+
+
+def test_one_address_leaves_half_to_the_others(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as clients:
+        with monkeypatch.context() as far:
+            far.setattr(connections, "_is_near", lambda host: False)
+            assert len(taken(listener, MOST, clients)) == MOST // 2
+        assert len(taken(listener, MOST, clients)) == MOST // 2
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(listener: Listener) -> None:
+    """As asyncio makes transports: it turns Nagle's algorithm off where it sees that it is TCP."""
+
+    async def accepted(connection: socket.socket) -> bool:
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, connection)
+        found = transport.get_extra_info("socket")
+        is_off = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        transport.abort()
+        return bool(is_off)
+
+    with ExitStack() as clients:
+        assert asyncio.run(accepted(taken(listener, 1, clients)[0]))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+def test_loopback_may_have_all(host: str) -> None:
+    assert connections._is_near(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1", "2001:db8::1"])
+def test_other_addresses_may_not(host: str) -> None:
+    assert not connections._is_near(host)
