@@ -25,8 +25,10 @@ EMBEDDED_ONLY = {
     "merges are held at their points; over the wire the state machine does that": {
         "test_merges.gated",
     },
-    "the planner's stages are held or slowed from within the process": {
+    "the planner's stages are held, slowed or looked at from within the process": {
         "test_manners.slow_store",
+        "test_owners.test_a_step_that_waits_for_its_share_evicts_nobodys_rows",
+        "test_owners.test_owners_have_equal_parts_ahead_of_their_turns",
         "test_pairs.test_trains_as_the_dense_reference",
         "test_planning.backend",
         "test_races.backend",

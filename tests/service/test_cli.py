@@ -138,7 +138,7 @@ def test_flags_and_variables_say_where_the_server_is(
     shell("stats")
     shell("stats", "--address", "here:2", "--timeout", "7")
     files = dict.fromkeys(connection.FILES)
-    assert ways == [("there:1", 5.0, files), ("here:2", 7.0, files)]
+    assert ways == [("there:1", 5.0, files, False), ("here:2", 7.0, files, False)]
 
 
 # Tables

@@ -68,7 +68,7 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
             *, address: str, timeout: float, insecure: bool, as_json: bool, **given: Any
         ) -> None:
             files = {name: given.pop(name) for name in FILES}
-            connect = partial(connected, address, timeout, files, insecure=insecure)
+            connect = partial(connected, address, timeout, files, insecure)
             output.show(*command(connect=connect, **given), as_json=as_json)
 
         _, *own = signature(command).parameters.values()
@@ -78,7 +78,7 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
 
 
 def connected(
-    address: str, timeout_s: float, files: Mapping[str, Path | None], *, insecure: bool = False
+    address: str, timeout_s: float, files: Mapping[str, Path | None], insecure: bool
 ) -> AbstractContextManager["Store"]:
     """Connect to a server; raises DeadlineError, and InvalidArgumentError for a bad address."""
     from embstore_client import connect

@@ -101,6 +101,8 @@ class MutatedServer(LoggedServer):
     def __init__(self, path: Path, *, has_tokens: bool) -> None:
         self.backups = path / "backups"
         self.clients: set[str] = set()
+        self.kept: dict[str, Any] = {}
+        """What models know of checkpoints: some outlive the rounds that made them."""
         self.tokens = SHOWN if has_tokens else {"": None}
         tokens = ("--tokens", str(write_tokens(path / "tokens"))) if has_tokens else ()
         super().__init__(
@@ -151,6 +153,7 @@ class Rounds:
         self._executed(c.UnpinHotSet())
         self._executed(c.ResizeCache(CACHE_BYTES))
         self._model = Model()
+        self._model.kept = self.server.kept
         self._model.store.command_number = self.store.command
         for config in TABLES:
             self._do(c.CreateTable(config))
