@@ -60,6 +60,8 @@ class ServerInfo:
     """None: the store is embedded."""
     process: str = ""
     """Of the server: another one after every restart. Empty: the store is embedded."""
+    socket: str = ""
+    """Path on the server's host of the socket where it shares memory; empty: nowhere."""
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,17 @@ from embstore_server.metrics import Metrics
 from embstore_server.port import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
+from embstore_server.shared_memory.port import SharedMemoryPort
 
 _TIMEOUT_S = 300.0
 
 
 def patient(address: str, **options: Any) -> Store:
-    """Connect as a user does, but for a machine that is busy, or compiles kernels first."""
-    return connect(address, **{"timeout_s": _TIMEOUT_S, "connect_timeout_s": _TIMEOUT_S} | options)
+    """Connect as a user does, but for a machine that is busy, or compiles kernels first; over gRPC
+    unless something else is asked for."""
+    patience = {"timeout_s": _TIMEOUT_S, "connect_timeout_s": _TIMEOUT_S}
+    transport = "auto" if address.startswith("unix:") else "grpc"
+    return connect(address, **{"transport": transport} | patience | options)
 
 
 @cache
@@ -66,7 +70,8 @@ class Server:
         self.service = Service(self._settings, open_engine, Metrics())
         await self.service.open()
         self._server = GrpcServer(self.service)
-        self.address = self._server.address
+        self._sharing = SharedMemoryPort(self.service)
+        self.address, self.socket = self._server.address, self._sharing.path
         await self._server.start()
         await self._server.ready()
 
@@ -96,6 +101,7 @@ class Server:
     async def _stop(self) -> None:
         self.service.stopping = True
         await self._server.stop(self._settings.drain_s)
+        self._sharing.close()
         await self.service.stop()
 
     def __enter__(self) -> "Server":

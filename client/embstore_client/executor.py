@@ -51,9 +51,13 @@ from embstore.results import (
     TableDescription,
     Warmed,
 )
+from embstore_client.grpc_wire import GrpcWire
+from embstore_client.nearest_wire import NearestWire
+from embstore_client.shared_memory import SharedMemoryWire
 from embstore_client.shares import UniqueKeys, summed
 from embstore_client.step_rows import Assembly, StepRows
 from embstore_client.transport import Transport, checked_seconds
+from embstore_client.wire import Wire
 from embstore_proto.addresses import is_loopback
 from embstore_proto.verbs import VERBS, Answer
 
@@ -62,6 +66,8 @@ CONNECT_TIMEOUT_S = 10.0
 
 CALL_TIMEOUT_S = 60.0
 TOKEN_VARIABLE = "EMBSTORE_TOKEN"
+TRANSPORTS = ("auto", "grpc", "shared_memory")
+_SOCKET = "unix:"
 
 R = TypeVar("R")
 
@@ -77,12 +83,13 @@ def connect(
     tls_key: str | os.PathLike[str] | None = None,
     token: str | None = None,
     insecure: bool = False,
+    transport: str = "auto",
 ) -> Store:
     """Connect to a server and return its store.
 
     Parameters
     ----------
-    address : "host:port" of the server's gRPC
+    address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host
     timeout_s : deadline of every call, its further attempts included
     connect_timeout_s : how long to wait for the server to be there
     label : shown in the server's log of slow calls
@@ -90,15 +97,23 @@ def connect(
     tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
     token : what the server knows the caller by; None: that of EMBSTORE_TOKEN, if there is one
     insecure : send the token in clear text to another host, too, where there is no TLS
+    transport : "grpc"; "shared_memory", of a server of the same user on this host; "auto": that
+        where it can be, else gRPC
 
     Raises
     ------
     DeadlineError : no server answered.
     UnauthenticatedError : the server knows its callers, and not this one.
+    StoreClosedError : transport="shared_memory", and the server is not on this host.
     InvalidArgumentError : a bad argument.
     """
     if not isinstance(address, str) or ":" not in address:
-        raise InvalidArgumentError(f'expected an address "host:port", found {address!r}')
+        raise InvalidArgumentError(
+            f'expected an address "host:port" or "unix:PATH", found {address!r}'
+        )
+    if transport not in TRANSPORTS:
+        expected = " or ".join(f'"{name}"' for name in TRANSPORTS)
+        raise InvalidArgumentError(f"expected transport to be {expected}, found {transport!r}")
     checked_seconds(timeout_s, "timeout_s")
     checked_seconds(connect_timeout_s, "connect_timeout_s")
     if not _is_plain(label):
@@ -108,14 +123,25 @@ def connect(
         raise InvalidArgumentError("expected a token of printable ASCII")
     credentials = _credentials(tls_ca, tls_cert, tls_key)
     host = address.rpartition(":")[0].strip("[]")
-    if token and credentials is None and not (insecure or is_loopback(host)):
+    is_socket = address.startswith(_SOCKET)
+    if token and credentials is None and not (insecure or is_socket or is_loopback(host)):
         raise InvalidArgumentError(
             f"a token would be sent to {address} in clear text: give tls_ca, the file of the "
             "authorities to trust, or insecure=True if the network is trusted"
         )
-    executor = RemoteExecutor(
-        Transport(address, timeout_s=timeout_s, label=label, credentials=credentials, token=token)
-    )
+    wire: Wire
+    if is_socket and transport == "grpc":
+        raise InvalidArgumentError(
+            f'{address} is a socket for shared memory: expected "host:port" for transport="grpc"'
+        )
+    if is_socket:
+        wire = SharedMemoryWire(address.removeprefix(_SOCKET), label=label, token=token)
+    else:
+        wire = GrpcWire(address, label=label, credentials=credentials, token=token)
+        if transport != "grpc":
+            must_share = transport == "shared_memory"
+            wire = NearestWire(wire, label=label, token=token, must_share=must_share)
+    executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s))
     try:
         return Store(executor, timeout_s=connect_timeout_s)
     except DeadlineError as exc:
@@ -266,6 +292,10 @@ class RemoteExecutor:
         """Return a command with each key once, and the way back of the rows that it reads."""
         match command:
             case c.Lookup(tables, admit):
+                for part in tables:
+                    _check_on_host(part.table, part.keys)
+                if self.transport.wire.shares_memory:
+                    return command, lambda read: _copied(read, out)
                 once = [UniqueKeys.of(part) for part in tables]
                 if all(keys.inverse is None for keys in once):
                     return command, lambda read: _spread(read, once, out)

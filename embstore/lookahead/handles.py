@@ -22,8 +22,9 @@ from embstore.results import AcknowledgedUpdate, RowsRead, StepRows, StepTableRo
 from embstore.tables.callers import output_of
 from embstore.tables.tables import Tables
 
-Allocate = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
-"""Returns arrays for the rows of tables, by their names and shapes."""
+Allocate = Callable[..., Sequence[Any]]
+"""Returns arrays for the rows of tables, by their names and shapes; and, of some of the rows, by
+the positions that go with them."""
 
 
 class Readiness(IntEnum):
@@ -184,17 +185,18 @@ class StepLookup(_Handle):
                 self._early = self._share.final_positions(self._session.last_step)
         return self._early
 
-    def some(self, positions: Mapping[str, Positions] | None) -> StepRows:
+    def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows:
         """Return rows of some positions, or of all; early ones when EARLY, any when READY."""
-        shapes = self.shapes
-        outs = {
-            name: np.empty((rows if positions is None else len(positions[name]), dim), np.float32)
-            for name, (rows, dim) in shapes.items()
+        shapes = {
+            name: (rows if positions is None else len(positions[name]), dim)
+            for name, (rows, dim) in self.shapes.items()
         }
+        places = {name: found.view(np.uint32) for name, found in (positions or {}).items()}
+        made = make(list(shapes), list(shapes.values()), list(places.values()))
+        outs = dict(zip(shapes, made, strict=True))
         with self._tables.reading():
             self.gather(positions, outs)
             t = {name: self._session.tables[name].t for name in outs}
-        places = {name: found.view(np.uint32) for name, found in (positions or {}).items()}
         tables = (StepTableRows(n, rows, places.get(n), t[n]) for n, rows in outs.items())
         return StepRows(tuple(tables), positions is not None and positions is self._early)
 

@@ -1,7 +1,11 @@
 """Addresses of servers: how they are written, and who can reach them."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 
@@ -25,3 +29,19 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+_SOCKET_PATH_BYTES_MAX = 100
+
+
+@contextmanager
+def unix_socket_address(path: Path) -> Iterator[str]:
+    """Yield the address of the Unix socket at a path, which may be longer than the kernel takes."""
+    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

@@ -11,6 +11,10 @@ that gRPC takes; a stream's Chunks are joined from them piece by piece. A receiv
 `array_of`) gets views of the bytes that came. Protobuf's own `bytes` fields would copy each array
 twice on either side.
 
+Where sender and receiver share memory (shared_memory.py), a message is its header and its payload
+apart, and has no padding: the payload's memory is aligned. What the other side can still write is
+copied before it is looked at (`Copies`).
+
 Any protobuf library can write and read the same messages; what it does not align is copied here,
 once. All sizes are checked with Python integers, so no offset or shape can overflow.
 """
@@ -39,7 +43,8 @@ HEADER_BYTES_MAX = 1 << 20
 """Names and places of the arrays of thousands of tables. A header is parsed into objects of many
 times its size, a payload is not."""
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Of arrays in a payload."""
 _FRONT_BYTES_MAX = 3 + 5 + 5 + 6
 """Tags and lengths of the three fields, and room to make the padding's length come out."""
 
@@ -100,7 +105,7 @@ class Message:
     def _add(
         self, dtype: pb.DType, shape: tuple[int, ...], part: "NDArray[Any] | Writer"
     ) -> pb.Array:
-        offset = -(-self.payload_bytes // _ALIGNMENT) * _ALIGNMENT
+        offset = -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
         place = pb.Array(dtype=dtype, shape=shape, offset=offset)
         self._parts.append((place, part))
         self.payload_bytes = offset + _DTYPES[dtype].itemsize * math.prod(shape)
@@ -116,17 +121,20 @@ class Message:
         message = _blank_bytes(len(front) + self.payload_bytes)
         memory = _memory_of(message)
         memory[: len(front)] = front
-        end = len(front)
+        self.write(memory[len(front) :])
+        return message
+
+    def write(self, memory: memoryview) -> None:
+        """Write the payload where it is sent from."""
+        end = 0
         for place, part in self._parts:
-            begin = len(front) + place.offset
-            memory[end:begin] = bytes(begin - end)
-            out = _array_in(memory, begin, _DTYPES[place.dtype], place)
+            memory[end : place.offset] = bytes(place.offset - end)
+            out = _array_in(memory, place.offset, _DTYPES[place.dtype], place)
             if isinstance(part, np.ndarray):
                 out[:] = part
             else:
                 part(out)
-            end = begin + out.nbytes
-        return message
+            end = place.offset + out.nbytes
 
     def framed(self, header: bytes) -> "Framed":
         """Return the message in parts, for a stream, whose chunks are joined from them."""
@@ -141,12 +149,12 @@ class Message:
                 part(array)
             parts += [bytes(place.offset - end), array.data.cast("B") if array.size else b""]
             end = place.offset + array.nbytes
-        return Framed(parts, len(front) + self.payload_bytes)
+        return Framed(parts, len(front) + self.payload_bytes, header)
 
     def _front(self, header: bytes) -> bytes:
         front = _HEADER_TAG + _varint(len(header)) + header
         payload = _PAYLOAD_TAG + _varint(self.payload_bytes)
-        padding = -(len(front) + 2 + len(payload)) % _ALIGNMENT
+        padding = -(len(front) + 2 + len(payload)) % ALIGNMENT
         return front + _PADDING_TAG + _varint(padding) + bytes(padding) + payload
 
 
@@ -165,36 +173,57 @@ class Blank:
     of bytes allows until anybody else sees it, and `arrays` are views into it. The header comes
     last, into room left for it in front; what it does not need is padding.
 
-    `header_room` is the bytes that the header will take, at most; the arrays are all float32.
+    `header_room` is the bytes that the header will take, at most; `shapes` are those of float32
+    arrays to fill, and `others` arrays that the message has as well. `lend` returns the memory for
+    a payload of so many bytes, where that does not travel with the header.
     """
 
-    def __init__(self, header_room: int, shapes: Sequence[tuple[int, ...]]) -> None:
-        self._front_bytes = -(-(header_room + _FRONT_BYTES_MAX) // _ALIGNMENT) * _ALIGNMENT
+    def __init__(
+        self,
+        header_room: int,
+        shapes: Sequence[tuple[int, ...]],
+        others: "Sequence[NDArray[Any]]" = (),
+        lend: Callable[[int], memoryview] | None = None,
+    ) -> None:
+        self._is_apart = lend is not None
+        room = 0 if self._is_apart else header_room + _FRONT_BYTES_MAX
+        self._front_bytes = -(-room // ALIGNMENT) * ALIGNMENT
+        layout = [(pb.DTYPE_FLOAT32, shape) for shape in shapes]
+        layout += [(_NUMBERS[array.dtype], array.shape) for array in others]
         self.places: list[pb.Array] = []
-        self._added = 0
         ends = [0]
-        for shape in shapes:
-            offset = -(-ends[-1] // _ALIGNMENT) * _ALIGNMENT
-            self.places.append(pb.Array(dtype=pb.DTYPE_FLOAT32, shape=shape, offset=offset))
-            ends.append(offset + VALUE_BYTES * math.prod(shape))
+        for dtype, shape in layout:
+            offset = -(-ends[-1] // ALIGNMENT) * ALIGNMENT
+            self.places.append(pb.Array(dtype=dtype, shape=shape, offset=offset))
+            ends.append(offset + _DTYPES[dtype].itemsize * math.prod(shape))
         self._payload_bytes = ends[-1]
-        self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
-        self._memory = _memory_of(self._message)
-        self.arrays: list[NDArray[np.float32]] = []
+        if lend is None:
+            self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
+            self.memory = _memory_of(self._message)
+        else:
+            self.memory = lend(self._payload_bytes)
+        made: list[NDArray[Any]] = []
         for place, end in zip(self.places, ends, strict=False):
             begin, gap = self._front_bytes + place.offset, self._front_bytes + end
-            self._memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
-            self.arrays.append(_array_in(self._memory, begin, _DTYPES[pb.DTYPE_FLOAT32], place))
+            self.memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
+            made.append(_array_in(self.memory, begin, _DTYPES[place.dtype], place))
+        self.arrays: list[NDArray[np.float32]] = made[: len(shapes)]
+        for out, array in zip(made[len(shapes) :], others, strict=True):
+            out[:] = array
+        self._place_of = {
+            id(array): place
+            for array, place in zip((*self.arrays, *others), self.places, strict=True)
+        }
+        self._others = others  # alive, so that no other array has the id of one
 
     def add(self, array: NDArray[Any]) -> pb.Array:
-        """Return the place of the next of `arrays`, for the header."""
-        place = self.places[self._added]
-        assert array is self.arrays[self._added], "arrays are added in their order"
-        self._added += 1
-        return place
+        """Return the place of an array of the message, for the header."""
+        return self._place_of[id(array)]
 
     def framed(self, header: bytes) -> "Framed":
         """Return the whole message with its serialised header. The arrays may change no more."""
+        if self._is_apart:
+            return Framed([b""], len(header) + self._payload_bytes, header, self.memory)
         payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
         front = _HEADER_TAG + _varint(len(header)) + header + _PADDING_TAG
         room = self._front_bytes - len(front) - len(payload)
@@ -202,10 +231,10 @@ class Blank:
         if padding is None:  # the header is larger than its room: the front is made anew, beside
             rest = memoryview(self._message)[self._front_bytes :]
             front = _HEADER_TAG + _varint(len(header)) + header + payload
-            return Framed([front, rest], len(front) + len(rest))
+            return Framed([front, rest], len(front) + len(rest), header)
         front += _varint(padding) + bytes(padding) + payload
-        self._memory[: len(front)] = front
-        return Framed([self._message], len(self._message))
+        self.memory[: len(front)] = front
+        return Framed([self._message], len(self._message), header)
 
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -251,10 +280,14 @@ def writable(message: bytes) -> memoryview:
 
 
 class Framed(NamedTuple):
-    """A serialised bulk message, in parts."""
+    """A serialised message, in parts: of a bulk message its front, then its payload."""
 
     parts: list[memoryview | bytes]
     total_bytes: int
+    header: bytes = b""
+    """Of a control message, all of it."""
+    lent: memoryview | None = None
+    """Where the payload is already, of a message whose payload does not travel with it."""
 
     def joined(self) -> bytes:
         """Return the message for a unary call."""
@@ -288,11 +321,20 @@ class Framed(NamedTuple):
 # Receiving
 
 
+class Copies:
+    """Counts the bytes that a transport copied, beside those that its caller wrote or read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class Received(NamedTuple):
     """A bulk message taken apart."""
 
     header: bytes
     payload: memoryview
+    copies: Copies | None = None
+    """Of a payload that its sender can still write: its arrays are copied, and counted here."""
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -396,7 +438,10 @@ def array_of(
             raise InvalidArgumentError(f"{what}: expected a shape in bounds, found {shape}")
         return np.empty(shape, expected)
     flat = np.frombuffer(received.payload, expected, count, place.offset)
-    if not flat.flags.aligned:
+    if received.copies is not None:
+        received.copies.bytes += size
+        flat = flat.copy()
+    elif not flat.flags.aligned:
         flat = flat.copy()
     return flat.reshape(shape)
 

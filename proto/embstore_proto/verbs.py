@@ -133,14 +133,20 @@ class Verb:
         return Outgoing(head, message)
 
     def arrived(
-        self, request: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX
+        self, request: bytes | memoryview | Received, header_bytes_max: int = HEADER_BYTES_MAX
     ) -> Arrived:
-        """Return the command of a serialised request.
+        """Return the command of a serialised request, or of one that came in parts.
 
         Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
         """
-        received = split(request, header_bytes_max) if self.is_bulk else None
-        head = parse(self._head, bytes(request) if received is None else received.header)
+        if isinstance(request, Received):
+            received, serialised = request if self.is_bulk else None, request.header
+        elif self.is_bulk:
+            received = split(request, header_bytes_max)
+            serialised = received.header
+        else:
+            received, serialised = None, bytes(request)
+        head = parse(self._head, serialised)
         names = head.DESCRIPTOR.fields_by_name
         origin = None
         if "origin" in names and head.HasField("origin"):
@@ -171,7 +177,7 @@ class Verb:
         serialised = head.SerializeToString()
         if self.has_bulk_reply:
             return message.framed(serialised)
-        return Framed([serialised], len(serialised))
+        return Framed([serialised], len(serialised), serialised)
 
     def answer(self, reply: bytes | Received) -> Answer:
         """Return the result of a serialised reply."""

@@ -34,6 +34,7 @@ from embstore_server.port import GrpcServer
 from embstore_server.rest.app import rest_server
 from embstore_server.service import Service
 from embstore_server.settings import Settings
+from embstore_server.shared_memory.port import SharedMemoryPort
 
 _SWITCH_INTERVAL_S = 1e-4
 """At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""
@@ -70,8 +71,10 @@ async def _serve(settings: Settings) -> int:
         event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
         await server.start()
         watching: asyncio.Task[None] | None = None
+        sharing: SharedMemoryPort | None = None
         try:
             await service.open()
+            sharing = SharedMemoryPort(service)  # now: its socket may be in the store's directory
             if not stop.done():
                 await service.room.look()
                 watching = asyncio.create_task(service.room.watch())
@@ -82,6 +85,7 @@ async def _serve(settings: Settings) -> int:
                     "ready",
                     listen=server.address,
                     admin=admin_address,
+                    socket=sharing.path,
                     store_id=state.store_id,
                     epoch=state.epoch,
                     command=state.command,
@@ -105,6 +109,8 @@ async def _serve(settings: Settings) -> int:
             until = monotonic() + settings.drain_s
             service.stopping = True
             await server.stop(settings.drain_s)
+            if sharing is not None:
+                sharing.close()
             if watching is not None:
                 watching.cancel()
                 await service.room.commit(until)

@@ -14,6 +14,9 @@ A rank's share of a session's step counts until the session has taken it. The se
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
 would keep each other out, and their step would never end.
 
+**Shared memory** that a connection keeps between its calls is lent: it counts beside what is in
+flight, and may be half of the bound, so that calls by other transports get on.
+
 **Owners.** Calls of one token have a bound of their own below that of all, with the same rules.
 Event loop only.
 """
@@ -25,6 +28,10 @@ from contextlib import contextmanager
 from embstore.errors import OverloadedError
 
 
+_LENT_SHARE = 2
+"""One part in so many of the bound may be lent."""
+
+
 class Inflight:
     """A count of bytes with a bound."""
 
@@ -33,6 +40,21 @@ class Inflight:
         self.reserved_bytes = 0
         self.owned_bytes: Counter[str] = Counter()
         """Of those by owner that have a name."""
+        self.lent_bytes = 0
+
+    def lend(self, owner: str, most: int | None, count: int) -> "Reservation":
+        """Hold memory of `count` bytes that is shared with an owner's client; give it back by
+        `release`. Raises OverloadedError."""
+        room = self.bytes_max // _LENT_SHARE
+        if self.lent_bytes and self.lent_bytes + count > room:
+            raise OverloadedError(
+                f"{self.lent_bytes} bytes are shared with clients, {count} more would exceed "
+                f"{room}, half of limits.inflight_bytes_max ({self.bytes_max}); keep fewer "
+                "results, or back off, then retry"
+            )
+        lent = Loan(self, owner, most)
+        lent.add(count)
+        return lent
 
     @contextmanager
     def reservation(self, owner: str = "", most: int | None = None) -> Iterator["Reservation"]:
@@ -86,3 +108,17 @@ class Reservation:
         self._inflight.reserved_bytes -= count
         if self._owner:
             self._inflight.owned_bytes[self._owner] -= count
+
+
+class Loan(Reservation):
+    """Memory that is shared with one client."""
+
+    def add_unchecked(self, count: int) -> None:
+        """Hold `count` bytes more."""
+        super().add_unchecked(count)
+        self._inflight.lent_bytes += count
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._inflight.lent_bytes -= self.reserved_bytes
+        super().release()

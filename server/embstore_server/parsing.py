@@ -188,6 +188,7 @@ _MOST, _short = f"{SECONDS_MAX:.0f}", "{:g}".format
 DIRECTORY = Kind("a path", "DIR", _path)
 FILE = Kind("a path", "FILE", _path)
 PATH_OR_URL = Kind('a path, or a URL as "s3://bucket/backups"', "DIR|URL", _path_or_url)
+SOCKET = Kind('a path, or "off"', "PATH|off", lambda v: OFF if v == OFF else str(_path(v)))
 DEVICE = Kind('"auto", "cpu", "cuda" or "cuda:N", as "cuda:0"', "auto|cpu|cuda|cuda:N", _device)
 ADDRESS = Kind('host:port, as "127.0.0.1:50051" or "[::1]:0"', "HOST:PORT", _address)
 ADDRESS_OR_OFF = Kind(

@@ -21,7 +21,7 @@ in the queue, and what takes long at its next piece. Both are told so, and have 
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import fields, replace
@@ -58,7 +58,7 @@ from embstore.storage.lineage import Lineage
 from embstore.storage.lineage import read as read_lineage
 from embstore.tables.command_log import CALLS_MAX
 from embstore_proto.envelope import Origin
-from embstore_proto.frame import CHUNK_BYTES_MAX
+from embstore_proto.frame import ALIGNMENT, CHUNK_BYTES_MAX
 from embstore_server.access import shares
 from embstore_server.access.callers import Callers
 from embstore_server.access.certificates import Certificates
@@ -77,6 +77,7 @@ from embstore_server.replay import ReplayWindow, check_epoch
 from embstore_server.room import Room
 from embstore_server.settings import Settings
 from embstore_server.standbys import Standbys
+from embstore_server.traffic import Traffic
 from embstore_server.turnstile import Place
 from embstore_server.warming import Warming
 from embstore_server.worker import Task, Worker
@@ -120,6 +121,10 @@ class Service:
         self.callers = Callers(settings.tokens, limits)
         self.certificates = None if settings.tls_cert is None else Certificates(settings)
         self.inflight = Inflight(settings.inflight_bytes_max)
+        self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
+        """By transport."""
+        self.socket = ""
+        """Where the shared-memory transport listens; "": nowhere."""
         self.standing = Standing(settings.standbys)
         self.lineage = Lineage()
         """What the store continues; replaced whole."""
@@ -364,6 +369,11 @@ class Service:
         principal = caller.principal
         return self.inflight.reservation(principal.name, principal.limits.get("inflight_bytes"))
 
+    def lend(self, caller: Caller, count: int) -> Reservation:
+        """Return the loan of memory that is shared with a caller; raises OverloadedError."""
+        principal = caller.principal
+        return self.inflight.lend(principal.name, principal.limits.get("inflight_bytes"), count)
+
     async def _in_thread(self, caller: Caller, command: Command[Any]) -> Answered:
         """Have a command that takes long executed on a thread of its own."""
 
@@ -411,7 +421,11 @@ class Service:
                 return answered._replace(value=caller.principal.visible(answered.value))
             case ServerInfo() as info:
                 info = replace(
-                    info, context=answered.context, server=self.limits, process=self.process
+                    info,
+                    context=answered.context,
+                    server=self.limits,
+                    process=self.process,
+                    socket=self.socket,
                 )
                 return answered._replace(value=info)
         return answered
@@ -453,18 +467,26 @@ class Service:
                 f"expected {what} of at most {limit} bytes (limits.call_bytes_max), found {size}"
             )
 
+    def call_bytes_max(self, caller: Caller) -> tuple[int, str]:
+        """Return how large a call may be, and the name of the limit."""
+        most, limit = self.engine.tables.limits.call_bytes_max, "limits.call_bytes_max"
+        own = caller.principal.limits.get("call_bytes", most)
+        return (own, f"call_bytes of {caller.principal.name!r}") if own < most else (most, limit)
+
     def parsing_bytes(self, size: int) -> int:
         """Return how many bytes count as in flight, beside its own, while a document is parsed."""
         share = self.settings.inflight_bytes_max // _PARSING_SHARE
         return min((_PARSED_TIMES - 1) * size, share)
 
     def expected_bytes(self, command: Command[Any]) -> int:
-        """Return how many bytes of rows the reply to a command will have, as far as that is known
-        before its turn: a table may be made until then."""
+        """Return how many bytes of rows the reply to a command will have at most, as far as that is
+        known before its turn: a table may be made until then."""
         try:
-            return reply_bytes(command, self.engine.tables.config_of)
+            size = reply_bytes(command, self.engine.tables.config_of)
         except TableNotFoundError:
             return 0
+        arrays = len(getattr(command, "tables", ())) + 2
+        return size + ALIGNMENT * arrays if size else 0
 
     # Work
 

@@ -201,6 +201,13 @@ class Settings:
     listen: str = _network(
         kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051"
     )
+    # Trainers on the host find it by themselves.
+    socket: str | None = _network(
+        kinds.SOCKET,
+        "Unix socket at which trainers of the same user on this host share memory with the server. "
+        "Default: the file socket in the data directory; with --read-only none.",
+        None,
+    )
     admin: str = _network(
         kinds.ADDRESS_OR_OFF, "Address of REST and metrics; off: none.", "127.0.0.1:8080"
     )
@@ -279,6 +286,13 @@ class Settings:
         problems = [problem for _, problem in _conflicts(vars(self))]
         if problems:
             raise InvalidArgumentError("\n".join(problems))
+
+    @property
+    def socket_path(self) -> Path | None:
+        """Where the socket is; None: nowhere."""
+        if self.socket is None:
+            return None if self.read_only else self.data / "socket"
+        return None if self.socket == OFF else Path(self.socket)
 
     def describe(self) -> dict[str, Any]:
         """Return all settings as JSON values; of certificate and key, their paths."""

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from embstore_client.transport import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
+from embstore_client.grpc_wire import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
 from embstore_proto.frame import Assembly, Framed
 
 SERVICE = "bare"

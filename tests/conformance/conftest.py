@@ -27,16 +27,17 @@ BACKENDS = [
     "emulated",
     "tiered",
     "served",
+    "shared",
     *([] if why_not() else [pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU]),
 ]
 
 
 def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[None]]:
     """Return a kind of backend, and the circumstances it runs in."""
-    if name == "served":
-        from tests.conformance.served import Served, small_pieces
+    if name in ("served", "shared"):
+        from tests.conformance.served import Served, Shared, small_pieces
 
-        return Served, small_pieces()
+        return Served if name == "served" else Shared, small_pieces()
     kinds = {
         "embedded": Embedded,
         "emulated": Emulated,

@@ -1,6 +1,6 @@
-"""The second backend: every store behind a server of its own, every verb over the wire.
+"""Served backends: every store behind a server of its own, every verb over a wire.
 
-The client is the real one, the wire is gRPC on loopback, and the server is all of it but its
+The client is the real one, the wire is gRPC on loopback, or memory that is shared, and the server is all of it but its
 process (`tests.serving`); it shares this process, so that a case can settle merges, copy the files
 as a kill leaves them, and set limits. What the process itself does is therefore not offered.
 
@@ -24,14 +24,17 @@ from tests.conformance.backends import Embedded
 from tests.serving import Server, patient
 
 _UNARY_BYTES, _CHUNK_BYTES = 8 << 10, 16381
+_INLINE_BYTES = 256
 
 
 @contextmanager
 def small_pieces() -> Iterator[None]:
     """Have messages of more than some KiB travel as streams of odd chunks."""
     with (
-        patch("embstore_client.transport.UNARY_BYTES", _UNARY_BYTES),
+        patch("embstore_client.grpc_wire.UNARY_BYTES", _UNARY_BYTES),
         patch("embstore_proto.frame.CHUNK_BYTES", _CHUNK_BYTES),
+        patch("embstore_client.shared_memory.INLINE_BYTES", _INLINE_BYTES),
+        patch("embstore_server.shared_memory.connection.INLINE_BYTES", _INLINE_BYTES),
     ):
         yield
 
@@ -39,8 +42,8 @@ def small_pieces() -> Iterator[None]:
 class ServedStore(Store):
     """A client's store that is alone with its server, and ends it when it is closed."""
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(patient(server.address).executor)
+    def __init__(self, server: Server, address: str) -> None:
+        super().__init__(patient(address).executor)
         self.server = server
 
     def close(self) -> None:
@@ -60,10 +63,29 @@ class Served(Embedded):
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         told = {name: options[name] for name in ("policy", "read_only") if name in options}
         opening = super()._open
-        return ServedStore(Server(lambda: opening(path, options), path, **told))
+        server = Server(lambda: opening(path, options), path, **told, **self._socket(path))
+        return ServedStore(server, self._address(server))
+
+    def _socket(self, path: Path) -> dict[str, str]:
+        return {"socket": "off"}
+
+    def _address(self, server: Server) -> str:
+        return server.address
 
     def engine(self, store: Any) -> Engine:
         return store.server.store.executor
 
     def settle(self, store: Any) -> None:
         store.server.on_engine(lambda served: served.executor.storage.merges.finish())
+
+
+class Shared(Served):
+    """The same, over shared memory."""
+
+    durability = "interval"
+
+    def _socket(self, path: Path) -> dict[str, str]:
+        return {"socket": f"{path}.socket"}
+
+    def _address(self, server: Server) -> str:
+        return f"unix:{server.socket}"

@@ -123,7 +123,7 @@ def test_clients_at_once_do_what_their_commands_do_one_by_one(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The busy server refuses what finds another call waiting: clients send it again."""
-    monkeypatch.setattr("embstore_client.transport.UNARY_BYTES", 500)
+    monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 500)
     monkeypatch.setattr("embstore_proto.frame.CHUNK_BYTES", 199)
 
     def open_store() -> Store:

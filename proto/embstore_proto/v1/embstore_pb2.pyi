@@ -398,7 +398,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoReply(_message.Message):
-    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info", "process")
+    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info", "process", "socket")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -413,6 +413,7 @@ class GetServerInfoReply(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_INFO_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
     context: Context
     version: str
     device: str
@@ -427,7 +428,8 @@ class GetServerInfoReply(_message.Message):
     limits: ServerLimits
     device_info: DeviceInfo
     process: str
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ..., process: _Optional[str] = ...) -> None: ...
+    socket: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ..., process: _Optional[str] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class DeviceInfo(_message.Message):
     __slots__ = ("model", "memory_bytes", "memory_free_bytes", "scratch_bytes", "threads", "multiprocessors", "driver_version", "runtime_version", "compile_seconds")

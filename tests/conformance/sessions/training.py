@@ -299,7 +299,11 @@ def send(
 
 def rows_of(lookup: Any, positions: Any = None) -> dict[str, Any]:
     """Read some positions' rows, or all."""
-    return {table.table: table.rows for table in lookup.some(positions).tables}
+
+    def make(_: Any, shapes: Any, __: Any) -> Any:
+        return [np.empty(shape, np.float32) for shape in shapes]
+
+    return {table.table: table.rows for table in lookup.some(positions, make).tables}
 
 
 def facts_of(store: Any, name: str = "run") -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_every_update_is_applied_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if streamed:
-        monkeypatch.setattr("embstore_client.transport.UNARY_BYTES", 0)
+        monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 0)
         monkeypatch.setattr("embstore_proto.frame.CHUNK_BYTES", 199)
     for n in range(ROUNDS):
         proxy.cut_after(int(rng.integers(2 * CALL_BYTES)))

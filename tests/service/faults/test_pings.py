@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from embstore_client.transport import KEEPALIVE_MS
+from embstore_client.grpc_wire import KEEPALIVE_MS
 from embstore_server import port
 from tests.service.faults.served import PATIENCE_S, Served
 from tests.service.faults.wire import SERVICE

@@ -1,0 +1,143 @@
+"""The nearest way to a server: shared memory where it is on this host, else gRPC.
+
+A server says in its GetServerInfo where its socket is. The way is taken if the process that greets
+there is the one that said so, and takes this caller: a socket at the same path of another host, or
+of another server, is not it. What does not fit through (a header of some hundred KiB, an area for
+which the server has no room) goes by gRPC.
+
+When the shared memory is lost, as with a restart of the server, calls go by gRPC, which waits until
+the server is there again; then its socket is looked for once more.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
+
+from grpc import StatusCode
+
+from embstore.commands import GetServerInfo
+from embstore.errors import EmbstoreError, StoreClosedError
+from embstore.results import ServerInfo
+from embstore_client.grpc_wire import GrpcWire
+from embstore_client.shared_memory import NoRoom, SharedMemoryWire
+from embstore_client.wire import Wire, WireError
+from embstore_proto.frame import Message, Received
+from embstore_proto.verbs import VERBS, Verb
+
+_APART_S = 1.0
+"""Between two looks for the socket."""
+_LOOK_S = 5.0
+_HEADER_BYTES_MAX = 512 << 10
+
+
+class NearestWire:
+    """Both ways to one server."""
+
+    def __init__(self, grpc: GrpcWire, *, label: str, token: str, must_share: bool) -> None:
+        """`must_share`: the caller has asked for shared memory, and is to be told without."""
+        self._grpc = grpc
+        self._label, self._token = label, token
+        self._must_share = must_share
+        self._shared: SharedMemoryWire | None = None
+        self._looked = float("-inf")
+        self._looking = threading.Lock()
+        self._is_lost = False
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether calls go through shared memory now."""
+        return self._shared is not None
+
+    def connected(self, info: ServerInfo) -> None:
+        """Look for the server's socket, if it is on this host."""
+        self._grpc.connected(info)
+        with self._looking:
+            if self._shared is None or self._shared.process != info.process:
+                self._share(info)
+
+    def _share(self, info: ServerInfo) -> None:
+        self._looked, before = monotonic(), self._shared
+        self._shared, why = None, "the server has no socket"
+        if before is not None:
+            before.close()
+        if info.socket:
+            wire = SharedMemoryWire(info.socket, label=self._label, token=self._token)
+            try:
+                deadline = monotonic() + _LOOK_S
+                wire.give_back(wire.connect(deadline), is_whole=True)
+                if wire.process == info.process:
+                    verb = VERBS["GetServerInfo"]
+                    request = verb.outgoing(GetServerInfo()).serialised(None)
+                    wire.send(verb, request, None, 0, deadline)
+                    self._shared, self._is_lost = wire, False
+                    return
+                why = f"another server is at {info.socket} here"
+            except (WireError, EmbstoreError) as exc:
+                why = str(exc)
+            wire.close()
+        if self._must_share and not self._is_lost:
+            raise StoreClosedError(
+                f'no shared memory with the server: {why}; transport="auto" or "grpc" does without'
+            )
+
+    def _look_again(self) -> None:
+        """Look for the socket of a server that was restarted."""
+        if not self._is_lost or monotonic() - self._looked < _APART_S:
+            return
+        self._looked = monotonic()
+        verb = VERBS["GetServerInfo"]
+        request = verb.outgoing(GetServerInfo()).serialised(None)
+        with suppress(WireError, EmbstoreError):
+            reply = self._grpc.send(verb, request, None, 0, monotonic() + _LOOK_S)
+            self.connected(verb.answer(reply).value)
+
+    def _wire(self, header: bytes) -> Wire:
+        if self._shared is None:
+            self._look_again()
+        shared = self._shared
+        return self._grpc if shared is None or len(header) > _HEADER_BYTES_MAX else shared
+
+    def _note(self, wire: Wire, exc: WireError) -> None:
+        """Take note that a connection was lost."""
+        if isinstance(wire, SharedMemoryWire) and exc.error is None:
+            if exc.code is StatusCode.UNAVAILABLE and self._shared is wire:
+                self._shared, self._is_lost = None, True
+                wire.retire()
+
+    def send(
+        self,
+        verb: Verb,
+        header: bytes,
+        message: Message | None,
+        reply_bytes: int,
+        deadline: float,
+    ) -> bytes | Received:
+        """Send a call with one answer; see `Wire.send`."""
+        wire = self._wire(header)
+        try:
+            return wire.send(verb, header, message, reply_bytes, deadline)
+        except NoRoom:
+            return self._grpc.send(verb, header, message, reply_bytes, deadline)
+        except WireError as exc:
+            self._note(wire, exc)
+            raise
+
+    @contextmanager
+    def receive(
+        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+    ) -> Iterator[Iterator[bytes | Received]]:
+        """Send a call, and yield its messages; see `Wire.receive`."""
+        wire = self._wire(header)
+        try:
+            with wire.receive(verb, header, reply_bytes, deadline) as messages:
+                yield messages
+        except WireError as exc:
+            self._note(wire, exc)
+            raise
+
+    def close(self) -> None:
+        """End both."""
+        if self._shared is not None:
+            self._shared.close()
+        self._grpc.close()

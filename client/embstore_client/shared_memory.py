@@ -1,0 +1,398 @@
+"""Calls to a server of this host, through memory that it shares.
+
+`embstore_proto.shared_memory` says what travels. A connection has one call at a time, so the wire
+has as many as calls are under way, and as results whose arrays are in use: NumPy sees the area that
+the server has written rows into, and the connection is free again when the last array of a result
+is gone. Who keeps more than RESULTS_MAX results, or RESULTS_BYTES_MAX, gets further ones copied.
+
+A call that is given up ends its connection, by which the server learns it. Another process that was
+forked has none of them.
+"""
+
+import mmap
+import os
+import socket
+import threading
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from grpc import StatusCode
+from numpy.typing import NDArray
+
+from embstore.errors import EmbstoreError, OverloadedError
+from embstore.results import ServerInfo
+from embstore_client.wire import WireError
+from embstore_proto import shared_memory as frames
+from embstore_proto.addresses import unix_socket_address
+from embstore_proto.frame import ALIGNMENT, Copies, Message, Received
+from embstore_proto.shared_memory import INLINE_BYTES, Kind
+from embstore_proto.status import ERROR_METADATA, error_of
+from embstore_proto.verbs import Verb
+
+RESULTS_MAX = 16
+RESULTS_BYTES_MAX = 256 << 20
+
+_READ_BYTES = 64 << 10
+_FREE_MAX = 8
+_CODES = {code.value[0]: code for code in StatusCode}
+
+
+class SharedMemoryWire:
+    """The connections to one socket."""
+
+    shares_memory = True
+
+    def __init__(self, path: str | os.PathLike[str], *, label: str, token: str = "") -> None:
+        self._path = Path(os.path.abspath(path))
+        self._hello = frames.hello(f"Bearer {token}" if token else "", label)
+        self._free: deque[_Connection] = deque()
+        self._open: set[_Connection] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.process = ""
+        """Of the server that the newest connection is to."""
+        self.copies = Copies()
+        """Of results that were copied out of shared memory."""
+        self.results: set[int] = set()
+        """Of results whose arrays are in use, the ids of their loans."""
+
+    def connected(self, info: ServerInfo) -> None:
+        """Nothing depends on it."""
+
+    def close(self) -> None:
+        """End the connections; calls that run are cut off. Arrays of results stay as they are."""
+        with self._lock:
+            self._is_closed = True
+            connections = tuple(self._open)
+        for connection in connections:
+            connection.cut_off()
+        self.retire()
+
+    def retire(self) -> None:
+        """Begin no further call; those that run go on."""
+        self._is_closed = True
+        with suppress(IndexError):
+            while True:
+                self.forget(self._free.pop())
+
+    # Calls
+
+    def send(
+        self,
+        verb: Verb,
+        header: bytes,
+        message: Message | None,
+        reply_bytes: int,
+        deadline: float,
+    ) -> bytes | Received:
+        """Send a call with one answer; see `Wire.send`."""
+        call = self._call(deadline)
+        try:
+            call.send(verb, header, message, reply_bytes)
+            _, received = call.receive()
+        except BaseException:
+            call.give_up()
+            raise
+        call.end()
+        return received if verb.has_bulk_reply else received.header
+
+    @contextmanager
+    def receive(
+        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+    ) -> Iterator[Iterator[bytes | Received]]:
+        """Send a call, and yield its messages; see `Wire.receive`."""
+        call = self._call(deadline)
+        try:
+            call.send(verb, header, None, reply_bytes)
+            yield self._messages(verb, call)
+        finally:
+            call.give_up()  # of one that has ended it does nothing
+
+    @staticmethod
+    def _messages(verb: Verb, call: "_Call") -> Iterator[bytes | Received]:
+        is_last = False
+        while not is_last:
+            is_last, received = call.receive()
+            if is_last:
+                call.end()
+            yield received if verb.has_bulk_reply else received.header
+
+    # Connections
+
+    def _call(self, deadline: float) -> "_Call":
+        with suppress(IndexError):
+            while True:
+                connection = self._free.pop()
+                if connection.is_fresh():
+                    return _Call(self, connection, deadline)
+                self.forget(connection)
+        return _Call(self, self.connect(deadline), deadline)
+
+    def connect(self, deadline: float) -> "_Connection":
+        """Return a new connection. Raises WireError."""
+        connection = _Connection(self._path, deadline)
+        try:
+            self.process = connection.greeted(self._hello)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            if not self._is_closed:
+                self._open.add(connection)
+                return connection
+        connection.close()
+        raise WireError(StatusCode.CANCELLED, "the connection was closed")
+
+    def give_back(self, connection: "_Connection", *, is_whole: bool) -> None:
+        """Take a connection back, whose result is not used any more. Any thread, at any moment."""
+        if is_whole and not self._is_closed and len(self._free) < _FREE_MAX:
+            self._free.append(connection)
+        else:
+            self.forget(connection)
+
+    def forget(self, connection: "_Connection") -> None:
+        """End a connection."""
+        self._open.discard(connection)
+        connection.close()
+
+
+class _Loan:
+    """A connection while a call, or an array of its result, uses it. What drops it last gives it
+    back, on whatever thread."""
+
+    def __init__(self, wire: SharedMemoryWire, connection: "_Connection") -> None:
+        self.wire, self.connection = wire, connection
+        self.is_whole = False
+        """The call has ended as it should: another may follow."""
+
+    def __del__(self) -> None:
+        self.wire.results.discard(id(self))
+        self.wire.give_back(self.connection, is_whole=self.is_whole)
+
+
+class _Result:
+    """Lends NumPy a part of an area, and keeps what it belongs to."""
+
+    def __init__(self, loan: _Loan, area: NDArray[np.uint8], begin: int, size: int) -> None:
+        self.own = loan, area
+        self.__array_interface__ = {
+            "data": (area.__array_interface__["data"][0] + begin, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class _Call:
+    """One call, over one connection."""
+
+    def __init__(self, wire: SharedMemoryWire, connection: "_Connection", deadline: float) -> None:
+        self._wire = wire
+        self._deadline = deadline
+        self._loan: _Loan | None = _Loan(wire, connection)
+        self._connection = connection
+
+    def send(self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int) -> None:
+        """Write the payload where the server reads it, and ask."""
+        connection, payload, offset = self._connection, b"", None
+        size = 0 if message is None else message.payload_bytes
+        inline = size if size <= INLINE_BYTES else 0
+        wanted = size - inline
+        if reply_bytes > INLINE_BYTES:
+            wanted = -(-wanted // ALIGNMENT) * ALIGNMENT + reply_bytes
+        if wanted > connection.area_bytes:
+            connection.ask_for(wanted, self._deadline)
+        view: Any = payload
+        if message is not None and size:
+            if inline:
+                view = memoryview(bytearray(size))
+            else:
+                offset, view = 0, memoryview(connection.area)[:size]
+            message.write(view)
+        seconds = max(self._deadline - monotonic(), 0.001)
+        connection.send(frames.call(verb.name, seconds, header, view, offset), self._deadline)
+
+    def receive(self) -> tuple[bool, Received]:
+        """Return the next message of the answer, and whether it is the last."""
+        loan = self._loan
+        assert loan is not None
+        connection = self._connection
+        kind, body = connection.receive(self._deadline)
+        while kind == Kind.AREA:
+            connection.take_area(frames.area_of(body))
+            kind, body = connection.receive(self._deadline)
+        if kind == Kind.ERROR:
+            self.end()
+            raise _error_of(frames.refusal_of(body))
+        answer = frames.answer_of(kind, body)
+        if answer.offset is None:
+            return answer.is_last, Received(answer.header, memoryview(bytearray(answer.inline)))
+        area = connection.area
+        if answer.offset + answer.size > len(area):
+            raise EmbstoreError("expected rows in the shared memory, found them outside")
+        wire = self._wire
+        kept = len(wire.results)
+        if kept >= RESULTS_MAX or kept * len(area) > RESULTS_BYTES_MAX:
+            wire.copies.bytes += answer.size
+            own = area[answer.offset : answer.offset + answer.size].copy()
+            return answer.is_last, Received(answer.header, own.data)
+        wire.results.add(id(loan))
+        view = np.asarray(_Result(loan, area, answer.offset, answer.size))
+        return answer.is_last, Received(answer.header, view.data)
+
+    def end(self) -> None:
+        """Let the connection go; it is free when no array of the result is left."""
+        if self._loan is not None:
+            self._loan.is_whole = True
+            self._loan = None
+
+    def give_up(self) -> None:
+        """End the connection, unless the call has ended."""
+        if self._loan is not None:
+            self._connection.cut_off()
+            self._loan = None
+
+
+class _Connection:
+    """A socket, and the area that goes with it. One thread at a time, but for `cut_off`."""
+
+    def __init__(self, path: Path, deadline: float) -> None:
+        self.area: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._received = bytearray()
+        self._descriptor = -1
+        self._process = os.getpid()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._deadline = deadline
+        try:
+            self._socket.settimeout(max(deadline - monotonic(), 0.001))
+            with unix_socket_address(path) as address:
+                self._socket.connect(address)
+        except OSError as exc:
+            self._socket.close()
+            raise WireError(StatusCode.UNAVAILABLE, f"{path}: {exc.strerror or exc}") from exc
+
+    @property
+    def area_bytes(self) -> int:
+        """Bytes of the area that the server has now."""
+        return len(self.area)
+
+    def greeted(self, hello: bytes) -> str:
+        """Take the server's greeting, and answer it; return the id of its process."""
+        kind, body = self.receive(self._deadline)
+        if kind != Kind.GREETING:
+            raise WireError(StatusCode.INTERNAL, "the server does not greet")
+        process = frames.process_of(body)
+        self.send([hello], self._deadline)
+        return process
+
+    def is_fresh(self) -> bool:
+        """Whether the server has not ended it since its last call."""
+        try:
+            self._socket.setblocking(False)
+            self._socket.recv(1, socket.MSG_PEEK)
+            return False  # its end, or what nobody asked for
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def ask_for(self, size: int, deadline: float) -> None:
+        """Have an area of at least `size` bytes in place of the one before."""
+        self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
+        self.send([frames.area(size)], deadline)
+        kind, body = self.receive(deadline)
+        if kind == Kind.ERROR:
+            error = _error_of(frames.refusal_of(body))
+            raise NoRoom(error) if isinstance(error.error, OverloadedError) else error
+        self.take_area(frames.area_of(body))
+
+    def take_area(self, size: int) -> None:
+        """Map the area whose descriptor has come."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            raise EmbstoreError("expected a descriptor of shared memory, found none")
+        try:
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self.area = np.frombuffer(mmap.mmap(descriptor, size, flags), np.uint8)
+        finally:
+            os.close(descriptor)
+
+    def send(self, pieces: list[bytes | memoryview], deadline: float) -> None:
+        """Send a frame. Raises WireError."""
+        try:
+            self._socket.settimeout(max(deadline - monotonic(), 0.001))
+            count = self._socket.sendmsg(pieces)
+            if count < sum(map(len, pieces)):
+                self._socket.sendall(memoryview(b"".join(pieces))[count:])
+        except TimeoutError as exc:
+            raise WireError(StatusCode.DEADLINE_EXCEEDED, "not sent in time") from exc
+        except OSError as exc:
+            raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
+
+    def receive(self, deadline: float) -> tuple[int, bytes]:
+        """Return the kind and the body of the next frame. Raises WireError."""
+        received = self._received
+        while True:
+            if len(received) >= frames.HEAD_BYTES:
+                size, kind, _ = frames.head_of(received)
+                end = frames.HEAD_BYTES + size
+                if len(received) >= end:
+                    body = bytes(memoryview(received)[frames.HEAD_BYTES : end])
+                    del received[:end]
+                    return kind, body
+            received += self._some(deadline)
+
+    def _some(self, deadline: float) -> bytes:
+        try:
+            self._socket.settimeout(max(deadline - monotonic(), 0.001))
+            data, passed, _, _ = self._socket.recvmsg(_READ_BYTES, _PASSED_BYTES)
+        except TimeoutError as exc:
+            raise WireError(StatusCode.DEADLINE_EXCEEDED, "no answer in time") from exc
+        except OSError as exc:
+            raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
+        for level, kind, content in passed:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._drop_descriptor()
+                self._descriptor = array("i", content[: array("i").itemsize])[0]
+        if not data:
+            raise WireError(StatusCode.UNAVAILABLE, "the server ended the connection")
+        return data
+
+    def _drop_descriptor(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def cut_off(self) -> None:
+        """End what another thread waits for. Any thread."""
+        if os.getpid() == self._process:  # of a fork it is the parent's, too
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._drop_descriptor()
+
+
+_PASSED_BYTES = socket.CMSG_SPACE(array("i").itemsize)
+
+
+class NoRoom(WireError):
+    """The server shares no more memory now; nothing was asked of it yet."""
+
+    def __init__(self, refused: WireError) -> None:
+        super().__init__(refused.code, refused.text, refused.error)
+
+
+def _error_of(refusal: frames.Refusal) -> WireError:
+    code = _CODES.get(refusal.code, StatusCode.UNKNOWN)
+    named = [(ERROR_METADATA, refusal.name)] if refusal.name else []
+    error = error_of(code, refusal.text, named)
+    return WireError(code, refusal.text, error, is_final=refusal.is_final)

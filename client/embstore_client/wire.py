@@ -1,0 +1,64 @@
+"""What carries a client's calls: the wires, and how they say that a call was not answered.
+
+A wire sends one attempt of one call. It knows verbs and messages, and nothing of tables, origins
+and further attempts (`transport`). `grpc_wire` is one over the network, `shared_memory` one to a
+server of the same host, and `nearest_wire` chooses between them.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from grpc import StatusCode
+
+from embstore.errors import EmbstoreError
+from embstore.results import ServerInfo
+from embstore_proto.frame import Message, Received
+from embstore_proto.verbs import Verb
+
+
+class WireError(Exception):
+    """An attempt without an answer: how it ended, and the error that the server named, if any."""
+
+    def __init__(
+        self,
+        code: StatusCode,
+        text: str,
+        error: EmbstoreError | None = None,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        super().__init__(text)
+        self.code, self.text, self.error = code, text, error
+        self.is_final = is_final
+        """No further attempt can succeed."""
+
+
+class Wire(Protocol):
+    """A connection to a server. Any thread."""
+
+    shares_memory: bool
+    """Arrays travel without a copy, so that it does not pay to make keys unique before."""
+
+    def send(
+        self,
+        verb: Verb,
+        header: bytes,
+        message: Message | None,
+        reply_bytes: int,
+        deadline: float,
+    ) -> bytes | Received:
+        """Send a call with one answer, and return that; `reply_bytes` is about its size, where it
+        may be large. Raises WireError."""
+
+    def receive(
+        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+    ) -> AbstractContextManager[Iterator[bytes | Received]]:
+        """Send a call, and yield the messages of its answer; leaving the block ends it. Raises
+        WireError, also while the messages are taken."""
+
+    def connected(self, info: ServerInfo) -> None:
+        """Take note of what the server is."""
+
+    def close(self) -> None:
+        """End the connection; calls that run are cut off."""

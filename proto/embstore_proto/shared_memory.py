@@ -1,0 +1,205 @@
+"""What travels on the Unix socket of the shared-memory transport: frames.
+
+A connection has one call at a time. Headers travel on the socket, and so do payloads of up to
+INLINE_BYTES; larger ones lie in an *area*: memory that the server makes, sealed at its size, and
+passes to the client as a descriptor. What is in an area is data alone: where it lies, and how much
+it is, is said on the socket, of which each side reads a byte once.
+
+    GREETING   server    protocol, the id of its process
+    HELLO      client    authorization, label
+    AREA       client    I need an area of so many bytes
+    AREA       server    here it is, with its descriptor; the connection's area before is given up
+    CALL       client    verb, header, payload; seconds that are left, bytes of the area to be kept
+    RESULT     server    header, payload: the answer, or the last one
+    PART       server    header, payload: an answer, others come
+    ERROR      server    the error's class and text; the call has ended
+
+A payload in the area is named by its offset and size. Where a payload of the server lies in a new
+area, an AREA comes before it. A client that does not want an answer any more ends its connection;
+the place of an answer is free when the next CALL is sent. So who keeps an answer's arrays sends the
+next call over another connection.
+
+Integers are little-endian. `docs/formats.md` has the bytes.
+"""
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from embstore.errors import InvalidArgumentError
+
+PROTOCOL = b"embstore shared memory 1\n"
+
+INLINE_BYTES = 16 << 10
+"""A socket copies as much in a few microseconds, twice; an area has to be asked for."""
+
+_HEAD = struct.Struct("<IBB")
+HEAD_BYTES = _HEAD.size
+_CALL = struct.Struct("<dIQQ")
+_ANSWER = struct.Struct("<IQQ")
+_AREA = struct.Struct("<Q")
+
+_INLINE = (1 << 64) - 1
+"""No offset: the payload follows its header."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    GREETING = 1
+    HELLO = 2
+    AREA = 3
+    CALL = 4
+    RESULT = 5
+    PART = 6
+    ERROR = 7
+
+
+class Call(NamedTuple):
+    """A request; its payload is `inline`, or in the area."""
+
+    verb: str
+    seconds: float
+    header: bytes
+    inline: bytes
+    offset: int | None
+    size: int
+
+
+class Answer(NamedTuple):
+    """A message of an answer."""
+
+    is_last: bool
+    header: bytes
+    inline: bytes
+    offset: int | None
+    size: int
+
+
+class Refusal(NamedTuple):
+    """The error that ends a call: its class, "" of no class of ours, and its gRPC code."""
+
+    code: int
+    name: str
+    text: str
+    is_final: bool
+    """It is no use to send the call again."""
+
+
+def _frame(kind: Kind, *parts: bytes, small: int = 0) -> bytes:
+    return b"".join((_HEAD.pack(sum(map(len, parts)), kind, small), *parts))
+
+
+def head_of(data: bytes | bytearray) -> tuple[int, int, int]:
+    """Return (bytes of the body, kind, small number) of a frame's head."""
+    return _HEAD.unpack_from(data)
+
+
+def greeting(process: str) -> bytes:
+    """Return what a server says first."""
+    return _frame(Kind.GREETING, PROTOCOL, process.encode())
+
+
+def process_of(body: bytes) -> str:
+    """Return the id of the process that greets."""
+    if not body.startswith(PROTOCOL):
+        raise InvalidArgumentError(
+            f"expected a server that says {PROTOCOL!r}, found {bytes(body[:40])!r}: client and "
+            "server are of versions too far apart"
+        )
+    return body[len(PROTOCOL) :].decode(errors="replace")
+
+
+def hello(authorization: str, label: str) -> bytes:
+    """Return what a client says first."""
+    return _frame(Kind.HELLO, f"{authorization}\n{label}".encode())
+
+
+def said(body: bytes) -> tuple[str, str]:
+    """Return (authorization, label) of a client."""
+    authorization, _, label = body.decode(errors="replace").partition("\n")
+    return authorization, label
+
+
+def area(size: int) -> bytes:
+    """Return a request for an area, or what goes with its descriptor."""
+    return _frame(Kind.AREA, _AREA.pack(size))
+
+
+def area_of(body: bytes) -> int:
+    """Return the bytes of an area."""
+    _check(len(body) == _AREA.size)
+    (size,) = _AREA.unpack(body)
+    return int(size)
+
+
+def call(
+    verb: str, seconds: float, header: bytes, payload: bytes | memoryview, offset: int | None
+) -> list[bytes | memoryview]:
+    """Return the pieces of a request; `payload` is left out where it lies at an offset."""
+    name = verb.encode()
+    place = _INLINE if offset is None else offset
+    fixed = _CALL.pack(seconds, len(header), place, len(payload))
+    size = len(fixed) + len(name) + len(header) + (len(payload) if offset is None else 0)
+    front = b"".join((_HEAD.pack(size, Kind.CALL, len(name)), fixed, name, header))
+    return [front] if offset is not None or not len(payload) else [front, payload]
+
+
+def call_of(body: bytes, name_bytes: int) -> Call:
+    """Return the request of a frame."""
+    _check(len(body) >= _CALL.size + name_bytes)
+    seconds, header_bytes, offset, size = _CALL.unpack_from(body)
+    begin = _CALL.size + name_bytes
+    name = body[_CALL.size : begin].decode("ascii", "replace")
+    _check(seconds == seconds and seconds > 0)
+    header, inline, place = _parts(body, begin, header_bytes, offset, size)
+    return Call(name, seconds, header, inline, place, size)
+
+
+def answer(
+    is_last: bool, header: bytes, payload: bytes | memoryview, offset: int | None
+) -> list[bytes | memoryview]:
+    """Return the pieces of an answer."""
+    place = _INLINE if offset is None else offset
+    fixed = _ANSWER.pack(len(header), place, len(payload))
+    size = len(fixed) + len(header) + (len(payload) if offset is None else 0)
+    kind = Kind.RESULT if is_last else Kind.PART
+    front = b"".join((_HEAD.pack(size, kind, 0), fixed, header))
+    return [front] if offset is not None or not len(payload) else [front, payload]
+
+
+def answer_of(kind: int, body: bytes) -> Answer:
+    """Return the answer of a frame."""
+    _check(len(body) >= _ANSWER.size)
+    header_bytes, offset, size = _ANSWER.unpack_from(body)
+    header, inline, place = _parts(body, _ANSWER.size, header_bytes, offset, size)
+    return Answer(kind == Kind.RESULT, header, inline, place, size)
+
+
+def refusal(code: int, name: str, text: str, *, is_final: bool) -> bytes:
+    """Return what ends a call by an error."""
+    return _frame(Kind.ERROR, bytes([code, is_final]), f"{name}\n{text}".encode())
+
+
+def refusal_of(body: bytes) -> Refusal:
+    """Return the error of a frame."""
+    name, _, text = body[2:].decode(errors="replace").partition("\n")
+    return Refusal(body[0], name, text, bool(body[1]))
+
+
+def _parts(
+    body: bytes, begin: int, header_bytes: int, offset: int, size: int
+) -> tuple[bytes, bytes, int | None]:
+    """Return (header, inline payload, its offset in the area)."""
+    end = begin + header_bytes
+    _check(end <= len(body))
+    if offset != _INLINE:
+        _check(end == len(body))
+        return body[begin:end], b"", offset
+    _check(len(body) - end == size)
+    return body[begin:end], body[end:], None
+
+
+def _check(is_right: bool) -> None:
+    if not is_right:
+        raise InvalidArgumentError("expected a frame of the shared-memory protocol, found garbage")

@@ -1,0 +1,354 @@
+"""A call, whichever transport it came by: message in, the answer or the error out.
+
+The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so how it is answered:
+
+    control, bulk        one message in, one out
+    LookupStep           answered by one message of rows or two
+    LookupStepPooled     one message in, one out; never on the event loop
+    a document           one message in or out that takes long
+    WarmCache            answered by how far it is, again and again
+
+A transport brings an `Incoming`: who calls, by when, and how an answer or an error leaves. Rows are
+written straight to where it sends them from (`Blank`), so that protobuf never copies an array.
+Every call is one `answered` block. A call whose client has gone is cancelled by its transport at
+whatever it awaits: nothing has been queued then, or it is withdrawn, or it runs to its end and is
+remembered. A message is taken whole before anything is queued.
+
+**Early and late rows.** Rows that no unfinished step touches are final while earlier steps are
+still at work. LookupStep sends them at once, with their positions among the announced keys, and the
+others when the step is ready: the network works while the trainer computes, and training stays
+synchronous to the bit. With no early row, or none wanted, there is one message, without positions.
+
+**Documents.** A profile and a hot set travel as the bytes of their files. To read one of a GiB
+takes seconds, so a command that takes long is taken apart on its own thread.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.commands import Command, Effect, Progress, Retry
+from embstore.engine.engine import Engine
+from embstore.errors import InvalidArgumentError, StoreClosedError
+from embstore.layout import VALUE_BYTES
+from embstore.lookahead.handles import Readiness, StepLookup
+from embstore.rights import EVERYTHING
+from embstore_proto import frame
+from embstore_proto.frame import ALIGNMENT, Blank, Framed, Received
+from embstore_proto.status import answer_of
+from embstore_proto.verbs import VERBS, Arrived, Verb
+from embstore_server.access import shares
+from embstore_server.answers import Answered, answered_error, answering
+from embstore_server.caller import Caller, observe
+from embstore_server.endings import drop_trace
+from embstore_server.inflight import Reservation
+from embstore_server.service import Service
+
+_BRIEF_BYTES = 1 << 10
+"""Of a request: at most a hundred keys, a fraction of a millisecond where rows are cached and
+milliseconds where the disk is asked for each."""
+_CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
+"""Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
+
+Request = bytes | memoryview | Received
+
+
+class Incoming(Protocol):
+    """A call as its transport knows it."""
+
+    transport: str
+    """Whose stats count it."""
+    authorization: str
+    certificate_names: Sequence[str]
+
+    def caller(self, verb: str) -> Caller:
+        """Return who calls, by when."""
+
+    async def expect(self, count: int, reservation: Reservation | None) -> None:
+        """Have room for so many bytes of rows in the reply, on a reservation if that is bounded;
+        raises OverloadedError."""
+
+    def blank(
+        self, room: int, shapes: Sequence[tuple[int, ...]], others: Sequence[NDArray[Any]]
+    ) -> Blank:
+        """Return a message to be filled where it is sent from. Any thread."""
+
+    async def send(self, reply: Framed, *, is_last: bool) -> None:
+        """Send a message of the answer, once the client has taken what came before it."""
+
+    async def refuse(self, error: Exception, *, is_final: bool) -> None:
+        """End the call by an error; `is_final`: it is no use to send it again."""
+
+
+class Calls:
+    """Answers the calls of every transport."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def answer(
+        self,
+        verb: Verb,
+        call: Incoming,
+        caller: Caller,
+        request: list[Any],
+        reservation: Reservation,
+    ) -> None:
+        """Answer a call by messages that it sends. Inside `answered`.
+
+        The request is in a list, and taken out of it: a call that waits for other ranks no longer
+        keeps the message, whose arrays the session has copied.
+        """
+        if verb.name in _ANSWERS:
+            await getattr(self, _ANSWERS[verb.name])(verb, call, caller, request)
+        else:
+            await call.send(
+                await self.reply(verb, call, caller, request, reservation), is_last=True
+            )
+
+    @asynccontextmanager
+    async def answered(self, verb: str, call: Incoming) -> AsyncIterator[Caller]:
+        """Yield who calls; what the block raises ends the call by an error."""
+        service = self._service
+        caller = call.caller(verb)
+        service.count_calls(1)
+        code = "OK"
+        try:
+            async with asyncio.timeout(caller.deadline - monotonic()):
+                caller.principal = service.callers.principal(
+                    call.authorization, call.certificate_names
+                )
+                yield caller
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except Exception as exc:
+            error = answered_error(exc, verb)
+            code = answer_of(error).code.name
+            drop_trace(exc)  # which may be another one
+            has_failed = isinstance(error, StoreClosedError) and service.failure is not None
+            await call.refuse(error, is_final=has_failed)
+        finally:
+            service.count_calls(-1)
+            service.traffic[call.transport].count(caller)
+            observe(caller, code, service.metrics, service.settings.slow_call_ms)
+
+    def _arrived(self, verb: Verb, caller: Caller, request: Request) -> Arrived:
+        """Take a command apart, and see that its caller may give it. Any thread."""
+        arrived = verb.arrived(request)
+        command = self._service.permitted(caller, arrived.command)
+        shares.check_call(caller.principal, command, self._service.engine)
+        return arrived._replace(command=command)
+
+    # One message
+
+    async def reply(
+        self,
+        verb: Verb,
+        call: Incoming,
+        caller: Caller,
+        request: list[Any],
+        reservation: Reservation,
+    ) -> Framed:
+        """Return the reply to a request that has one; see `answer`."""
+        service, is_step = self._service, verb.command.retry is Retry.STEP
+        if verb.command.effect is Effect.LONG and (verb.is_bulk or verb.is_streamed):
+            if verb.document:  # not taken apart for nothing
+                caller.principal.check(verb.command.right, [EVERYTHING])
+                service.check_document(len(_payload_of(request[0])), verb.document)
+                reservation.add(service.parsing_bytes(reservation.reserved_bytes))
+            return await self._long_reply(verb, caller, request.pop())
+        is_brief = verb.is_bulk and not is_step  # the last rank's share does the work of all
+        caller.brief = is_brief and caller.received_bytes <= _BRIEF_BYTES
+        is_counted = caller.principal.name and verb.is_bulk and not is_step
+        with await service.place(caller) if is_counted else nullcontext():
+            arrived = self._arrived(verb, caller, request.pop())
+            rows = _Rows(call, arrived.stages) if verb.reads_rows else None
+            expected = service.expected_bytes(arrived.command)
+            if expected:  # whatever is in flight, what has no rows is answered
+                await call.expect(expected, reservation)
+            answered = await service.begin(
+                caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
+            )
+            del arrived
+        if is_step:
+            reservation.release()
+            answered = await service.finished(answered)
+        reply = _framed(verb, answered, rows)
+        if reply.lent is None:
+            reservation.add_unchecked(max(reply.total_bytes - expected, 0))
+        caller.sent_bytes = reply.total_bytes
+        return reply
+
+    async def _long_reply(self, verb: Verb, caller: Caller, request: Request) -> Framed:
+        """Take a command apart, execute it and frame its result on a thread of its own."""
+        service = self._service
+
+        def work(engine: Engine, progress: Progress) -> Framed:
+            command = self._arrived(verb, caller, request).command
+            service.note_rank(caller, command)
+            execute = partial(Engine.begin, command=command, progress=progress)
+            answered = answering(execute, service.instance)(engine)
+            return verb.framed(answered.value, answered.context)
+
+        return await service.run_in_thread(verb.name, work, caller)
+
+    # Answers by several messages, or by what takes long
+
+    async def _document(
+        self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
+    ) -> None:
+        await self._send(call, caller, await self._long_reply(verb, caller, request.pop()))
+
+    async def _warm_cache(
+        self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
+    ) -> None:
+        command: Any = self._arrived(verb, caller, request.pop()).command
+        async for warmed in self._service.warming.followed(command.share):
+            reply = verb.framed(warmed, self._service.context())
+            caller.sent_bytes += reply.total_bytes
+            await call.send(reply, is_last=warmed.finished)
+
+    async def _send(
+        self, call: Incoming, caller: Caller, reply: Framed, *, is_last: bool = True
+    ) -> None:
+        """Send a message; its bytes are in flight until the client has them."""
+        caller.sent_bytes += reply.total_bytes
+        with self._service.reservation(caller) as reservation:
+            if reply.lent is None:
+                reservation.add_unchecked(reply.total_bytes)
+            await call.send(reply, is_last=is_last)
+
+    async def _lookup_step(
+        self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
+    ) -> None:
+        command: Any = self._arrived(verb, caller, request.pop()).command
+        lookup = self._lookup(caller, command)
+
+        async def send(positions: Mapping[str, Any] | None, *, is_last: bool) -> None:
+            """Send a message of some of the rows, or of all."""
+            await self._expect(call, lookup, positions)
+            rows = _Rows(call)
+            work = answering(lambda _: lookup.some(positions, rows), self._service.instance)
+            answered: Answered = await self._service.run(caller, work)
+            await self._send(call, caller, _framed(verb, answered, rows), is_last=is_last)
+
+        others: Mapping[str, Any] | None = None
+        if command.early and await self._reached(lookup, Readiness.EARLY) == Readiness.EARLY:
+            early = lookup.early()
+            if any(len(places) for places in early.values()):
+                await send(early, is_last=False)
+                others = {n: _others(p, lookup.shapes[n][0]) for n, p in early.items()}
+        await self._reached(lookup, Readiness.READY)
+        await send(others, is_last=True)
+
+    async def _expect(
+        self,
+        call: Incoming,
+        lookup: StepLookup,
+        positions: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Have room for rows of a step, which is bounded by what was announced."""
+        size = 0
+        for name, (count, dim) in lookup.shapes.items():
+            size += 2 * ALIGNMENT
+            if positions is None:
+                size += VALUE_BYTES * count * dim
+            else:
+                size += VALUE_BYTES * len(positions[name]) * (dim + 1)
+        await call.expect(size, None)
+
+    async def _lookup_step_pooled(
+        self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
+    ) -> None:
+        """Send the pooled rows of a step, once its turn has come."""
+
+        def begin(engine: Engine, _: Progress) -> tuple[Arrived, StepLookup]:
+            arrived = self._arrived(verb, caller, request.pop())
+            return arrived, cast("StepLookup", engine.begin(arrived.command))
+
+        # Passes over every occurrence: not on the event loop.
+        arrived, lookup = await self._service.run_in_thread(verb.name, begin, caller)
+        self._check_step(caller, arrived.command, lookup)
+        await self._reached(lookup, Readiness.READY)
+        await self._expect(call, lookup)
+        rows = _Rows(call, arrived.stages)
+        work = answering(lambda _: lookup.read(rows), self._service.instance, stages=arrived.stages)
+        answered: Answered = await self._service.run(caller, work)
+        await self._send(call, caller, _framed(verb, answered, rows))
+
+    def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
+        """Return what a step's lookup waits for; no turn of the engine is needed for it."""
+        lookup = cast("StepLookup", self._service.engine.begin(command))
+        self._check_step(caller, command, lookup)
+        return lookup
+
+    def _check_step(self, caller: Caller, command: Command[Any], lookup: StepLookup) -> None:
+        """Note whose step it is, and refuse rows that are too large to be sent."""
+        self._service.note_rank(caller, command)
+        limit = self._service.engine.tables.limits.call_bytes_max
+        size = sum(VALUE_BYTES * rows * dim for rows, dim in lookup.shapes.values())
+        if size > limit:
+            raise InvalidArgumentError(
+                f"expected rows of at most {limit} bytes (limits.call_bytes_max) in a step, found "
+                f"{size}; make smaller batches"
+            )
+
+    async def _reached(self, lookup: StepLookup, least: Readiness) -> Readiness:
+        """Wait until a step is as ready as `least`; return how ready it is."""
+
+        def poll() -> Readiness | None:
+            found = lookup.poll()
+            return found if found >= least else None
+
+        return await self._service.until(lookup, poll)
+
+
+_ANSWERS = {name: "_document" for name, verb in VERBS.items() if verb.is_streamed} | {
+    "LookupStep": "_lookup_step",
+    "LookupStepPooled": "_lookup_step_pooled",
+    "WarmCache": "_warm_cache",
+}
+"""How verbs are answered whose answer is not one message, or takes long."""
+
+
+class _Rows:
+    """Makes the reply in which rows are to be written, once their shapes are known."""
+
+    def __init__(self, call: Incoming, stages: bool = False) -> None:
+        self._call = call
+        self._room = _CONTEXT_ROOM + (_STAGES_ROOM if stages else 0)
+        self.blank: Blank | None = None
+
+    def __call__(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, int]],
+        others: Sequence[NDArray[Any]] = (),
+    ) -> Sequence[Any]:
+        room = self._room + sum(len(name) + _TABLE_ROOM for name in names)
+        self.blank = self._call.blank(room, shapes, others)
+        return self.blank.arrays
+
+
+def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
+    value, context, seconds, _ = answered
+    places = rows.blank if rows else None
+    return verb.framed(value, context, stage_seconds=seconds, places=places)
+
+
+def _payload_of(request: Request) -> memoryview:
+    return (request if isinstance(request, Received) else frame.split(request)).payload
+
+
+def _others(places: Any, count: int) -> Any:
+    """Return the positions below `count` that are not among `places`."""
+    others = np.ones(count, np.bool_)
+    others[places] = False
+    return np.flatnonzero(others).astype(np.int32)

@@ -1,0 +1,368 @@
+"""One client's connection: frames in, a call at a time, frames out.
+
+The socket never blocks. What comes while a call is under way waits, within a bound, for the call's
+end; the end of the connection cancels the call. Rows are gathered into the area, behind the
+request: `expect` sees to it that they fit, before their turn of the engine. Where they do not fit
+after all, because a table was made anew meanwhile, they are copied once.
+
+Event loop only, but for `SharedIncoming.blank`.
+"""
+
+import asyncio
+import socket
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
+from embstore_proto import shared_memory as wire
+from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, Received
+from embstore_proto.shared_memory import INLINE_BYTES, Kind
+from embstore_proto.status import answer_of, message_of
+from embstore_proto.verbs import VERBS
+from embstore_server.caller import Caller
+from embstore_server.inflight import Reservation
+from embstore_server.shared_memory.area import Area, area_bytes
+
+if TYPE_CHECKING:
+    from embstore_server.shared_memory.port import SharedMemoryPort
+
+TRANSPORT = "shared_memory"
+
+_READ_BYTES = 64 << 10
+_FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
+_MADE_AT_ONCE_BYTES = 1 << 20
+"""An area as large takes a fifth of a millisecond; a larger one is made on a thread."""
+
+
+class Connection:
+    """A client, for as long as its socket is open."""
+
+    def __init__(self, port: "SharedMemoryPort", own: socket.socket, peer: str) -> None:
+        self.port = port
+        self.peer = peer
+        self.authorization = self.label = ""
+        self.area: Area | None = None
+        self.busy_since = monotonic()
+        self._socket = own
+        self._received = bytearray()
+        self._call: asyncio.Task[None] | None = None
+        self._sent = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+        self._loop.add_reader(own, self._readable)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return self._call is None
+
+    def close(self) -> None:
+        """End the connection, and the call that is under way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._sent.set()
+        if self._call is not None:
+            self._call.cancel()
+        self._give_up_area()
+        self.port.closed(self)
+
+    def _give_up_area(self) -> None:
+        if self.area is not None:
+            self.port.traffic.area_bytes -= self.area.size
+            self.area.close()
+            self.area = None
+
+    # In
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._received += data
+        if self._call is None:
+            self._next()
+        elif len(self._received) > _FRAME_BYTES_MAX:
+            self.close()  # it does not wait for its answers
+
+    def _next(self) -> None:
+        """Take what has come, up to the next call."""
+        while self._call is None and not self._is_closed:
+            received = self._received
+            if len(received) < wire.HEAD_BYTES:
+                return
+            size, kind, small = wire.head_of(received)
+            end = wire.HEAD_BYTES + size
+            if size > _FRAME_BYTES_MAX:
+                error = InvalidArgumentError(
+                    f"expected a frame of at most {_FRAME_BYTES_MAX} bytes, found {size}; "
+                    'larger ones travel by gRPC: connect(transport="grpc")'
+                )
+                self._say(self._refusal(error))
+                self.close()
+                return
+            if len(received) < end:
+                return
+            body = bytes(memoryview(received)[wire.HEAD_BYTES : end])
+            del received[:end]
+            try:
+                self._take(kind, small, body)
+            except EmbstoreError as exc:
+                self._say(self._refusal(exc))
+                self.close()
+
+    def _take(self, kind: int, small: int, body: bytes) -> None:
+        self.busy_since = monotonic()
+        match kind:
+            case Kind.CALL:
+                call = wire.call_of(body, small)
+                self._call = self._loop.create_task(self._answer(SharedIncoming(self, call)))
+            case Kind.AREA:
+                self._call = self._loop.create_task(self._grow_for(wire.area_of(body)))
+            case Kind.HELLO:
+                self.authorization, self.label = wire.said(body)
+                return
+            case _:
+                raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
+        self._call.add_done_callback(self._ended)
+
+    def _ended(self, call: "asyncio.Task[None]") -> None:
+        self._call = None
+        self.busy_since = monotonic()
+        if call.cancelled() or call.exception() is not None:
+            self.close()
+        elif self._received:
+            self._next()
+
+    async def _grow_for(self, size: int) -> None:
+        """Answer a client that needs an area."""
+        try:
+            most = self.port.area_bytes_max
+            if size > most:
+                raise InvalidArgumentError(
+                    f"expected a call of at most {most} bytes, found {size}; split the call"
+                )
+            principal = self.port.service.callers.principal(self.authorization, ())
+            caller = Caller("Area", self.peer, monotonic(), principal=principal)
+            await self.grow(size, caller)
+        except EmbstoreError as exc:
+            await self.send([self._refusal(exc)])
+
+    async def grow(self, size: int, caller: Caller) -> None:
+        """Have an area of at least `size` bytes in place of the one before, and pass it."""
+        size = area_bytes(size)
+        self._give_up_area()
+        reservation = self.port.service.lend(caller, size)
+        try:
+            if size <= _MADE_AT_ONCE_BYTES:
+                made = Area(size, reservation)
+            else:
+                made = await asyncio.to_thread(Area, size, reservation)
+        except BaseException:
+            reservation.release()
+            raise
+        try:
+            if self._is_closed:
+                made.close()
+                raise asyncio.CancelledError
+            self.area = made
+            self.port.traffic.area_bytes += size
+            await self.send([wire.area(size)], made.descriptor)
+        finally:
+            made.passed()
+
+    # Calls
+
+    async def _answer(self, call: "SharedIncoming") -> None:
+        calls, service = self.port.calls, self.port.service
+        asked = call.asked
+        verb = VERBS.get(asked.verb)
+        if verb is None:
+            await call.refuse(InvalidArgumentError(f"there is no verb {asked.verb!r}"))
+            return
+        async with calls.answered(verb.name, call) as caller:
+            request: list[Any] = [call.request(verb.is_bulk)]
+            caller.received_bytes = len(asked.header) + asked.size
+            if verb.is_bulk:
+                most, limit = service.call_bytes_max(caller)
+                if asked.size > most:
+                    raise InvalidArgumentError(
+                        f"expected a call of at most {most} bytes ({limit}), found "
+                        f"{asked.size}; split the call"
+                    )
+            with service.reservation(caller) as reservation:
+                if verb.is_bulk:
+                    reservation.add(caller.received_bytes)
+                await calls.answer(verb, call, caller, request, reservation)
+
+    @staticmethod
+    def _refusal(error: Exception, *, is_final: bool = False) -> bytes:
+        name = type(error).__name__ if isinstance(error, EmbstoreError) else ""
+        code: Any = answer_of(error).code.value
+        return wire.refusal(code[0], name, message_of(error), is_final=is_final)
+
+    # Out
+
+    def _say(self, data: bytes) -> None:
+        """Send what a client may or may not read before the connection ends."""
+        with suppress(OSError):
+            self._socket.send(data)
+
+    async def send(
+        self, pieces: "list[bytes | memoryview]", descriptor: int | None = None
+    ) -> None:
+        """Send a frame, and wait until the client has taken all but what its socket holds."""
+        if self._is_closed:
+            raise asyncio.CancelledError
+        passed = []
+        if descriptor is not None:
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+        while True:
+            try:
+                count = self._socket.sendmsg(pieces, passed)
+                break
+            except BlockingIOError:
+                await self._writable()
+            except OSError as exc:  # it has gone
+                raise asyncio.CancelledError from exc
+        if count == sum(map(len, pieces)):
+            return
+        rest = memoryview(b"".join(pieces))[count:]
+        while len(rest):
+            await self._writable()
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise asyncio.CancelledError from exc
+
+    async def _writable(self) -> None:
+        seconds = self.port.service.settings.read_timeout_s
+        self._sent.clear()
+        self._loop.add_writer(self._socket, self._sent.set)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._sent.wait()
+        except TimeoutError:
+            self.close()
+            raise DeadlineError(
+                f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
+            ) from None
+        finally:
+            if not self._is_closed:
+                self._loop.remove_writer(self._socket)
+        if self._is_closed:
+            raise asyncio.CancelledError
+
+
+class SharedIncoming:
+    """One call, as its connection knows it."""
+
+    transport = TRANSPORT
+    certificate_names: Sequence[str] = ()
+
+    def __init__(self, connection: Connection, asked: wire.Call) -> None:
+        self.asked = asked
+        self.authorization = connection.authorization
+        self._connection = connection
+        self._caller: Caller | None = None
+        self._end = 0  # of what of the area is used
+
+    def caller(self, verb: str) -> Caller:
+        """Return who calls, by when."""
+        connection = self._connection
+        most = connection.port.service.settings.call_timeout_max_s
+        deadline = monotonic() + min(self.asked.seconds, most)
+        self._caller = Caller(verb, connection.peer, deadline, connection.label)
+        return self._caller
+
+    def request(self, is_bulk: bool) -> Received:
+        """Return the request, and have the reply behind it."""
+        asked, area = self.asked, self._connection.area
+        copies = self._connection.port.traffic.copies
+        if asked.offset is None:
+            return Received(asked.header, memoryview(asked.inline))
+        size = 0 if area is None else area.size
+        end = asked.offset + asked.size
+        if not is_bulk or area is None or end > size or asked.offset % ALIGNMENT:
+            raise InvalidArgumentError(
+                f"expected a payload in the area of {size} bytes, found {asked.size} at "
+                f"{asked.offset}"
+            )
+        self._end = end
+        return Received(asked.header, area.memory[asked.offset : end], copies)
+
+    async def expect(self, count: int, reservation: Reservation | None) -> None:
+        """Have room for so many bytes in the area, which counts as in flight already."""
+        area = self._connection.area
+        if count <= INLINE_BYTES or (area is not None and _aligned(self._end) + count <= area.size):
+            return
+        assert self._caller is not None
+        await self._connection.grow(count, self._caller)
+        self._end = 0
+
+    def blank(
+        self, room: int, shapes: Sequence[tuple[int, ...]], others: Sequence[NDArray[Any]]
+    ) -> Blank:
+        """Return a message whose payload is in the area, or small. Any thread."""
+        return Blank(room, shapes, others, self._lend)
+
+    def _lend(self, size: int) -> memoryview:
+        area, begin = self._connection.area, _aligned(self._end)
+        memory = memoryview(b"") if area is None else area.memory
+        if size <= INLINE_BYTES or begin + size > len(memory):
+            return memoryview(bytearray(size))
+        self._end = begin + size
+        return memory[begin : begin + size]
+
+    async def send(self, reply: Framed, *, is_last: bool) -> None:
+        """Send a message of the answer."""
+        connection = self._connection
+        if reply.lent is not None and self._is_in_area(reply.lent):
+            begin = self._end - len(reply.lent)
+            await connection.send(wire.answer(is_last, reply.header, reply.lent, begin))
+            return
+        parts = reply.parts[1:] if reply.lent is None else [reply.lent]
+        size = sum(map(len, parts))
+        if size <= INLINE_BYTES:
+            await connection.send(wire.answer(is_last, reply.header, b"".join(parts), None))
+            return
+        await self.expect(size, None)
+        area = connection.area
+        assert area is not None
+        begin = end = _aligned(self._end)
+        for part in parts:
+            area.memory[end : end + len(part)] = part
+            end += len(part)
+        connection.port.traffic.copies.bytes += size
+        self._end = end
+        await connection.send(
+            wire.answer(is_last, reply.header, area.memory[begin:end], begin)
+        )
+
+    def _is_in_area(self, lent: memoryview) -> bool:
+        area = self._connection.area
+        return area is not None and lent.obj is area.memory.obj
+
+    async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
+        """End the call by an error."""
+        await self._connection.send([Connection._refusal(error, is_final=is_final)])
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,158 @@
+"""The Unix socket at which clients of this host ask for shared memory.
+
+It belongs to the server's user alone (mode 0600), and the kernel says of each client whose it is:
+no other user is taken, whatever the mode of the file is by then. A token is asked for as over gRPC.
+
+A socket that a killed server left is replaced. One that is served, and a file that is none, are
+left alone, and the server does not start. A path longer than the kernel takes is reached by its
+directory's descriptor.
+"""
+
+import asyncio
+import os
+import socket
+import stat
+import struct
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from embstore.errors import InvalidArgumentError
+from embstore_proto import shared_memory as wire
+from embstore_proto.addresses import unix_socket_address
+from embstore_server.calls import Calls
+from embstore_server.service import Service
+from embstore_server.shared_memory.connection import TRANSPORT, Connection
+
+_IDLE_S = 120.0
+"""A connection without a call is ended then, and its area is free."""
+_LOOK_S = 10.0
+_AGAIN_S = 0.5
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG = 128
+
+
+class SharedMemoryPort:
+    """The transport of a service, listening at `path`; "" where it is off."""
+
+    def __init__(self, service: Service) -> None:
+        """Listen. Raises InvalidArgumentError: the path is in use, or no socket can be there."""
+        self.service = service
+        self.calls = Calls(service)
+        self.traffic = service.traffic[TRANSPORT]
+        self._connections: set[Connection] = set()
+        self._socket: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        path = service.settings.socket_path
+        self.path = "" if path is None else os.path.abspath(path)
+        if path is not None:
+            self._listen(Path(self.path))
+
+    def _listen(self, path: Path) -> None:
+        _remove_left(path)
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        own.setblocking(False)
+        try:
+            with unix_socket_address(path) as address:
+                own.bind(address)
+            os.chmod(path, 0o600)
+            own.listen(_BACKLOG)
+        except OSError as exc:
+            own.close()
+            raise InvalidArgumentError(
+                f"cannot listen on the socket {path}: {exc.strerror}; give another --socket, or "
+                "--socket off"
+            ) from exc
+        found = os.stat(path)
+        self._identity = found.st_dev, found.st_ino
+        self._socket = own
+        self._loop.add_reader(own, self._accept)
+        self._watching = self._loop.create_task(self._end_idle())
+        self.service.socket = self.path
+
+    @property
+    def area_bytes_max(self) -> int:
+        """Bytes of the largest area: a request and a reply."""
+        return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        try:
+            own, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone
+            return
+        except OSError:  # no descriptor is left: it waits
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_AGAIN_S, self._accept_again)
+            return
+        pid, uid, _ = _CREDENTIALS.unpack(
+            own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        is_full = len(self._connections) >= self.service.settings.connections_max
+        if uid not in (os.geteuid(), 0) or is_full or self.service.stopping:
+            own.close()
+            return
+        own.setblocking(False)
+        with suppress(OSError):
+            own.send(wire.greeting(self.service.process))
+        self._connections.add(Connection(self, own, f"unix:{pid}"))
+        self.traffic.connections = len(self._connections)
+
+    def _accept_again(self) -> None:
+        if self._socket is not None:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+        self.traffic.connections = len(self._connections)
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for connection in tuple(self._connections):
+                if connection.is_idle and monotonic() - connection.busy_since > _IDLE_S:
+                    connection.close()
+
+    def close(self) -> None:
+        """End every connection, and listen no more."""
+        for connection in tuple(self._connections):
+            connection.close()
+        if self._socket is None:
+            return
+        assert self._watching is not None
+        self._watching.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+        with suppress(OSError):
+            found = os.stat(self.path)
+            if (found.st_dev, found.st_ino) == self._identity:  # not another one's by now
+                os.unlink(self.path)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a socket that a killed server left; raises InvalidArgumentError of anything else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise InvalidArgumentError(f"cannot listen on the socket {path}: {exc.strerror}") from exc
+    if not stat.S_ISSOCK(mode):
+        raise InvalidArgumentError(
+            f"expected {path} to be free for a socket, found something else there: remove it, or "
+            "give another --socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, unix_socket_address(path) as a:
+        try:
+            probe.connect(a)
+        except OSError:
+            os.unlink(path)
+            return
+    raise InvalidArgumentError(
+        f"cannot listen on the socket {path}: is another server running there? Give another "
+        "--socket, or --socket off"
+    )
