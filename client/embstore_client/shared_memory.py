@@ -220,8 +220,6 @@ class _Call:
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""
-        loan = self._loan
-        assert loan is not None
         connection = self._connection
         kind, body = connection.receive(self._deadline)
         while kind == Kind.AREA:
@@ -242,6 +240,8 @@ class _Call:
             wire.copies.bytes += answer.size
             own = area[answer.offset : answer.offset + answer.size].copy()
             return answer.is_last, Received(answer.header, own.data)
+        loan = self._loan
+        assert loan is not None
         wire.results.add(id(loan))
         view = np.asarray(_Result(loan, area, answer.offset, answer.size))
         return answer.is_last, Received(answer.header, view.data)

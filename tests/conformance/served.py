@@ -85,7 +85,7 @@ class Shared(Served):
     durability = "interval"
 
     def _socket(self, path: Path) -> dict[str, str]:
-        return {"socket": f"{path}.socket"}
+        return {"socket": f"{path}-{len(self._opened)}.socket"}  # readers are several
 
     def _address(self, server: Server) -> str:
         return f"unix:{server.socket}"

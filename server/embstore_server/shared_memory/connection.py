@@ -199,7 +199,7 @@ class Connection:
             caller.received_bytes = len(asked.header) + asked.size
             if verb.is_bulk:
                 most, limit = service.call_bytes_max(caller)
-                if asked.size > most:
+                if asked.size > most + HEADER_BYTES_MAX:  # with what aligns arrays, as elsewhere
                     raise InvalidArgumentError(
                         f"expected a call of at most {most} bytes ({limit}), found "
                         f"{asked.size}; split the call"
