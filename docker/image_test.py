@@ -79,12 +79,13 @@ def check_admin(address: str) -> None:
 
 
 def main(
-    listen: Annotated[str, typer.Argument(help="host:port of the server's gRPC")],
-    admin: Annotated[str, typer.Argument(help="host:port of the server's REST")],
+    listen: Annotated[str, typer.Argument(help="host:port of gRPC, or unix:PATH of the socket")],
     twin: Annotated[Path, typer.Argument(help="directory of the twin, made if need be")],
+    admin: Annotated[str, typer.Option(help="host:port of the server's REST; else not asked")] = "",
 ) -> None:
     """Compare, train, compare again and make a checkpoint."""
-    check_admin(admin)
+    if admin:
+        check_admin(admin)
     with embstore_client.connect(listen) as served, embstore.open(twin) as embedded:
         if not embedded.tables():
             for name, table in TABLES.items():

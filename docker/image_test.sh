@@ -35,7 +35,7 @@ clean_up() {
         "$ENGINE" logs --tail 50 "$name" 2>&1 || true
     fi
     "$ENGINE" rm --force "$name" >/dev/null 2>&1 || true
-    "$ENGINE" volume rm "$name" "$name-kernels" >/dev/null 2>&1 || true
+    "$ENGINE" volume rm "$name" "$name-kernels" "$name-socket" >/dev/null 2>&1 || true
     rm -rf "$scratch"
 }
 trap clean_up EXIT
@@ -44,7 +44,7 @@ trap clean_up EXIT
 start() {
     "$ENGINE" run --detach --name "$name" \
         --volume "$name:/data" --volume "$name-kernels:/var/cache/embstore" \
-        --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
+        --volume "$name-socket:/run/embstore" --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
         --publish 127.0.0.1::50051 --publish 127.0.0.1::8080 \
         ${run_options[@]+"${run_options[@]}"} "$IMAGE" >/dev/null
 }
@@ -74,8 +74,20 @@ wait_until_healthy() {
 }
 
 train() {
-    "$PYTHON" docker/image_test.py "$("$ENGINE" port "$name" 50051/tcp)" \
-        "$("$ENGINE" port "$name" 8080/tcp)" "$scratch/twin"
+    "$PYTHON" docker/image_test.py "$("$ENGINE" port "$name" 50051/tcp)" "$scratch/twin" \
+        --admin "$("$ENGINE" port "$name" 8080/tcp)"
+}
+
+# As compose.trainer.yaml has it: no network, and of the server nothing but its socket.
+train_near() {
+    chmod -R a+rwX "$scratch" # the twin, for the user of the image
+    "$ENGINE" run --rm --network none --read-only --tmpfs /tmp --cap-drop ALL \
+        --security-opt no-new-privileges \
+        --volume "$name-socket:/run/embstore" --volume "$name-kernels:/var/cache/embstore" \
+        --volume "$PWD/docker/image_test.py:/trainer/image_test.py:ro" \
+        --volume "$scratch/twin:/twin" ${run_options[@]+"${run_options[@]}"} \
+        --entrypoint python "$IMAGE" \
+        /trainer/image_test.py unix:/run/embstore/socket /twin
 }
 
 stop() {
@@ -117,6 +129,9 @@ wait_until_healthy
 
 step "as it was left, and training on"
 train
+
+step "training in another container, through shared memory"
+train_near
 
 step "stopping by SIGTERM"
 stop

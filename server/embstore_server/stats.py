@@ -85,6 +85,21 @@ class OwnerStats:
     disk_bytes_max: int | None = _limit_of_owner("disk_bytes")
 
 
+@dataclass
+class TransportStats:
+    """What one transport has carried, since the process began."""
+
+    calls: int = counter("Calls that have ended.")
+    received_bytes: int = counter("Size of requests.")
+    sent_bytes: int = counter("Size of replies.")
+    copied_bytes: int = counter(
+        "Size of what was copied between shared memory and the process's own.",
+        lambda t: t.copies.bytes,
+    )
+    connections: int | None = gauge("Connections; none where the transport does not say.")
+    area_bytes: int = gauge("Memory that is shared with clients.")
+
+
 class Memory(NamedTuple):
     """The source of `MemoryStats`."""
 
@@ -150,6 +165,9 @@ class ScrapedStats:
     service: ServiceStats = part("What the process is doing.", metric="")
     memory: MemoryStats = part("Memory by purpose.", metric="")
     owners: dict[str, OwnerStats] = part("Tokens, by name.", label="token")
+    transports: dict[str, TransportStats] = part(
+        "Transports, by name.", metric="transport", label="transport"
+    )
     store: StoreStats = inline(lambda stats: stats)
 
 
@@ -164,7 +182,13 @@ class ServerStats:
 def process_stats(service: "Service", store: dict[str, Any] | None) -> dict[str, Any]:
     """Return the stats of the process, by the names of `ServerStats`; none of memory while there
     are no stats of the store."""
-    found = {"service": document(ServiceStats, service), "owners": _owners(service)}
+    found = {
+        "service": document(ServiceStats, service),
+        "owners": _owners(service),
+        "transports": {
+            name: document(TransportStats, traffic) for name, traffic in service.traffic.items()
+        },
+    }
     if store is not None:
         memory = Memory(store, service.inflight.reserved_bytes)
         found["memory"] = document(MemoryStats, memory)

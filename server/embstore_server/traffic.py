@@ -13,7 +13,8 @@ class Traffic:
         self.sent_bytes = 0
         self.copies = Copies()
         """What was copied beside what the engine reads and writes."""
-        self.connections = 0
+        self.connections: int | None = None
+        """None where the library does not say."""
         self.area_bytes = 0
         """Of memory that is shared with clients."""
 

@@ -40,6 +40,7 @@ class SharedMemoryPort:
         self.service = service
         self.calls = Calls(service)
         self.traffic = service.traffic[TRANSPORT]
+        self.traffic.connections = 0
         self._connections: set[Connection] = set()
         self._socket: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
