@@ -20,7 +20,7 @@ from embstore.commands import GetServerInfo
 from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.results import ServerInfo
 from embstore_client.grpc_wire import GrpcWire
-from embstore_client.shared_memory import NoRoom, SharedMemoryWire
+from embstore_client.shared_memory import NoRoomError, SharedMemoryWire
 from embstore_client.wire import Wire, WireError
 from embstore_proto.frame import Message, Received
 from embstore_proto.verbs import VERBS, Verb
@@ -65,7 +65,7 @@ class NearestWire:
             wire = SharedMemoryWire(info.socket, label=self._label, token=self._token)
             try:
                 deadline = monotonic() + _LOOK_S
-                wire.give_back(wire.connect(deadline), is_whole=True)
+                wire.release(wire.connect(deadline), is_whole=True)
                 if wire.process == info.process:
                     verb = VERBS["GetServerInfo"]
                     request = verb.outgoing(GetServerInfo()).serialised(None)
@@ -117,7 +117,7 @@ class NearestWire:
         wire = self._wire(header)
         try:
             return wire.send(verb, header, message, reply_bytes, deadline)
-        except NoRoom:
+        except NoRoomError:
             return self._grpc.send(verb, header, message, reply_bytes, deadline)
         except WireError as exc:
             self._note(wire, exc)

@@ -149,7 +149,7 @@ class SharedMemoryWire:
         connection.close()
         raise WireError(StatusCode.CANCELLED, "the connection was closed")
 
-    def give_back(self, connection: "_Connection", *, is_whole: bool) -> None:
+    def release(self, connection: "_Connection", *, is_whole: bool) -> None:
         """Take a connection back, whose result is not used any more. Any thread, at any moment."""
         if is_whole and not self._is_closed and len(self._free) < _FREE_MAX:
             self._free.append(connection)
@@ -173,7 +173,7 @@ class _Loan:
 
     def __del__(self) -> None:
         self.wire.results.discard(id(self))
-        self.wire.give_back(self.connection, is_whole=self.is_whole)
+        self.wire.release(self.connection, is_whole=self.is_whole)
 
 
 class _Result:
@@ -213,7 +213,7 @@ class _Call:
             if inline:
                 view = memoryview(bytearray(size))
             else:
-                offset, view = 0, memoryview(connection.area)[:size]
+                offset, view = 0, connection.area[:size].data
             message.write(view)
         seconds = max(self._deadline - monotonic(), 0.001)
         connection.send(frames.call(verb.name, seconds, header, view, offset), self._deadline)
@@ -309,7 +309,7 @@ class _Connection:
         kind, body = self.receive(deadline)
         if kind == Kind.ERROR:
             error = _error_of(frames.refusal_of(body))
-            raise NoRoom(error) if isinstance(error.error, OverloadedError) else error
+            raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
         self.take_area(frames.area_of(body))
 
     def take_area(self, size: int) -> None:
@@ -384,7 +384,7 @@ class _Connection:
 _PASSED_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 
 
-class NoRoom(WireError):
+class NoRoomError(WireError):
     """The server shares no more memory now; nothing was asked of it yet."""
 
     def __init__(self, refused: WireError) -> None:

@@ -37,8 +37,9 @@ class WireError(Exception):
 class Wire(Protocol):
     """A connection to a server. Any thread."""
 
-    shares_memory: bool
-    """Arrays travel without a copy, so that it does not pay to make keys unique before."""
+    @property
+    def shares_memory(self) -> bool:
+        """Arrays travel without a copy, so that it does not pay to make keys unique before."""
 
     def send(
         self,

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from embstore.arrays import check_on_host
 from embstore.errors import InvalidArgumentError
-from embstore.layout import VALUE_BYTES
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20

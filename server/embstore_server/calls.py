@@ -24,7 +24,7 @@ takes seconds, so a command that takes long is taken apart on its own thread.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from time import monotonic

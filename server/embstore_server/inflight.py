@@ -27,7 +27,6 @@ from contextlib import contextmanager
 
 from embstore.errors import OverloadedError
 
-
 _LENT_SHARE = 2
 """One part in so many of the bound may be lent."""
 

@@ -90,7 +90,7 @@ class GrpcCalls:
         until the status is sent, and a client that does not read it must not keep them."""
         with self._service.reservation(caller) as reservation:
             if verb.is_bulk:
-                request = [await self._assembled(caller, requests, reservation)]
+                request: list[Any] = [await self._assembled(caller, requests, reservation)]
             else:
                 request = [await _only(call.context)]
                 caller.received_bytes = len(request[0])
@@ -121,7 +121,7 @@ class GrpcIncoming:
         self._in_chunks = in_chunks
         self._metadata = dict(context.invocation_metadata() or ())
         self.authorization = str(self._metadata.get("authorization", ""))
-        self.certificate_names = certificate_names(context.auth_context())
+        self.certificate_names: Sequence[str] = certificate_names(context.auth_context())
 
     def caller(self, verb: str) -> Caller:
         """Return who calls, by when."""

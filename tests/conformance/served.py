@@ -1,8 +1,9 @@
 """Served backends: every store behind a server of its own, every verb over a wire.
 
-The client is the real one, the wire is gRPC on loopback, or memory that is shared, and the server is all of it but its
-process (`tests.serving`); it shares this process, so that a case can settle merges, copy the files
-as a kill leaves them, and set limits. What the process itself does is therefore not offered.
+The client is the real one, the wire is gRPC on loopback, or memory that is shared, and the server
+is all of it but its process (`tests.serving`); it shares this process, so that a case can settle
+merges, copy the files as a kill leaves them, and set limits. What the process itself does is
+therefore not offered.
 
 `close` of such a store stops its server, as SIGTERM does, and then the connection: what a case
 means by closing is that everything is committed and the directory is free.

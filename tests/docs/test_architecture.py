@@ -15,7 +15,7 @@ BOUNDS = {
     "a bulk verb": 4,
     "an optimizer": 5,
     "an eviction policy": 3,
-    "a transport": 2,
+    "a transport, beside its own wire and port": 2,
     "a stat": 1,
     "a row dtype, of all tables": 8,
     "a setting": 3,

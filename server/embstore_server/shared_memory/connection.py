@@ -222,9 +222,7 @@ class Connection:
         with suppress(OSError):
             self._socket.send(data)
 
-    async def send(
-        self, pieces: "list[bytes | memoryview]", descriptor: int | None = None
-    ) -> None:
+    async def send(self, pieces: "list[bytes | memoryview]", descriptor: int | None = None) -> None:
         """Send a frame, and wait until the client has taken all but what its socket holds."""
         if self._is_closed:
             raise asyncio.CancelledError
@@ -351,9 +349,7 @@ class SharedIncoming:
             end += len(part)
         connection.port.traffic.copies.bytes += size
         self._end = end
-        await connection.send(
-            wire.answer(is_last, reply.header, area.memory[begin:end], begin)
-        )
+        await connection.send(wire.answer(is_last, reply.header, area.memory[begin:end], begin))
 
     def _is_in_area(self, lent: memoryview) -> bool:
         area = self._connection.area
