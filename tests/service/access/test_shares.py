@@ -124,8 +124,11 @@ def test_calls_of_one_token_have_one_lane(server: Server) -> None:
         waiting(server, 1)
         calls += [Futures(server, "writer").send(LOOKUP), Futures(server, "dashboard").send(LOOKUP)]
         waiting(server, 3)
-        lanes = {name: len(lane) for name, lane in server.service.worker._lanes.items()}
-        assert lanes == {"writer": 2, "dashboard": 1}
+        worker = server.service.worker
+        assert {name: worker.lane_calls(name) for name in ("writer", "dashboard")} == {
+            "writer": 2,  # one of them may be at the turnstile
+            "dashboard": 1,
+        }
     assert [outcome(call) for call in calls] == [None] * 3
 
 
