@@ -70,7 +70,7 @@ def test_replica_rows_that_a_restart_cut_off_are_told_to_be_in_doubt(
 ) -> None:
     with (
         Proxy(server.address) as proxy,
-        connect(proxy.address, timeout_s=PATIENCE_S) as client,
+        connect(proxy.address, timeout_s=PATIENCE_S, transport="grpc") as client,
         ThreadPoolExecutor(1) as pool,
     ):
         replica = Replica(client)

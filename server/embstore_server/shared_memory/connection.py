@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TRANSPORT = "shared_memory"
 
 _READ_BYTES = 64 << 10
+_LABEL_CHARACTERS_MAX = 200
 _FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
 _MADE_AT_ONCE_BYTES = 1 << 20
 """An area as large takes a fifth of a millisecond; a larger one is made on a thread."""
@@ -134,7 +135,8 @@ class Connection:
             case Kind.AREA:
                 self._call = self._loop.create_task(self._grow_for(wire.area_of(body)))
             case Kind.HELLO:
-                self.authorization, self.label = wire.said(body)
+                self.authorization, label = wire.said(body)
+                self.label = label[:_LABEL_CHARACTERS_MAX]
                 return
             case _:
                 raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
@@ -171,19 +173,25 @@ class Connection:
             if size <= _MADE_AT_ONCE_BYTES:
                 made = Area(size, reservation)
             else:
-                made = await asyncio.to_thread(Area, size, reservation)
+                made = await self._made(size, reservation)
         except BaseException:
             reservation.release()
             raise
         try:
-            if self._is_closed:
-                made.close()
-                raise asyncio.CancelledError
             self.area = made
             self.port.traffic.area_bytes += size
             await self.send([wire.area(size)], made.descriptor)
         finally:
             made.passed()
+
+    async def _made(self, size: int, reservation: Reservation) -> Area:
+        """Make an area on a thread."""
+        making = self._loop.run_in_executor(None, Area, size, reservation)
+        try:
+            return await asyncio.shield(making)
+        except BaseException:
+            making.add_done_callback(_drop)  # it may yet be made, for nobody
+            raise
 
     # Calls
 
@@ -358,6 +366,13 @@ class SharedIncoming:
     async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
         """End the call by an error."""
         await self._connection.send([Connection._refusal(error, is_final=is_final)])
+
+
+def _drop(making: "asyncio.Future[Area]") -> None:
+    """Drop an area that nobody waits for any more."""
+    if making.exception() is None:
+        making.result().passed()
+        making.result().close()
 
 
 def _aligned(offset: int) -> int:

@@ -35,7 +35,7 @@ def proxy(served: Served) -> Iterator[Proxy]:
 
 @pytest.fixture
 def far(proxy: Proxy) -> Iterator[Store]:
-    with connect(proxy.address, timeout_s=PATIENCE_S) as store:
+    with connect(proxy.address, timeout_s=PATIENCE_S, transport="grpc") as store:
         yield store
 
 

@@ -334,7 +334,7 @@ def test_an_answer_that_was_lost_is_given_by_the_standby(
     pair.start()
     with (
         Proxy(pair.leader.address) as proxy,
-        connect(proxy.address, timeout_s=PATIENCE_S) as store,
+        connect(proxy.address, timeout_s=PATIENCE_S, transport="grpc") as store,
     ):
         make_tables(store)
         update(store, 1)
@@ -400,7 +400,7 @@ def test_nothing_acknowledged_is_lost_with_a_leader(
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(leader.address))
         stores = [
-            stack.enter_context(connect(proxy.address, timeout_s=PATIENCE_S))
+            stack.enter_context(connect(proxy.address, timeout_s=PATIENCE_S, transport="grpc"))
             for _ in range(TRAINERS)
         ]
         make_tables(stores[0])
