@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from embstore.commands import COMMANDS, Effect, Retry
 from embstore.errors import DeadlineError
+from embstore_client.grpc_wire import GrpcWire
 from embstore_client.transport import Transport
 from embstore_proto.verbs import VERBS
 from tests.commands.values import command
@@ -50,7 +51,7 @@ def transport() -> Iterator[Transport]:
         server = grpc.server(threads, handlers=[Silent()])
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
-        made = Transport(address, timeout_s=0.05, label="")
+        made = Transport(GrpcWire(address, label=""), address, timeout_s=0.05)
         yield made
         made.close()
         server.stop(None).wait(PATIENCE_S)

@@ -76,7 +76,7 @@ class Served(Server):
 
     def connect(self, **options: Any) -> Store:
         """Return a connected client."""
-        return connect(self.address, **({"timeout_s": PATIENCE_S} | options))
+        return connect(self.address, **({"timeout_s": PATIENCE_S, "transport": "grpc"} | options))
 
     @contextmanager
     def held(self) -> Iterator[None]:

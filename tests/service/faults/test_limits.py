@@ -190,7 +190,7 @@ def test_message_above_what_grpc_receives_is_refused_before_it_is_read(small: Se
 def test_client_says_what_is_too_large(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 1 << 30)
     with small.connect() as store:
-        store.executor.transport._unary_bytes_max = 1 << 30  # as if it had not been told
+        store.executor.transport.wire._unary_bytes_max = 1 << 30  # as if it had not been told
         with pytest.raises(InvalidArgumentError, match="UpdateStream"):
             store.update(wide(100))
         huge = {"wide": (np.arange(20_000), np.zeros((20_000, 64), np.float32))}

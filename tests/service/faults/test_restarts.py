@@ -307,4 +307,5 @@ def again(store: Any, command: type[c.Command[Any]], sequence: int) -> Any:
     request = verb.outgoing(commands[command])
     deadline = monotonic() + PATIENCE_S
     store.tables()  # waits for a server that is starting
-    return verb.answer(transport._reply(verb, request, 0, origin, deadline)).value
+    reply = transport.wire.send(verb, request.serialised(origin), request.message, 0, deadline)
+    return verb.answer(reply).value
