@@ -83,7 +83,7 @@ def test_calls_get_on_while_a_digest_is_computed_which_is_of_the_state_before(
     with embstore.open(quick_path / "twin") as twin:
         expected = with_rows(twin).table("long").digest()
     gate.again()
-    served = serve(open_store=lambda: embstore.open(quick_path / "s", durability=durability))
+    served = serve(open_store=lambda: embstore.open(quick_path / "store", durability=durability))
     keys, ones = np.arange(0, ROWS, 7), np.ones((len(range(0, ROWS, 7)), DIM), np.float32)
     with served.connect() as store, served.connect() as other:
         table = with_rows(store).table("long")
