@@ -48,39 +48,25 @@ class Connection:
         self.peer = peer
         self.authorization = self.label = ""
         self.area: Area | None = None
-        self.busy_since = monotonic()
+        self.idle_since: float | None = None
+        """None: a call is under way."""
         self._socket = own
         self._received = bytearray()
-        self._call: asyncio.Task[None] | None = None
-        self._sent = asyncio.Event()
+        self._more: asyncio.Future[None] | None = None  # while nothing is under way
         self._loop = asyncio.get_running_loop()
-        self._is_closed = False
         self._loop.add_reader(own, self._readable)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no call is under way."""
-        return self._call is None
+        self._task = self._loop.create_task(self._serve())
 
     def close(self) -> None:
         """End the connection, and the call that is under way."""
-        if self._is_closed:
+        self._task.cancel()
+        if self._socket.fileno() < 0:
             return
-        self._is_closed = True
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._sent.set()
-        if self._call is not None:
-            self._call.cancel()
         self._give_up_area()
         self.port.closed(self)
-
-    def _give_up_area(self) -> None:
-        if self.area is not None:
-            self.port.traffic.area_bytes -= self.area.size
-            self.area.close()
-            self.area = None
 
     # In
 
@@ -91,64 +77,65 @@ class Connection:
             return
         except OSError:
             data = b""
-        if not data:
-            self.close()
-            return
         self._received += data
-        if self._call is None:
-            self._next()
-        elif len(self._received) > _FRAME_BYTES_MAX:
-            self.close()  # it does not wait for its answers
+        if not data or (self._more is None and len(self._received) > _FRAME_BYTES_MAX):
+            self.close()  # it has gone; or does not wait for its answers
+        elif self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
-    def _next(self) -> None:
-        """Take what has come, up to the next call."""
-        while self._call is None and not self._is_closed:
-            received = self._received
-            if len(received) < wire.HEAD_BYTES:
-                return
-            size, kind, small = wire.head_of(received)
-            end = wire.HEAD_BYTES + size
-            if size > _FRAME_BYTES_MAX:
-                error = InvalidArgumentError(
-                    f"expected a frame of at most {_FRAME_BYTES_MAX} bytes, found {size}; "
-                    'larger ones travel by gRPC: connect(transport="grpc")'
-                )
-                self._say(self._refusal(error))
-                self.close()
-                return
-            if len(received) < end:
-                return
-            body = bytes(memoryview(received)[wire.HEAD_BYTES : end])
-            del received[:end]
-            try:
-                self._take(kind, small, body)
-            except EmbstoreError as exc:
-                self._say(self._refusal(exc))
-                self.close()
-
-    def _take(self, kind: int, small: int, body: bytes) -> None:
-        self.busy_since = monotonic()
-        match kind:
-            case Kind.CALL:
-                call = wire.call_of(body, small)
-                self._call = self._loop.create_task(self._answer(SharedIncoming(self, call)))
-            case Kind.AREA:
-                self._call = self._loop.create_task(self._grow_for(wire.area_of(body)))
-            case Kind.HELLO:
-                self.authorization, label = wire.said(body)
-                self.label = label[:_LABEL_CHARACTERS_MAX]
-                return
-            case _:
-                raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
-        self._call.add_done_callback(self._ended)
-
-    def _ended(self, call: "asyncio.Task[None]") -> None:
-        self._call = None
-        self.busy_since = monotonic()
-        if call.cancelled() or call.exception() is not None:
+    async def _serve(self) -> None:
+        """Answer what comes, one after the other, until the client has gone."""
+        try:
+            await self.send([wire.greeting(self.port.service.process)])
+            while True:
+                kind, small, body = await self._frame()
+                match kind:
+                    case Kind.CALL:
+                        await self._answer(SharedIncoming(self, wire.call_of(body, small)))
+                    case Kind.AREA:
+                        await self._grow_for(wire.area_of(body))
+                    case Kind.HELLO:
+                        self.authorization, label = wire.said(body)
+                        self.label = label[:_LABEL_CHARACTERS_MAX]
+                    case _:
+                        raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
+        except EmbstoreError as exc:  # not of a call: what it sends is not understood
+            with suppress(OSError):
+                self._socket.send(_refusal(exc))
+        finally:
             self.close()
-        elif self._received:
-            self._next()
+
+    async def _frame(self) -> tuple[int, int, bytes]:
+        """Return kind, small number and body of the next frame."""
+        received = self._received
+        self.idle_since = monotonic()
+        while True:
+            if len(received) >= wire.HEAD_BYTES:
+                size, kind, small = wire.head_of(received)
+                if size > _FRAME_BYTES_MAX:
+                    raise InvalidArgumentError(
+                        f"expected a frame of at most {_FRAME_BYTES_MAX} bytes, found {size}; "
+                        'larger ones travel by gRPC: connect(transport="grpc")'
+                    )
+                end = wire.HEAD_BYTES + size
+                if len(received) >= end:
+                    body = bytes(memoryview(received)[wire.HEAD_BYTES : end])
+                    del received[:end]
+                    self.idle_since = None
+                    return kind, small, body
+            self._more = self._loop.create_future()
+            try:
+                await self._more
+            finally:
+                self._more = None
+
+    # The area
+
+    def _give_up_area(self) -> None:
+        if self.area is not None:
+            self.port.traffic.area_bytes -= self.area.size
+            self.area.close()
+            self.area = None
 
     async def _grow_for(self, size: int) -> None:
         """Answer a client that needs an area."""
@@ -162,7 +149,7 @@ class Connection:
             caller = Caller("Area", self.peer, monotonic(), principal=principal)
             await self.grow(size, caller)
         except EmbstoreError as exc:
-            await self.send([self._refusal(exc)])
+            await self.send([_refusal(exc)])
 
     async def grow(self, size: int, caller: Caller) -> None:
         """Have an area of at least `size` bytes in place of the one before, and pass it."""
@@ -217,23 +204,10 @@ class Connection:
                     reservation.add(caller.received_bytes)
                 await calls.answer(verb, call, caller, request, reservation)
 
-    @staticmethod
-    def _refusal(error: Exception, *, is_final: bool = False) -> bytes:
-        name = type(error).__name__ if isinstance(error, EmbstoreError) else ""
-        code: Any = answer_of(error).code.value
-        return wire.refusal(code[0], name, message_of(error), is_final=is_final)
-
     # Out
-
-    def _say(self, data: bytes) -> None:
-        """Send what a client may or may not read before the connection ends."""
-        with suppress(OSError):
-            self._socket.send(data)
 
     async def send(self, pieces: "list[bytes | memoryview]", descriptor: int | None = None) -> None:
         """Send a frame, and wait until the client has taken all but what its socket holds."""
-        if self._is_closed:
-            raise asyncio.CancelledError
         passed = []
         if descriptor is not None:
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
@@ -259,21 +233,19 @@ class Connection:
 
     async def _writable(self) -> None:
         seconds = self.port.service.settings.read_timeout_s
-        self._sent.clear()
-        self._loop.add_writer(self._socket, self._sent.set)
+        ready = asyncio.Event()
+        self._loop.add_writer(self._socket, ready.set)
         try:
             async with asyncio.timeout(seconds):
-                await self._sent.wait()
+                await ready.wait()
         except TimeoutError:
             self.close()
             raise DeadlineError(
                 f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
             ) from None
         finally:
-            if not self._is_closed:
+            if self._socket.fileno() >= 0:
                 self._loop.remove_writer(self._socket)
-        if self._is_closed:
-            raise asyncio.CancelledError
 
 
 class SharedIncoming:
@@ -365,7 +337,13 @@ class SharedIncoming:
 
     async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
         """End the call by an error."""
-        await self._connection.send([Connection._refusal(error, is_final=is_final)])
+        await self._connection.send([_refusal(error, is_final=is_final)])
+
+
+def _refusal(error: Exception, *, is_final: bool = False) -> bytes:
+    name = type(error).__name__ if isinstance(error, EmbstoreError) else ""
+    code: Any = answer_of(error).code.value
+    return wire.refusal(code[0], name, message_of(error), is_final=is_final)
 
 
 def _drop(making: "asyncio.Future[Area]") -> None:

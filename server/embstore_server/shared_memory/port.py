@@ -18,7 +18,6 @@ from pathlib import Path
 from time import monotonic
 
 from embstore.errors import InvalidArgumentError
-from embstore_proto import shared_memory as wire
 from embstore_proto.addresses import unix_socket_address
 from embstore_server.calls import Calls
 from embstore_server.service import Service
@@ -96,8 +95,6 @@ class SharedMemoryPort:
             own.close()
             return
         own.setblocking(False)
-        with suppress(OSError):
-            own.send(wire.greeting(self.service.process))
         self._connections.add(Connection(self, own, f"unix:{pid}"))
         self.traffic.connections = len(self._connections)
 
@@ -114,7 +111,8 @@ class SharedMemoryPort:
         while True:
             await asyncio.sleep(_LOOK_S)
             for connection in tuple(self._connections):
-                if connection.is_idle and monotonic() - connection.busy_since > _IDLE_S:
+                since = connection.idle_since
+                if since is not None and monotonic() - since > _IDLE_S:
                     connection.close()
 
     def close(self) -> None:
