@@ -5,19 +5,21 @@ import sys
 from collections.abc import Sequence
 
 from tests import bench
-from tests.bench import report, resident, rounds, scale
+from tests.bench import plots, report, resident, rounds, scale
 from tests.bench.program import Program, Run
 from tests.bench.worker import Worker
 
 CONTENDERS = {
     "engine": "engine",
     "service": "service",
+    "shared": "shared",
     "torch": "peer_torch",
     "fbgemm": "peer_fbgemm",
     "redis": "peer_redis",
 }
 PARTS = {
     "wire": ("one_key", "bulk", "crowd"),
+    "transports": ("one_key", "sizes", "readers"),
     "storage": ("write_back", "checkpoint", "digest", "checking", "cold_rows"),
     "space": ("sizes",),
     "durability": ("served", "embedded", "replay"),
@@ -87,6 +89,7 @@ PROGRAM = Program(
     measure=measure,
     scale=scale,
     report=report,
+    plots=plots,
 )
 
 if __name__ == "__main__":

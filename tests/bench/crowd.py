@@ -32,10 +32,12 @@ class Client:
         self._scale = scale
         self._connection = contextlib.ExitStack()
 
-    def connect(self, address: str, rows: int, index: int) -> None:
+    def connect(self, address: str, rows: int, index: int, transport: str, writes: bool) -> None:
         """Connect, draw some batches of keys, and warm up."""
         rng = np.random.default_rng([self._scale.seed, index])
-        store = self._connection.enter_context(connect(address, label=f"client-{index}"))
+        connected = connect(address, label=f"client-{index}", transport=transport)
+        store = self._connection.enter_context(connected)
+        self._writes = writes
         self._table = store.table("ads")
         self._batches = rng.integers(0, rows, (BATCHES, self._scale.crowd_keys))
         shape = (self._scale.crowd_keys, self._scale.dim)
@@ -46,7 +48,8 @@ class Client:
     def _step(self, turn: int) -> None:
         keys = self._batches[turn % BATCHES]
         self._table.lookup(keys)
-        self._table.update(keys, self._grads)
+        if self._writes:
+            self._table.update(keys, self._grads)
 
     def run(self, begin: float) -> list[float]:
         """Run from `begin` (time.monotonic()) on; return the seconds of each finished step."""
@@ -67,18 +70,28 @@ class Client:
         self._connection.close()
 
 
-def measure(address: str, rows: int, scale: Scale) -> dict[str, Any]:
-    """Return the calls of each client, and the slowest beside the mean."""
+def measure(
+    address: str,
+    rows: int,
+    scale: Scale,
+    *,
+    clients: int = 0,
+    transport: str = "grpc",
+    writes: bool = True,
+) -> dict[str, Any]:
+    """Return the calls of each client, and the slowest beside the mean; as many clients as the
+    scale says, unless their number is given. They only look up where `writes` is False."""
     workers: list[Worker] = []
+    clients = clients or scale.crowd_clients
 
     def hire(index: int) -> None:
         worker = Worker("crowd", scale)
         workers.append(worker)
-        worker.ask("connect", address, rows, index)
+        worker.ask("connect", address, rows, index, transport, writes)
 
-    with ThreadPoolExecutor(scale.crowd_clients) as threads:
+    with ThreadPoolExecutor(clients) as threads:
         try:
-            hired = [threads.submit(hire, index) for index in range(scale.crowd_clients)]
+            hired = [threads.submit(hire, index) for index in range(clients)]
             wait(hired)  # all of them, also if one fails: who was hired is let go below
             for one in hired:
                 one.result()
@@ -86,11 +99,11 @@ def measure(address: str, rows: int, scale: Scale) -> dict[str, Any]:
             times = list(threads.map(lambda worker: worker.ask("run", begin), workers))
         finally:
             list(threads.map(Worker.close, workers))
-    return _shares(times, scale)
+    return _shares(times, scale, 2 if writes else 1)
 
 
-def _shares(times: list[list[float]], scale: Scale) -> dict[str, Any]:
-    calls = [2 * len(steps) for steps in times]
+def _shares(times: list[list[float]], scale: Scale, calls_a_step: int) -> dict[str, Any]:
+    calls = [calls_a_step * len(steps) for steps in times]
     steps_all = sorted(seconds for steps in times for seconds in steps)
     mean = statistics.fmean(calls)
     return {

@@ -103,9 +103,12 @@ class EngineContender(Contender):
         """Return a lane of one table, written once, in a store that caches `share` of it."""
         scale = self._scale
         table = create_table(self._store(name, share), "ads", scale.rows, scale.dim)
-        lane = TableLane(table, scale)
+        lane = self._lane(table)
         self._write_all(lane)
         return lane
+
+    def _lane(self, table: Any) -> TableLane:
+        return TableLane(table, self._scale)
 
     def _call_lane(self, name: str) -> Lane:
         """Return a lane of `scale.tables` tables, written once, in a store that caches all."""

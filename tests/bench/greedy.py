@@ -62,7 +62,7 @@ def _many(store: Any, address: str, dim: int) -> None:
     keys = np.random.default_rng(1).integers(0, store.table(TABLE).rows, BATCH_KEYS)
 
     def one(_: int) -> None:
-        with connect(address) as own:
+        with connect(address, transport="grpc") as own:
             table = own.table(TABLE)
             _again(lambda _: table.lookup(keys))
 
@@ -156,5 +156,5 @@ ATTACKS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    with connect(sys.argv[2]) as connected:
+    with connect(sys.argv[2], transport="grpc") as connected:
         ATTACKS[sys.argv[1]](connected, sys.argv[2], int(sys.argv[3]))

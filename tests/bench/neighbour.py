@@ -48,7 +48,7 @@ class NeighbourContender:
         options = ("--device", "cpu", "--cache-bytes", str(cache_bytes), "--tokens")
         path = str(self._folder / "tokens.json")
         with ServerProcess(self._folder / "store", *options, path) as server:
-            with connect(server.address, token=tokens["operator"]) as store:
+            with connect(server.address, token=tokens["operator"], transport="grpc") as store:
                 for name in NAMES:
                     table = create_table(store, f"{name}/t", scale.stall_rows // 2, scale.dim)
                     order = np.random.default_rng(scale.seed).permutation(scale.stall_rows // 2)
@@ -57,7 +57,7 @@ class NeighbourContender:
             for name in ("nothing", *ATTACKS):
                 with (
                     _attacked(name, server.address, tokens["greedy"], scale.dim),
-                    connect(server.address, token=tokens["quiet"]) as store,
+                    connect(server.address, token=tokens["quiet"], transport="grpc") as store,
                 ):
                     found[name] = _quiet(store.table("quiet/t"), scale)
         for one in found.values():

@@ -59,6 +59,18 @@ def _times_best_peer(lane: str, peers: tuple[str, ...] = PEERS) -> Callable[[Res
     return lambda results: best_peer_ms(results, peers) / figure(results, "lanes", lane, "both_ms")
 
 
+def _over(lane: str, other: str) -> Callable[[Results], float]:
+    """Return what finds how many times as long as another lane one takes."""
+    return lambda results: float(
+        figure(results, "lanes", lane, "both_ms") / figure(results, "lanes", other, "both_ms")
+    )
+
+
+def _readers(results: Results) -> float:
+    rates = figure(results, "transports", "readers", "shared_memory")
+    return float(rates[max(rates, key=int)] / rates["1"])
+
+
 def _tables_ratio(results: Results) -> float:
     one = figure(results, "lanes", "embstore-1-table", "both_ms")
     return float(figure(results, "lanes", "embstore-26-tables", "both_ms") / one)
@@ -143,6 +155,19 @@ GOALS = (
         Goal(f"bulk {way} : bare bytes, the least of all sizes", _least_ratio(way), ">= 0.75 times")
         for way in ("down", "up")
     ),
+    Goal("shared memory : in process", _over("shared-memory", BASE_LANE), "<= 1.3 times"),
+    Goal(
+        "shared memory: faster than FBGEMM in process",
+        _times_best_peer("shared-memory", _FBGEMM),
+        ">= 4 times",
+    ),
+    Goal("shared memory: faster than gRPC", _over("service", "shared-memory"), ">= 2.3 times"),
+    Goal(
+        "shared memory: one key beyond in process",
+        at("transports", "one_key", "shared_memory", "beyond_ms"),
+        "<= 0.15 ms",
+    ),
+    Goal("shared memory: 16 readers : one", _readers, ">= 1.7 times"),
     Goal("crowd: slowest client : mean", at("wire", "crowd", "slowest_to_mean"), ">= 0.5 times"),
     *(
         Goal(
@@ -273,6 +298,25 @@ def _bulk_lines(bulk: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _transport_lines(transports: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, found in transports.get("one_key", {}).items():
+        beyond = f", {found['beyond_ms']:.3f} beyond in process" if "beyond_ms" in found else ""
+        spent = f"median {found['median_ms']:.3f} ms, p99 {found['p99_ms']:.3f}{beyond}"
+        lines.append(f"{'one key, ' + name:24}{spent}")
+    sizes = transports.get("sizes", {})
+    ways = list(dict.fromkeys(way for found in sizes.values() for way in found))
+    if ways:
+        lines.append(f"{'rows down, MB/s':24}" + "".join(f"{way:>18}" for way in ways))
+    for size, found in sizes.items():
+        cells = (f"{found[way] / 1e6:.4g}" if way in found else "" for way in ways)
+        lines.append(f"{size + ' bytes':24}" + "".join(f"{cell:>18}" for cell in cells))
+    for name, rates in transports.get("readers", {}).items():
+        told = ", ".join(f"{clients}: {rate:.0f} lookups/s" for clients, rate in rates.items())
+        lines.append(f"{'readers, ' + name:24}{told}")
+    return lines
+
+
 def _crowd_lines(found: dict[str, Any]) -> list[str]:
     return [
         f"crowd: {found['clients']} clients, {found['keys']} keys a call, "
@@ -372,7 +416,8 @@ def table(results: Results) -> str:
     """Return the text that is printed at the end."""
     lines = _lane_lines(results["lanes"]) if results["lanes"] else []
     lines += _stage_lines(results["lanes"]) + _call_lines(results["lanes"])
-    lines += _wire_lines(results["wire"]) + _space_lines(results["space"])
+    lines += _wire_lines(results["wire"]) + _transport_lines(results["transports"])
+    lines += _space_lines(results["space"])
     lines += _durability_lines(results["durability"]) + _standby_lines(results["standby"])
     lines += _stall_lines(results["stalls"]) + _neighbour_lines(results["neighbour"])
     return "\n".join([*lines, "", *closing_lines(results)])

@@ -62,6 +62,8 @@ class Scale:
     bulk_bytes: tuple[int, ...] = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
     """Payloads: rows down, or gradients up. From 1 MiB on, as the goal is stated."""
     bulk_calls: int = 3
+    transport_bytes: tuple[int, ...] = tuple(64 << 2 * n for n in range(11))
+    """Rows of a lookup, from 64 bytes to 64 MiB."""
     crowd_clients: int = 16
     crowd_keys: int = 2_048
     """Half a MiB of rows: between a call of one key and a trainer's whole batch."""
@@ -107,6 +109,7 @@ def quick() -> Scale:
         one_key_calls=20,
         bulk_bytes=(1 << 20, 4 << 20),
         bulk_calls=1,
+        transport_bytes=(64, 1 << 10, 1 << 20),
         crowd_clients=3,
         crowd_s=0.5,
     )

@@ -31,13 +31,16 @@ Verbs = dict[str, dict[str, float]]
 
 
 class Server:
-    """A server with an empty store, and one connection to it. Not thread-safe.
+    """A server with an empty store, and one connection to it, by gRPC unless another transport is
+    named. Not thread-safe.
 
     It logs no commands, as its peers log none; what that costs is measured by itself. `store` is
     the client's. Raises SkippedError where the extra `server` is not installed.
     """
 
-    def __init__(self, folder: pathlib.Path, cache_bytes: int, *options: str) -> None:
+    def __init__(
+        self, folder: pathlib.Path, cache_bytes: int, *options: str, transport: str = "grpc"
+    ) -> None:
         missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
         if missing:
             raise SkippedError(f"not installed: {', '.join(missing)} (the extra `server`)")
@@ -46,7 +49,7 @@ class Server:
         self._process = ServerProcess(folder, *usual, *options)
         self._process.start()
         try:
-            self.store = connect(self.address)
+            self.store = connect(self.address, transport=transport)
         except BaseException:
             self._process.kill()
             raise

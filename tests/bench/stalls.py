@@ -91,7 +91,7 @@ def _measured(server: Server, backups: pathlib.Path, scale: Scale) -> dict[str, 
     for name, work in works.items():
         if name in ("checkpoint", "flush"):
             update_all(table, order, gradients)
-        with connect(server.address) as other:
+        with connect(server.address, transport="grpc") as other:
             found[name] = _stalls(other.table("ads"), work, scale.dim)
     return found
 

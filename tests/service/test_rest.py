@@ -156,7 +156,8 @@ async def test_stats_are_those_of_the_store_and_of_the_process(rest: Rest) -> No
     stats = await rest.on_engine(use)
     await rest.get("/api/v1/tables")
     told = await rest.get("/api/v1/stats")
-    assert told.keys() == stats.keys() | {"context", "service", "memory", "owners", "verbs"}
+    own = {"context", "service", "memory", "owners", "transports", "verbs"}
+    assert told.keys() == stats.keys() | own
     for name in ("tables", "storage", "policy", "read_only"):
         assert told[name] == stats[name]
     by_layout = {pool["optimizer"]: pool for pool in told["cache"]["pools"]}

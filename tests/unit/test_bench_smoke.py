@@ -31,6 +31,20 @@ def test_quick_benchmark_measures_service_and_wire(tmp_path: pathlib.Path) -> No
     assert goals["service: faster than Redis (target 4)"] is None  # no peer ran
 
 
+def test_quick_benchmark_measures_transports(tmp_path: pathlib.Path) -> None:
+    results = quick_results("tests.bench", tmp_path, "engine", "shared", "transports")
+    assert results["skipped"] == {}
+    assert "shared-memory" in results["lanes"]
+    transports = results["transports"]
+    assert {"in process", "shared_memory", "grpc", "echo"} == transports["one_key"].keys()
+    ways = {"memory copy", "in process", "shared memory", "gRPC unary", "bare gRPC stream"}
+    assert all(ways < found.keys() for found in transports["sizes"].values())
+    assert all(rate > 0 for found in transports["readers"].values() for rate in found.values())
+    goals = reached(results["goals"])
+    for name in ("shared memory : in process", "shared memory: 16 readers : one"):
+        assert goals[name] is not None
+
+
 def test_quick_benchmark_measures_what_durability_costs(tmp_path: pathlib.Path) -> None:
     results = quick_results("tests.bench", tmp_path, "space", "durability", "standby")
     assert len(results["space"]["sizes"]) == 2
