@@ -50,8 +50,8 @@ from embstore_server.endings import drop_trace
 from embstore_server.inflight import Reservation
 from embstore_server.service import Service
 
-_BRIEF_BYTES = 1 << 10
-"""Of a request: at most a hundred keys, a fraction of a millisecond where rows are cached and
+BRIEF_BYTES = 1 << 10
+"""Of a brief request: at most a hundred keys, a fraction of a millisecond where rows are cached and
 milliseconds where the disk is asked for each."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
@@ -164,8 +164,7 @@ class Calls:
                 service.check_document(len(_payload_of(request[0])), verb.document)
                 reservation.add(service.parsing_bytes(reservation.reserved_bytes))
             return await self._long_reply(verb, caller, request.pop())
-        is_brief = verb.is_bulk and not is_step  # the last rank's share does the work of all
-        caller.brief = is_brief and caller.received_bytes <= _BRIEF_BYTES
+        caller.brief = caller.brief and not is_step  # the last rank's share does the work of all
         is_counted = caller.principal.name and verb.is_bulk and not is_step
         with await service.place(caller) if is_counted else nullcontext():
             arrived = self._arrived(verb, caller, request.pop())

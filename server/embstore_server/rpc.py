@@ -24,7 +24,7 @@ from embstore_proto.status import NOT_AGAIN_METADATA
 from embstore_proto.verbs import SERVICE, VERBS, Verb
 from embstore_server.access.callers import certificate_names
 from embstore_server.caller import Caller
-from embstore_server.calls import Calls
+from embstore_server.calls import BRIEF_BYTES, Calls
 from embstore_server.endings import refuse, sent
 from embstore_server.inflight import Reservation
 from embstore_server.service import Service
@@ -65,6 +65,7 @@ class GrpcCalls:
             if verb.is_bulk:
                 _check_unary(len(request), limit, "request", verb.name)
             caller.received_bytes = len(request)
+            caller.brief = verb.is_bulk and len(request) <= BRIEF_BYTES
             with self._service.reservation(caller) as reservation:
                 if verb.is_bulk:  # whatever is in flight, a lease is renewed
                     reservation.add(len(request))

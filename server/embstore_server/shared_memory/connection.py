@@ -25,6 +25,7 @@ from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import answer_of, message_of
 from embstore_proto.verbs import VERBS
 from embstore_server.caller import Caller
+from embstore_server.calls import BRIEF_BYTES
 from embstore_server.inflight import Reservation
 from embstore_server.shared_memory.area import Area, area_bytes
 
@@ -192,6 +193,7 @@ class Connection:
         async with calls.answered(verb.name, call) as caller:
             request: list[Any] = [call.request(verb.is_bulk)]
             caller.received_bytes = len(asked.header) + asked.size
+            caller.brief = verb.is_bulk and caller.received_bytes <= BRIEF_BYTES
             if verb.is_bulk:
                 most, limit = service.call_bytes_max(caller)
                 if asked.size > most + HEADER_BYTES_MAX:  # with what aligns arrays, as elsewhere
