@@ -14,8 +14,8 @@ A rank's share of a session's step counts until the session has taken it. The se
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
 would keep each other out, and their step would never end.
 
-**Shared memory** that a connection keeps between its calls is lent: it counts beside what is in
-flight, and may be half of the bound, so that calls by other transports get on.
+**Shared memory** that a connection keeps between its calls is lent. It takes room from calls, and
+may itself be half of the bound, so that they get on; one area, as one message, always fits.
 
 **Owners.** Calls of one token have a bound of their own below that of all, with the same rules.
 Event loop only.
@@ -40,20 +40,19 @@ class Inflight:
         self.owned_bytes: Counter[str] = Counter()
         """Of those by owner that have a name."""
         self.lent_bytes = 0
+        """Of all these, what is lent."""
+        self.owned_lent_bytes: Counter[str] = Counter()
 
     def lend(self, owner: str, most: int | None, count: int) -> "Reservation":
-        """Hold memory of `count` bytes that is shared with an owner's client; give it back by
-        `release`. Raises OverloadedError."""
-        room = self.bytes_max // _LENT_SHARE
-        if self.lent_bytes and self.lent_bytes + count > room:
-            raise OverloadedError(
-                f"{self.lent_bytes} bytes are shared with clients, {count} more would exceed "
-                f"{room}, half of limits.inflight_bytes_max ({self.bytes_max}); keep fewer "
-                "results, or back off, then retry"
-            )
-        lent = Loan(self, owner, most)
-        lent.add(count)
-        return lent
+        """Hold memory of `count` bytes that is shared with a client of an owner that may have
+        `most`; give it back by `release`. Raises OverloadedError."""
+        _check_lent(self.lent_bytes, count, self.bytes_max, "limits.inflight_bytes_max")
+        if owner and most is not None:
+            lent = self.owned_lent_bytes[owner]
+            _check_lent(lent, count, most, f"the inflight_bytes of {owner!r}")
+        loan = Loan(self, owner, most)
+        loan.add_unchecked(count)
+        return loan
 
     @contextmanager
     def reservation(self, owner: str = "", most: int | None = None) -> Iterator["Reservation"]:
@@ -75,15 +74,17 @@ class Reservation:
 
     def check_room(self, count: int) -> None:
         """Raise OverloadedError, if others leave no room to hold `count` bytes more now."""
-        owned = self._inflight.owned_bytes[self._owner] if self._owner else 0
-        own_most = self._most if self._most is not None else self._inflight.bytes_max
-        if owned > self.reserved_bytes and owned + count > own_most:
+        inflight = self._inflight
+        owned = inflight.owned_bytes[self._owner] if self._owner else 0
+        by_others = owned - inflight.owned_lent_bytes[self._owner] - self.reserved_bytes
+        own_most = self._most if self._most is not None else inflight.bytes_max
+        if by_others > 0 and owned + count > own_most:
             raise OverloadedError(
                 f"{owned} bytes of calls of {self._owner!r} are in flight, {count} more would "
                 f"exceed its inflight_bytes ({own_most}); back off, then retry"
             )
-        reserved, most = self._inflight.reserved_bytes, self._inflight.bytes_max
-        if reserved > self.reserved_bytes and reserved + count > most:
+        reserved, most = inflight.reserved_bytes, inflight.bytes_max
+        if reserved - inflight.lent_bytes > self.reserved_bytes and reserved + count > most:
             raise OverloadedError(
                 f"{reserved} bytes of calls are in flight, {count} more would exceed "
                 f"limits.inflight_bytes_max ({most}); back off, then retry"
@@ -115,9 +116,22 @@ class Loan(Reservation):
     def add_unchecked(self, count: int) -> None:
         """Hold `count` bytes more."""
         super().add_unchecked(count)
-        self._inflight.lent_bytes += count
+        self._note_lent(count)
 
     def release(self) -> None:
         """Give the memory back."""
-        self._inflight.lent_bytes -= self.reserved_bytes
+        self._note_lent(-self.reserved_bytes)
         super().release()
+
+    def _note_lent(self, more: int) -> None:
+        self._inflight.lent_bytes += more
+        if self._owner:
+            self._inflight.owned_lent_bytes[self._owner] += more
+
+
+def _check_lent(lent: int, count: int, bound: int, name: str) -> None:
+    if lent and lent + count > bound // _LENT_SHARE:
+        raise OverloadedError(
+            f"{lent} bytes are shared with clients, {count} more would exceed half of {name} "
+            f"({bound}); keep fewer results, or back off, then retry"
+        )
