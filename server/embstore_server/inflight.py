@@ -22,8 +22,6 @@ Event loop only.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from embstore.errors import OverloadedError
 
@@ -54,23 +52,25 @@ class Inflight:
         loan.add_unchecked(count)
         return loan
 
-    @contextmanager
-    def reservation(self, owner: str = "", most: int | None = None) -> Iterator["Reservation"]:
-        """Give back at the end what was reserved inside, by an owner that may have `most`."""
-        reservation = Reservation(self, owner, most)
-        try:
-            yield reservation
-        finally:
-            reservation.release()
+    def reservation(self, owner: str = "", most: int | None = None) -> "Reservation":
+        """Return what gives back at the end of its block what was reserved inside, by an owner
+        that may have `most`."""
+        return Reservation(self, owner, most)
 
 
 class Reservation:
-    """What one call holds."""
+    """What one call holds; a context manager."""
 
     def __init__(self, inflight: Inflight, owner: str, most: int | None) -> None:
         self._inflight = inflight
         self._owner, self._most = owner, most
         self.reserved_bytes = 0
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def check_room(self, count: int) -> None:
         """Raise OverloadedError, if others leave no room to hold `count` bytes more now."""

@@ -23,7 +23,7 @@ import asyncio
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from time import monotonic
@@ -364,7 +364,7 @@ class Service:
         shares.check(caller.principal, command, engine)
         return engine.begin(command, **how)
 
-    def reservation(self, caller: Caller) -> AbstractContextManager[Reservation]:
+    def reservation(self, caller: Caller) -> Reservation:
         """Give back at the end what a caller reserves inside."""
         principal = caller.principal
         return self.inflight.reservation(principal.name, principal.limits.get("inflight_bytes"))
