@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from embstore import commands as c
 from embstore.config import Constant, Sgd
+from embstore.errors import StoreClosedError
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.verbs import VERBS
 from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
+from tests.serving import patient
 
 TRANSPORT = "shared_memory"
 DIM, ROWS = 64, 20_000
@@ -238,3 +240,37 @@ class Owned(NamedTuple):
 def await_owned(served: Served, expected: Owned) -> None:
     """Wait until a server keeps no more than that."""
     until(lambda: all(n <= most for n, most in zip(Owned.of(served), expected, strict=True)))
+
+
+def connect_as_nobody(reports: Connection, path: str) -> None:
+    """Connect as a user who is not the server's; report how that ends."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sharer:
+        sharer.settimeout(PATIENCE_S)
+        sharer.connect(path)
+        reports.send("connected")
+        try:
+            reports.send(str(sharer.recv(100)) if sharer.recv(1) else "ended")
+        except ConnectionError:
+            reports.send("ended")
+
+
+def use_what_was_inherited(reports: Connection, path: str, count: int) -> None:
+    """Fork, have the child use and close what it inherits of a client, and go on as the parent."""
+    with patient(f"unix:{path}") as store:
+        rows = store.lookup({"wide": keys(count)})["wide"]
+        child = os.fork()
+        if not child:
+            try:
+                store.tables()
+            except StoreClosedError as exc:
+                reports.send(type(exc).__name__)
+            del rows
+            store.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        reports.send(not rows.any())
+        del rows
+        reports.send(not store.lookup({"wide": keys(count)})["wide"].any())
