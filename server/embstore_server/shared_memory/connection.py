@@ -261,6 +261,7 @@ class SharedIncoming:
         self.authorization = connection.authorization
         self._connection = connection
         self._caller: Caller | None = None
+        self._area = connection.area  # of this call: a later one's is not written to
         self._end = 0  # of what of the area is used
 
     def caller(self, verb: str) -> Caller:
@@ -273,7 +274,7 @@ class SharedIncoming:
 
     def request(self, is_bulk: bool) -> Received:
         """Return the request, and have the reply behind it."""
-        asked, area = self.asked, self._connection.area
+        asked, area = self.asked, self._area
         copies = self._connection.port.traffic.copies
         if asked.offset is None:
             return Received(asked.header, memoryview(asked.inline))
@@ -289,11 +290,12 @@ class SharedIncoming:
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Have room for so many bytes in the area, which counts as in flight already."""
-        area = self._connection.area
+        area = self._area
         if count <= INLINE_BYTES or (area is not None and _aligned(self._end) + count <= area.size):
             return
         assert self._caller is not None
         await self._connection.grow(count, self._caller)
+        self._area = self._connection.area
         self._end = 0
 
     def blank(
@@ -303,7 +305,7 @@ class SharedIncoming:
         return Blank(room, shapes, others, self._lend)
 
     def _lend(self, size: int) -> memoryview:
-        area, begin = self._connection.area, _aligned(self._end)
+        area, begin = self._area, _aligned(self._end)
         memory = memoryview(b"") if area is None else area.memory
         if size <= INLINE_BYTES or begin + size > len(memory):
             return memoryview(bytearray(size))
@@ -323,7 +325,7 @@ class SharedIncoming:
             await connection.send(wire.answer(is_last, reply.header, b"".join(parts), None))
             return
         await self.expect(size, None)
-        area = connection.area
+        area = self._area
         assert area is not None
         begin = end = _aligned(self._end)
         for part in parts:
@@ -334,7 +336,7 @@ class SharedIncoming:
         await connection.send(wire.answer(is_last, reply.header, area.memory[begin:end], begin))
 
     def _is_in_area(self, lent: memoryview) -> bool:
-        area = self._connection.area
+        area = self._area
         return area is not None and lent.obj is area.memory.obj
 
     async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
