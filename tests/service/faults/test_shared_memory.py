@@ -19,6 +19,7 @@ from embstore.handles.store import Store
 from embstore_client.shared_memory import RESULTS_MAX
 from embstore_proto import shared_memory as frames
 from embstore_proto.shared_memory import Kind
+from embstore_server.shared_memory import port
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.service.faults.sharing import (
     DIM,
@@ -276,6 +277,30 @@ def test_a_client_that_stops_in_the_middle_of_a_frame_costs_itself_alone(
         sharer.close()
     del sharer
     until(lambda: Owned.of(shared).connections <= before.connections + 1)
+
+
+def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a frame, too: what has begun to come and does not go on is idle."""
+    monkeypatch.setattr(port, "_LOOK_S", 0.01)
+    served = serve()
+    served.on_engine(make_wide)
+    before = Owned.of(served)
+    with patient(f"unix:{served.socket}") as store, RawSharer(served.socket) as sharer:
+        store.update(gradients(COUNT))
+        rows = rows_of(store)
+        sharer.ask_for(1 << 20)
+        sharer.say(b"\x09\0")
+        monkeypatch.setattr(port, "_IDLE_S", -1.0)
+        with pytest.raises(EndedError):
+            sharer.next()
+        until(lambda: Owned.of(served).area_bytes == before.area_bytes)
+        monkeypatch.setattr(port, "_IDLE_S", PATIENCE_S)
+        store.update(gradients(COUNT))
+        assert (rows == -1.0).all() and (rows_of(store) == -2.0).all()
+        del rows
+    await_owned(served, before)
 
 
 # Deadlines and ends
