@@ -306,7 +306,12 @@ def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(
 # Deadlines and ends
 
 
-def test_a_connection_whose_deadline_passed_is_not_used_again(shared: Served, store: Store) -> None:
+def test_a_connection_whose_deadline_passed_is_not_used_again(
+    shared: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the client: what the server answers at its own deadline leaves a connection in order."""
+    call = frames.call
+    monkeypatch.setattr(frames, "call", lambda verb, _, *rest: call(verb, PATIENCE_S, *rest))
     rows_of(store)
     (used,) = wire_of(store)._open
     with shared.held():
