@@ -4,6 +4,7 @@ It imports little, so that a process that is forked to be killed has it at once.
 """
 
 import array
+import gc
 import mmap
 import os
 import select
@@ -238,8 +239,13 @@ class Owned(NamedTuple):
 
 
 def await_owned(served: Served, expected: Owned) -> None:
-    """Wait until a server keeps no more than that."""
-    until(lambda: all(n <= most for n, most in zip(Owned.of(served), expected, strict=True)))
+    """Wait until a server keeps no more than that, and errors no longer keep a client's maps."""
+
+    def is_free() -> bool:
+        gc.collect()
+        return all(n <= most for n, most in zip(Owned.of(served), expected, strict=True))
+
+    until(is_free)
 
 
 def connect_as_nobody(reports: Connection, path: str) -> None:
