@@ -183,6 +183,7 @@ class Calls:
             arrived = self._arrived(verb, caller, request.pop())
             if arrived.grown_bytes:
                 reservation.add(arrived.grown_bytes)
+                caller.brief &= arrived.grown_bytes <= BRIEF_BYTES  # as deltas, keys are many
             dtype = arrived.rows_dtype
             rows = _Rows(call, arrived.stages, dtype) if verb.reads_rows else None
             expected = service.expected_bytes(arrived.command, _value_bytes(dtype))
