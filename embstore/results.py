@@ -62,6 +62,8 @@ class ServerInfo:
     """Of the server: another one after every restart. Empty: the store is embedded."""
     socket: str = ""
     """Path on the server's host of the socket where it shares memory; empty: nowhere."""
+    wire_dtypes: tuple[str, ...] = ()
+    """What arrays of its messages may have; empty: the store is embedded."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ from embstore.results import (
     Warmed,
 )
 from embstore_client.grpc_wire import GrpcWire
+from embstore_client.narrow_shares import narrower
 from embstore_client.nearest_wire import NearestWire
 from embstore_client.shared_memory import SharedMemoryWire
 from embstore_client.shares import UniqueKeys, summed
@@ -59,6 +60,8 @@ from embstore_client.step_rows import Assembly, StepRows
 from embstore_client.transport import Transport, checked_seconds
 from embstore_client.wire import Wire
 from embstore_proto.addresses import is_loopback
+from embstore_proto.frame import NARROW
+from embstore_proto.narrow import NARROW_BYTES, WIRE_DTYPES
 from embstore_proto.verbs import VERBS, Answer
 
 CONNECT_TIMEOUT_S = 10.0
@@ -84,6 +87,7 @@ def connect(
     token: str | None = None,
     insecure: bool = False,
     transport: str = "auto",
+    wire_dtype: str = "float32",
 ) -> Store:
     """Connect to a server and return its store.
 
@@ -99,14 +103,22 @@ def connect(
     insecure : send the token in clear text to another host, too, where there is no TLS
     transport : "grpc"; "shared_memory", of a server of the same user on this host; "auto": that
         where it can be, else gRPC
+    wire_dtype : what looked-up rows and gradients travel as, for links that are slower than the
+        machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to even, at
+        half the bytes. Sums by key are made in float32, and then rounded. A gradient that is finite
+        and too large for the type is refused, and nothing is sent; a row that is becomes infinity.
+        Keys travel in ascending order then, so an error may name another of several bad ones.
 
     Raises
     ------
     DeadlineError : no server answered.
     UnauthenticatedError : the server knows its callers, and not this one.
     StoreClosedError : transport="shared_memory", and the server is not on this host.
-    InvalidArgumentError : a bad argument.
+    InvalidArgumentError : a bad argument; the server is too old for `wire_dtype`.
     """
+    if wire_dtype not in WIRE_DTYPES:
+        expected = " or ".join(f'"{name}"' for name in WIRE_DTYPES)
+        raise InvalidArgumentError(f"expected wire_dtype to be {expected}, found {wire_dtype!r}")
     if not isinstance(address, str) or ":" not in address:
         raise InvalidArgumentError(
             f'expected an address "host:port" or "unix:PATH", found {address!r}'
@@ -141,7 +153,7 @@ def connect(
         if transport != "grpc":
             must_share = transport == "shared_memory"
             wire = NearestWire(wire, label=label, token=token, must_share=must_share)
-    executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s))
+    executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s), wire_dtype)
     try:
         return Store(executor, timeout_s=connect_timeout_s)
     except DeadlineError as exc:
@@ -199,8 +211,9 @@ class RemoteExecutor:
     A member that another client has joined may be used here as well.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, wire_dtype: str = "float32") -> None:
         self.transport = transport
+        self._wire_dtype = wire_dtype
         self.limits = Limits()
         """The server's, as told when it was connected to."""
         self._seen: dict[str, TableDescription] = {}  # as tables last were: ids, dims do not change
@@ -267,7 +280,7 @@ class RemoteExecutor:
         check_call_bytes(command, self._config_of, self.limits)
         verb = VERBS[type(command).__name__]
         smaller, spread = self._smaller(command, out)
-        request = verb.outgoing(smaller)
+        request = verb.outgoing(smaller, rows_dtype=self._wire_dtype)
         if verb.document and request.payload_bytes > self.limits.call_bytes_max:
             raise InvalidArgumentError(
                 f"expected {verb.document} of at most {self.limits.call_bytes_max} "
@@ -290,6 +303,9 @@ class RemoteExecutor:
         self, command: Command[Any], out: Any
     ) -> tuple[Command[Any], Callable[[RowsRead], RowsRead] | None]:
         """Return a command with each key once, and the way back of the rows that it reads."""
+        if self._wire_dtype in NARROW and (found := narrower(command, self._wire_dtype)):
+            sent, of_keys = found
+            return sent, None if of_keys is None else lambda read: _spread(read, of_keys, out)
         match command:
             case c.Lookup(tables, admit):
                 for part in tables:
@@ -325,15 +341,16 @@ class RemoteExecutor:
 
     def _reply_bytes(self, command: Command[Any]) -> int:
         """Return about the bytes of the rows that come back."""
+        value_bytes = NARROW_BYTES if self._wire_dtype in NARROW else VALUE_BYTES
         match command:
             case c.Lookup(tables):
                 return sum(
-                    VALUE_BYTES * len(p.keys) * self._config_of(p.table, p.table_id).dim
+                    value_bytes * len(p.keys) * self._config_of(p.table, p.table_id).dim
                     for p in tables
                 )
             case c.LookupPooled(keys, bags):
                 dim = self._config_of(keys.table, keys.table_id).dim
-                return VALUE_BYTES * len(bags.offsets) * dim
+                return value_bytes * len(bags.offsets) * dim
             case c.ReadRows(keys):
                 config = self._config_of(keys.table, keys.table_id)
                 return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
@@ -402,6 +419,7 @@ class RemoteExecutor:
         """Remember what an answer says of tables and sessions."""
         match value:
             case ServerInfo():
+                _check_takes(value, self._wire_dtype)
                 self.limits = value.limits
             case TableDescription():
                 self._seen[value.config.name] = value
@@ -451,12 +469,21 @@ class RemoteExecutor:
 
         verb = VERBS["LookupStep"]
         seconds = self._deadline_s(command, place, timeout_s)
-        request = verb.outgoing(command)
+        request = verb.outgoing(command, rows_dtype=self._wire_dtype)
         return self.transport.receive(verb, request, take, timeout_s=seconds)
 
 
 _OF_STEPS = (c.LookupStep, c.LookupStepPooled, c.UpdateStep, c.ReleaseStep, c.SkipStep)
 """Commands that may wait for other ranks."""
+
+
+def _check_takes(info: ServerInfo, wire_dtype: str) -> None:
+    """Refuse a server that knows no arrays of a dtype."""
+    if wire_dtype in NARROW and not {wire_dtype, "int64_delta"} <= {*info.wire_dtypes}:
+        raise InvalidArgumentError(
+            f'the server is too old for wire_dtype="{wire_dtype}": it is of version '
+            f"{info.version}, and takes arrays of {', '.join(info.wire_dtypes)}"
+        )
 
 
 def _values(answers: Iterator[Answer]) -> list[Any]:

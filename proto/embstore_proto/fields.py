@@ -43,7 +43,7 @@ from embstore.results import (
     TableEntry,
 )
 from embstore_proto.configs import config_of, message_of
-from embstore_proto.frame import Received, array_of
+from embstore_proto.frame import DTYPES, Received, array_of
 from embstore_proto.v1 import embstore_pb2 as pb
 
 Encode = Callable[[Any, Any, Any], None]
@@ -339,7 +339,7 @@ class _Infos(Codec):
         facts = {name: fact for name, fact in value.device_info.items() if name in names}
         more = pb.GetServerInfoReply(
             device_info=pb.DeviceInfo(**facts),
-            dtypes=[pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8],
+            dtypes=DTYPES,
             optimizers=OPTIMIZERS,
             initializers=INITIALIZERS,
             key_spaces=[pb.KEY_SPACE_DENSE],
@@ -349,7 +349,12 @@ class _Infos(Codec):
     def decode(self, message: Any, received: Any, **more: Any) -> Any:
         facts = {field.name: value for field, value in message.device_info.ListFields()}
         server = codec(*self._LIMITS).decode(message.limits, None)
-        return super().decode(message, received, device_info=facts, server=server)
+        names = {number: name for name, number in pb.DType.items()}
+        dtypes = (names.get(number, "") for number in message.dtypes)  # a newer server's are more
+        known = tuple(name.removeprefix("DTYPE_").lower() for name in dtypes if name)
+        return super().decode(
+            message, received, device_info=facts, server=server, wire_dtypes=known
+        )
 
 
 _SPECIAL: dict[Any, type[Codec]] = {Checkpoint: _Checkpoints, ServerInfo: _Infos}

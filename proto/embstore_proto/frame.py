@@ -15,6 +15,10 @@ Where sender and receiver share memory (shared_memory.py), a message is its head
 apart, and has no padding: the payload's memory is aligned. What the other side can still write is
 copied before it is looked at (`Copies`).
 
+For links that are slower than the machine, rows and gradients may have two bytes a value (`narrow`)
+and ascending keys stand as their differences (`deltas`): a sender makes them so, whoever receives
+them gets float32 and int64, and a server counts what they grow to (`Growth`).
+
 Any protobuf library can write and read the same messages; what it does not align is copied here,
 once. All sizes are checked with Python integers, so no offset or shape can overflow.
 """
@@ -30,6 +34,8 @@ from numpy.typing import NDArray
 
 from embstore.arrays import check_on_host
 from embstore.errors import InvalidArgumentError
+from embstore_proto import deltas, narrow
+from embstore_proto.deltas import Deltas
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20
@@ -56,9 +62,16 @@ _DTYPES: dict[pb.DType, np.dtype[Any]] = {
     pb.DTYPE_INT64: np.dtype("<i8"),
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_UINT32: np.dtype("<u4"),
+    pb.DTYPE_FLOAT16: narrow.STORED["float16"],
+    pb.DTYPE_BFLOAT16: narrow.STORED["bfloat16"],
     pb.DTYPE_UINT8: np.dtype("u1"),
 }
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+NARROW = {"float16": pb.DTYPE_FLOAT16, "bfloat16": pb.DTYPE_BFLOAT16}
+"""In place of float32."""
+DTYPES = [pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8]
+DTYPES += [*NARROW.values(), pb.DTYPE_INT64_DELTA]
+"""Whatever an array may have."""
 
 
 def _varint(value: int) -> bytes:
@@ -94,10 +107,16 @@ class Message:
         self._parts: list[tuple[pb.Array, NDArray[Any] | Writer]] = []
         self.payload_bytes = 0
 
-    def add(self, array: "NDArray[Any] | Computed") -> pb.Array:
-        """Append an array of a dtype of the wire, and return its place for the header."""
+    def add(self, array: "NDArray[Any] | Computed | Deltas") -> pb.Array:
+        """Append an array of a dtype of the wire, and return its place for the header; uint16 are
+        the bits of bfloat16."""
         if isinstance(array, Computed):
             return self._add(pb.DTYPE_FLOAT32, array.shape, array.write)
+        if isinstance(array, Deltas):
+            size = len(array.encoded)
+            stored = self._add(pb.DTYPE_UINT8, (size,), array.encoded)
+            deltas_of = pb.DTYPE_INT64_DELTA
+            return pb.Array(dtype=deltas_of, shape=[len(array)], offset=stored.offset, size=size)
         check_on_host(array)
         return self._add(_NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array))
 
@@ -174,7 +193,8 @@ class Blank:
 
     `header_room` is the bytes that the header will take, at most; `shapes` are those of float32
     arrays to fill, and `others` arrays that the message has as well. `lend` returns the memory for
-    a payload of so many bytes, where that does not travel with the header.
+    a payload of so many bytes, where that does not travel with the header. With a `dtype` of
+    NARROW the arrays to fill lie apart, and `round` makes the message of them.
     """
 
     def __init__(
@@ -183,18 +203,20 @@ class Blank:
         shapes: Sequence[tuple[int, ...]],
         others: "Sequence[NDArray[Any]]" = (),
         lend: Callable[[int], memoryview] | None = None,
+        dtype: str = "float32",
     ) -> None:
         self._is_apart = lend is not None
         room = 0 if self._is_apart else header_room + _FRONT_BYTES_MAX
         self._front_bytes = -(-room // ALIGNMENT) * ALIGNMENT
-        layout = [(pb.DTYPE_FLOAT32, shape) for shape in shapes]
+        rows_dtype = NARROW.get(dtype, pb.DTYPE_FLOAT32)
+        layout = [(rows_dtype, shape) for shape in shapes]
         layout += [(_NUMBERS[array.dtype], array.shape) for array in others]
         self.places: list[pb.Array] = []
         ends = [0]
-        for dtype, shape in layout:
+        for stored_as, shape in layout:
             offset = -(-ends[-1] // ALIGNMENT) * ALIGNMENT
-            self.places.append(pb.Array(dtype=dtype, shape=shape, offset=offset))
-            ends.append(offset + _DTYPES[dtype].itemsize * math.prod(shape))
+            self.places.append(pb.Array(dtype=stored_as, shape=shape, offset=offset))
+            ends.append(offset + _DTYPES[stored_as].itemsize * math.prod(shape))
         self._payload_bytes = ends[-1]
         if lend is None:
             self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
@@ -207,6 +229,9 @@ class Blank:
             self.memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
             made.append(_array_in(self.memory, begin, _DTYPES[place.dtype], place))
         self.arrays: list[NDArray[np.float32]] = made[: len(shapes)]
+        self._dtype, self._stored = dtype, self.arrays if dtype in NARROW else []
+        if dtype in NARROW:
+            self.arrays = [np.empty(shape, np.float32) for shape in shapes]
         for out, array in zip(made[len(shapes) :], others, strict=True):
             out[:] = array
         self._place_of = {
@@ -218,6 +243,18 @@ class Blank:
     def add(self, array: NDArray[Any]) -> pb.Array:
         """Return the place of an array of the message, for the header."""
         return self._place_of[id(array)]
+
+    @property
+    def rounded_bytes(self) -> int:
+        """Bytes of the arrays that `round` has to round; 0: there is nothing to do."""
+        return sum(array.nbytes for array, _ in zip(self.arrays, self._stored, strict=False))
+
+    def round(self) -> None:
+        """Round the arrays into the message, where it has a narrow dtype. Once they are filled, and
+        before `framed`."""
+        for array, stored in zip(self.arrays, self._stored, strict=False):
+            narrow.rounded(array, self._dtype, stored)
+        self._stored = []
 
     def framed(self, header: bytes) -> "Framed":
         """Return the whole message with its serialised header. The arrays may change no more."""
@@ -327,6 +364,24 @@ class Copies:
         self.bytes = 0
 
 
+class Growth:
+    """Counts the bytes of arrays that came smaller than they are, within a bound."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+
+    def add(self, count: int, what: str) -> None:
+        """Count `count` bytes more, or raise InvalidArgumentError."""
+        if self.bytes + count > self._bytes_max:
+            raise InvalidArgumentError(
+                f"{what}: expected arrays of at most {self._bytes_max} bytes "
+                "(limits.call_bytes_max) as float32 and int64, found "
+                f"{self.bytes + count}; split the call"
+            )
+        self.bytes += count
+
+
 class Received(NamedTuple):
     """A bulk message taken apart."""
 
@@ -334,6 +389,8 @@ class Received(NamedTuple):
     payload: memoryview
     copies: Copies | None = None
     """Of a payload that its sender can still write: its arrays are copied, and counted here."""
+    growth: Growth | None = None
+    """Of a sender that is not trusted."""
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -412,20 +469,26 @@ def parse(kind: type[M], serialised: bytes) -> M:
 def array_of(
     received: Received, place: pb.Array, dtype: type[np.generic], dimensions: int, what: str
 ) -> NDArray[Any]:
-    """Return an array of a bulk message, as a view where it is aligned.
+    """Return an array of a bulk message, as a view where it is aligned; widened, or summed up, if
+    it came smaller.
 
     Raises InvalidArgumentError: another dtype or number of dimensions, or outside the payload;
     `what` names the array in the message.
     """
     expected = np.dtype(dtype).newbyteorder("<")
+    if place.dtype == pb.DTYPE_INT64_DELTA and expected == np.int64 and len(place.shape) == 1:
+        return _summed_up(received, place, what)
+    is_narrow = expected == np.float32 and place.dtype in NARROW.values()
     found = _DTYPES.get(place.dtype)
-    if found != expected or len(place.shape) != dimensions:
+    if (found != expected and not is_narrow) or len(place.shape) != dimensions:
         raise InvalidArgumentError(
             f"{what}: expected {expected.name} of {dimensions} dimensions, found "
             f"{found.name if found else 'no dtype'} of shape {tuple(place.shape)}"
         )
     count = math.prod(place.shape)
-    size = count * expected.itemsize
+    stored = found if is_narrow else expected
+    assert stored is not None
+    size = count * stored.itemsize
     if place.offset + size > len(received.payload):
         raise InvalidArgumentError(
             f"{what}: expected {size} bytes at offset {place.offset}, found a payload of "
@@ -436,13 +499,34 @@ def array_of(
         if max(shape) > 1 << 40:
             raise InvalidArgumentError(f"{what}: expected a shape in bounds, found {shape}")
         return np.empty(shape, expected)
-    flat = np.frombuffer(received.payload, expected, count, place.offset)
+    flat = np.frombuffer(received.payload, stored, count, place.offset)
+    if is_narrow:
+        if received.growth is not None:
+            received.growth.add(count * expected.itemsize, what)
+        return narrow.widened(flat).reshape(shape)
     if received.copies is not None:
         received.copies.bytes += size
         flat = flat.copy()
     elif not flat.flags.aligned:
         flat = flat.copy()
     return flat.reshape(shape)
+
+
+def _summed_up(received: Received, place: pb.Array, what: str) -> NDArray[np.int64]:
+    """Return the keys that came as deltas."""
+    (count,) = place.shape
+    if place.offset + place.size > len(received.payload) or count > place.size:
+        raise InvalidArgumentError(
+            f"{what}: expected {place.size} bytes at offset {place.offset} for {count} numbers as "
+            f"deltas, found a payload of {len(received.payload)} bytes"
+        )
+    if received.growth is not None:
+        received.growth.add(count * np.dtype(np.int64).itemsize, what)
+    encoded = np.frombuffer(received.payload[place.offset : place.offset + place.size], np.uint8)
+    if received.copies is not None:
+        received.copies.bytes += place.size
+        encoded = encoded.copy()
+    return deltas.decode(encoded, count, what)
 
 
 class Assembly:

@@ -23,8 +23,10 @@ from embstore_proto.envelope import Origin
 from embstore_proto.fields import codec, field_of
 from embstore_proto.frame import (
     HEADER_BYTES_MAX,
+    NARROW,
     Blank,
     Framed,
+    Growth,
     Message,
     Received,
     parse,
@@ -51,6 +53,10 @@ class Arrived(NamedTuple):
     command: Command[Any]
     origin: Origin | None
     stages: bool
+    rows_dtype: str = "float32"
+    """What the rows of the reply are to travel as."""
+    grown_bytes: int = 0
+    """Of arrays that came smaller than they are now."""
 
 
 class Answer(NamedTuple):
@@ -126,17 +132,34 @@ class Verb:
 
     # Commands
 
-    def outgoing(self, command: Command[Any], message: Message | None = None) -> "Outgoing":
-        """Return a command, ready to be sent; its arrays in `message`, or in a new one."""
+    def outgoing(
+        self,
+        command: Command[Any],
+        message: Message | None = None,
+        *,
+        rows_dtype: str = "float32",
+    ) -> "Outgoing":
+        """Return a command, ready to be sent; its arrays in `message`, or in a new one.
+
+        `rows_dtype` is what the rows of its reply are to travel as, where it is a verb that has the
+        choice.
+        """
         head, message = self._head(), message or (Message() if self.is_bulk else None)
+        if rows_dtype in NARROW and "rows_dtype" in head.DESCRIPTOR.fields_by_name:
+            head.rows_dtype = NARROW[rows_dtype]
         self._command_codec.encode(command, head, message)
         return Outgoing(head, message)
 
     def arrived(
-        self, request: bytes | memoryview | Received, header_bytes_max: int = HEADER_BYTES_MAX
+        self,
+        request: bytes | memoryview | Received,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        *,
+        call_bytes_max: int | None = None,
     ) -> Arrived:
         """Return the command of a serialised request, or of one that came in parts.
 
+        Arrays that came smaller than they are may grow to `call_bytes_max`; None: to any size.
         Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
         """
         if isinstance(request, Received):
@@ -146,13 +169,19 @@ class Verb:
             serialised = received.header
         else:
             received, serialised = None, bytes(request)
+        growth = None if call_bytes_max is None else Growth(call_bytes_max)
+        if received is not None:
+            received = received._replace(growth=growth)
         head = parse(self._head, serialised)
         names = head.DESCRIPTOR.fields_by_name
         origin = None
         if "origin" in names and head.HasField("origin"):
             origin = _ORIGIN.decode(head.origin, None)
         stages = "trace" in names and head.trace.stages
-        return Arrived(self._command_codec.decode(head, received), origin, stages)
+        rows_dtype = _rows_dtype(head.rows_dtype) if "rows_dtype" in names else "float32"
+        command = self._command_codec.decode(head, received)
+        grown_bytes = growth.bytes if growth else 0
+        return Arrived(command, origin, stages, rows_dtype, grown_bytes)
 
     # Results
 
@@ -185,6 +214,18 @@ class Verb:
         head = self._reply_head.FromString(reply if received is None else received.header)
         context = _CONTEXT.decode(head.context, None)
         return Answer(self._result_codec.decode(head, received, context), context)
+
+
+_ROWS_DTYPES = {pb.DTYPE_UNSPECIFIED: "float32", pb.DTYPE_FLOAT32: "float32"}
+_ROWS_DTYPES |= {number: name for name, number in NARROW.items()}
+
+
+def _rows_dtype(number: pb.DType) -> str:
+    if number not in _ROWS_DTYPES:
+        raise InvalidArgumentError(
+            f"expected rows_dtype FLOAT32, FLOAT16 or BFLOAT16, found {number}"
+        )
+    return _ROWS_DTYPES[number]
 
 
 @dataclass(frozen=True)

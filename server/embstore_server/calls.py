@@ -19,6 +19,10 @@ still at work. LookupStep sends them at once, with their positions among the ann
 others when the step is ready: the network works while the trainer computes, and training stays
 synchronous to the bit. With no early row, or none wanted, there is one message, without positions.
 
+**Rounded rows.** A client on a slow link may ask for rows of two bytes a value (`narrow`). They are
+read as float32 into arrays of their own, and rounded into the message when the engine is done with
+them, many of them on another thread.
+
 **Documents.** A profile and a hot set travel as the bytes of their files. To read one of a GiB
 takes seconds, so a command that takes long is taken apart on its own thread.
 """
@@ -40,7 +44,8 @@ from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore.rights import EVERYTHING
 from embstore_proto import frame
-from embstore_proto.frame import ALIGNMENT, Blank, Framed, Received
+from embstore_proto.frame import ALIGNMENT, NARROW, Blank, Framed, Received
+from embstore_proto.narrow import NARROW_BYTES
 from embstore_proto.status import answer_of
 from embstore_proto.verbs import VERBS, Arrived, Verb
 from embstore_server.access import shares
@@ -53,6 +58,9 @@ from embstore_server.service import Service
 BRIEF_BYTES = 1 << 10
 """Of a brief request: at most a hundred keys, a fraction of a millisecond where rows are cached and
 milliseconds where the disk is asked for each."""
+_ROUNDED_AT_ONCE_BYTES = 64 << 10
+"""Of rows: a few dozen microseconds."""
+_POSITION_BYTES = 4
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
 
@@ -75,7 +83,11 @@ class Incoming(Protocol):
         raises OverloadedError."""
 
     def blank(
-        self, room: int, shapes: Sequence[tuple[int, ...]], others: Sequence[NDArray[Any]]
+        self,
+        room: int,
+        shapes: Sequence[tuple[int, ...]],
+        others: Sequence[NDArray[Any]],
+        dtype: str,
     ) -> Blank:
         """Return a message to be filled where it is sent from. Any thread."""
 
@@ -141,7 +153,8 @@ class Calls:
 
     def _arrived(self, verb: Verb, caller: Caller, request: Request) -> Arrived:
         """Take a command apart, and see that its caller may give it. Any thread."""
-        arrived = verb.arrived(request)
+        limits = self._service.engine.tables.limits
+        arrived = verb.arrived(request, call_bytes_max=limits.call_bytes_max)
         command = self._service.permitted(caller, arrived.command)
         shares.check_call(caller.principal, command, self._service.engine)
         return arrived._replace(command=command)
@@ -168,10 +181,16 @@ class Calls:
         is_counted = caller.principal.name and verb.is_bulk and not is_step
         with await service.place(caller) if is_counted else nullcontext():
             arrived = self._arrived(verb, caller, request.pop())
-            rows = _Rows(call, arrived.stages) if verb.reads_rows else None
-            expected = service.expected_bytes(arrived.command)
+            if arrived.grown_bytes:
+                reservation.add(arrived.grown_bytes)
+                caller.brief &= arrived.grown_bytes <= BRIEF_BYTES  # as deltas, keys are many
+            dtype = arrived.rows_dtype
+            rows = _Rows(call, arrived.stages, dtype) if verb.reads_rows else None
+            expected = service.expected_bytes(arrived.command, _value_bytes(dtype))
             if expected:  # whatever is in flight, what has no rows is answered
                 await call.expect(expected, reservation)
+            if dtype in NARROW:  # until they are rounded
+                reservation.add(service.expected_bytes(arrived.command))
             answered = await service.begin(
                 caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
             )
@@ -179,7 +198,7 @@ class Calls:
         if is_step:
             reservation.release()
             answered = await service.finished(answered)
-        reply = _framed(verb, answered, rows)
+        reply = await _framed(verb, answered, rows)
         if reply.lent is None:
             reservation.add_unchecked(max(reply.total_bytes - expected, 0))
         caller.sent_bytes = reply.total_bytes
@@ -227,16 +246,19 @@ class Calls:
     async def _lookup_step(
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
     ) -> None:
-        command: Any = self._arrived(verb, caller, request.pop()).command
+        arrived = self._arrived(verb, caller, request.pop())
+        command: Any = arrived.command
+        dtype = arrived.rows_dtype
         lookup = self._lookup(caller, command)
 
         async def send(positions: Mapping[str, Any] | None, *, is_last: bool) -> None:
             """Send a message of some of the rows, or of all."""
-            await self._expect(call, lookup, positions)
-            rows = _Rows(call)
+            await self._expect(call, lookup, positions, dtype)
+            rows = _Rows(call, dtype=dtype)
             work = answering(lambda _: lookup.some(positions, rows), self._service.instance)
             answered: Answered = await self._service.run(caller, work)
-            await self._send(call, caller, _framed(verb, answered, rows), is_last=is_last)
+            reply = await _framed(verb, answered, rows)
+            await self._send(call, caller, reply, is_last=is_last)
 
         others: Mapping[str, Any] | None = None
         if command.early and await self._reached(lookup, Readiness.EARLY) == Readiness.EARLY:
@@ -251,16 +273,17 @@ class Calls:
         self,
         call: Incoming,
         lookup: StepLookup,
-        positions: Mapping[str, Any] | None = None,
+        positions: Mapping[str, Any] | None,
+        dtype: str,
     ) -> None:
         """Have room for rows of a step, which is bounded by what was announced."""
-        size = 0
+        size, value_bytes = 0, _value_bytes(dtype)
         for name, (count, dim) in lookup.shapes.items():
             size += 2 * ALIGNMENT
             if positions is None:
-                size += VALUE_BYTES * count * dim
+                size += value_bytes * count * dim
             else:
-                size += VALUE_BYTES * len(positions[name]) * (dim + 1)
+                size += len(positions[name]) * (value_bytes * dim + _POSITION_BYTES)
         await call.expect(size, None)
 
     async def _lookup_step_pooled(
@@ -276,11 +299,11 @@ class Calls:
         arrived, lookup = await self._service.run_in_thread(verb.name, begin, caller)
         self._check_step(caller, arrived.command, lookup)
         await self._reached(lookup, Readiness.READY)
-        await self._expect(call, lookup)
-        rows = _Rows(call, arrived.stages)
+        await self._expect(call, lookup, None, arrived.rows_dtype)
+        rows = _Rows(call, arrived.stages, arrived.rows_dtype)
         work = answering(lambda _: lookup.read(rows), self._service.instance, stages=arrived.stages)
         answered: Answered = await self._service.run(caller, work)
-        await self._send(call, caller, _framed(verb, answered, rows))
+        await self._send(call, caller, await _framed(verb, answered, rows))
 
     def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
         """Return what a step's lookup waits for; no turn of the engine is needed for it."""
@@ -320,8 +343,9 @@ _ANSWERS = {name: "_document" for name, verb in VERBS.items() if verb.is_streame
 class _Rows:
     """Makes the reply in which rows are to be written, once their shapes are known."""
 
-    def __init__(self, call: Incoming, stages: bool = False) -> None:
+    def __init__(self, call: Incoming, stages: bool = False, dtype: str = "float32") -> None:
         self._call = call
+        self._dtype = dtype
         self._room = _CONTEXT_ROOM + (_STAGES_ROOM if stages else 0)
         self.blank: Blank | None = None
 
@@ -332,14 +356,23 @@ class _Rows:
         others: Sequence[NDArray[Any]] = (),
     ) -> Sequence[Any]:
         room = self._room + sum(len(name) + _TABLE_ROOM for name in names)
-        self.blank = self._call.blank(room, shapes, others)
+        self.blank = self._call.blank(room, shapes, others, self._dtype)
         return self.blank.arrays
 
 
-def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
+async def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
     value, context, seconds, _ = answered
     places = rows.blank if rows else None
+    if places is not None and places.rounded_bytes:
+        if places.rounded_bytes > _ROUNDED_AT_ONCE_BYTES:  # not on the event loop
+            await asyncio.to_thread(places.round)
+        else:
+            places.round()
     return verb.framed(value, context, stage_seconds=seconds, places=places)
+
+
+def _value_bytes(dtype: str) -> int:
+    return NARROW_BYTES if dtype in NARROW else VALUE_BYTES
 
 
 def _payload_of(request: Request) -> memoryview:

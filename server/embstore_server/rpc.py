@@ -144,10 +144,14 @@ class GrpcIncoming:
             reservation.add(count)
 
     def blank(
-        self, room: int, shapes: Sequence[tuple[int, ...]], others: Sequence[NDArray[Any]]
+        self,
+        room: int,
+        shapes: Sequence[tuple[int, ...]],
+        others: Sequence[NDArray[Any]],
+        dtype: str,
     ) -> Blank:
         """Return a message in one piece."""
-        return Blank(room, shapes, others)
+        return Blank(room, shapes, others, dtype=dtype)
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
         """Send a message of a stream, once the client has taken what came before it."""

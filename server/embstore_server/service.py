@@ -51,6 +51,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.store import Store
+from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import StepOutcome
 from embstore.results import Checkpoint as Kept
 from embstore.results import Context, Membership, ServerInfo, ServerLimits
@@ -478,7 +479,7 @@ class Service:
         share = self.settings.inflight_bytes_max // _PARSING_SHARE
         return min((_PARSED_TIMES - 1) * size, share)
 
-    def expected_bytes(self, command: Command[Any]) -> int:
+    def expected_bytes(self, command: Command[Any], value_bytes: int = VALUE_BYTES) -> int:
         """Return how many bytes of rows the reply to a command will have at most, as far as that is
         known before its turn: a table may be made until then."""
         try:
@@ -486,7 +487,7 @@ class Service:
         except TableNotFoundError:
             return 0
         arrays = len(getattr(command, "tables", ())) + 2
-        return size + ALIGNMENT * arrays if size else 0
+        return size * value_bytes // VALUE_BYTES + ALIGNMENT * arrays if size else 0
 
     # Work
 

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from embstore import commands as c
 from embstore.results import AcknowledgedUpdate
 from embstore.values import same
+from embstore_proto import narrow
 from tests.reference import ReferenceStore
 
 Gradients = dict[str, tuple[Any, Any]]
@@ -40,6 +43,14 @@ class Model:
         self.sessions: dict[str, Session] = {}
         self.places: dict[str, int] = {}
         """The last finished step of each session, open or not."""
+        self.rows_dtype = "float32"
+        """What looked-up rows travel as."""
+
+    def as_sent(self, rows: Any) -> Any:
+        """Return looked-up rows as they come."""
+        if self.rows_dtype == "float32":
+            return rows
+        return narrow.widened(narrow.rounded(np.ascontiguousarray(rows), self.rows_dtype))
 
     def follow(self, command: c.Command[Any], result: Any) -> None:
         """Do what a command has done, and judge its result."""
@@ -145,14 +156,14 @@ def _restore(model: Model, command: c.Restore, result: Any) -> None:
 
 def _lookup(model: Model, command: c.Lookup, result: Any) -> None:
     rows = [model.store.table(part.table).lookup(part.keys) for part in command.tables]
-    same_rows([table.rows for table in result.tables], *rows)
+    same_rows([table.rows for table in result.tables], *map(model.as_sent, rows))
 
 
 def _pooled(model: Model, command: c.LookupPooled, result: Any) -> None:
     bags, part = command.bags, command.keys
     table = model.store.table(part.table)
     rows = table.lookup_pooled(part.keys, bags.offsets, bags.mode, bags.weights)
-    same_rows([result.tables[0].rows], rows)
+    same_rows([result.tables[0].rows], model.as_sent(rows))
 
 
 def _read(model: Model, command: c.ReadRows, result: Any) -> None:

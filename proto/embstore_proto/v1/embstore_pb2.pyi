@@ -13,7 +13,10 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT64: _ClassVar[DType]
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_UINT32: _ClassVar[DType]
+    DTYPE_FLOAT16: _ClassVar[DType]
+    DTYPE_BFLOAT16: _ClassVar[DType]
     DTYPE_UINT8: _ClassVar[DType]
+    DTYPE_INT64_DELTA: _ClassVar[DType]
 
 class OnNonfinite(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,7 +40,10 @@ DTYPE_UNSPECIFIED: DType
 DTYPE_INT64: DType
 DTYPE_FLOAT32: DType
 DTYPE_UINT32: DType
+DTYPE_FLOAT16: DType
+DTYPE_BFLOAT16: DType
 DTYPE_UINT8: DType
+DTYPE_INT64_DELTA: DType
 ON_NONFINITE_REFUSE: OnNonfinite
 ON_NONFINITE_SKIP: OnNonfinite
 POOLING_MODE_SUM: PoolingMode
@@ -87,14 +93,16 @@ class Trace(_message.Message):
     def __init__(self, stages: bool = ...) -> None: ...
 
 class Array(_message.Message):
-    __slots__ = ("dtype", "shape", "offset")
+    __slots__ = ("dtype", "shape", "offset", "size")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     shape: _containers.RepeatedScalarFieldContainer[int]
     offset: int
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ...) -> None: ...
+    size: int
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("total_bytes", "piece")
@@ -151,14 +159,16 @@ class Bags(_message.Message):
 class LookupRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("tables", "admit", "trace")
+        __slots__ = ("tables", "admit", "trace", "rows_dtype")
         TABLES_FIELD_NUMBER: _ClassVar[int]
         ADMIT_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_DTYPE_FIELD_NUMBER: _ClassVar[int]
         tables: _containers.RepeatedCompositeFieldContainer[TableKeys]
         admit: bool
         trace: Trace
-        def __init__(self, tables: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        rows_dtype: DType
+        def __init__(self, tables: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -170,16 +180,18 @@ class LookupRequest(_message.Message):
 class LookupPooledRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("keys", "bags", "admit", "trace")
+        __slots__ = ("keys", "bags", "admit", "trace", "rows_dtype")
         KEYS_FIELD_NUMBER: _ClassVar[int]
         BAGS_FIELD_NUMBER: _ClassVar[int]
         ADMIT_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_DTYPE_FIELD_NUMBER: _ClassVar[int]
         keys: TableKeys
         bags: Bags
         admit: bool
         trace: Trace
-        def __init__(self, keys: _Optional[_Union[TableKeys, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        rows_dtype: DType
+        def __init__(self, keys: _Optional[_Union[TableKeys, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -1029,14 +1041,16 @@ class AnnouncedReply(_message.Message):
     def __init__(self, header: _Optional[_Union[AnnouncedReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class LookupStepRequest(_message.Message):
-    __slots__ = ("member", "step", "early")
+    __slots__ = ("member", "step", "early", "rows_dtype")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_DTYPE_FIELD_NUMBER: _ClassVar[int]
     member: str
     step: int
     early: bool
-    def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., early: bool = ...) -> None: ...
+    rows_dtype: DType
+    def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., early: bool = ..., rows_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class StepRowsReply(_message.Message):
     __slots__ = ("header", "padding", "payload")
@@ -1080,16 +1094,18 @@ class LookupStepPooledRequest(_message.Message):
         bags: Bags
         def __init__(self, table: _Optional[str] = ..., inverse: _Optional[_Union[Array, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ...) -> None: ...
     class Header(_message.Message):
-        __slots__ = ("member", "step", "tables", "trace")
+        __slots__ = ("member", "step", "tables", "trace", "rows_dtype")
         MEMBER_FIELD_NUMBER: _ClassVar[int]
         STEP_FIELD_NUMBER: _ClassVar[int]
         TABLES_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_DTYPE_FIELD_NUMBER: _ClassVar[int]
         member: str
         step: int
         tables: _containers.RepeatedCompositeFieldContainer[LookupStepPooledRequest.Table]
         trace: Trace
-        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[LookupStepPooledRequest.Table, _Mapping]]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        rows_dtype: DType
+        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[LookupStepPooledRequest.Table, _Mapping]]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]

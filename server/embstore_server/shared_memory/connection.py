@@ -299,10 +299,14 @@ class SharedIncoming:
         self._end = 0
 
     def blank(
-        self, room: int, shapes: Sequence[tuple[int, ...]], others: Sequence[NDArray[Any]]
+        self,
+        room: int,
+        shapes: Sequence[tuple[int, ...]],
+        others: Sequence[NDArray[Any]],
+        dtype: str,
     ) -> Blank:
         """Return a message whose payload is in the area, or small. Any thread."""
-        return Blank(room, shapes, others, self._lend)
+        return Blank(room, shapes, others, self._lend, dtype)
 
     def _lend(self, size: int) -> memoryview:
         area, begin = self._area, _aligned(self._end)

@@ -27,8 +27,10 @@ from embstore.config import Adam, Sgd, TableConfig, Uniform
 from embstore.errors import InvalidArgumentError, OutcomeUnknownError, UnauthenticatedError
 from embstore.values import same
 from embstore_client import connect
+from embstore_client.narrow_shares import narrower
 from embstore_proto import frame
 from embstore_proto.envelope import Origin
+from embstore_proto.narrow import WIRE_DTYPES
 from embstore_proto.status import ANSWERS, ERROR_METADATA
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS, Arrived, Verb
@@ -186,7 +188,12 @@ class Rounds:
         return command
 
     def _message(self, verb: Verb, command: c.Command[Any], origin: Origin | None = None) -> bytes:
-        outgoing = verb.outgoing(command)
+        dtype = str(self._rng.choice(WIRE_DTYPES))
+        try:
+            narrow = narrower(command, dtype) if dtype in frame.NARROW else None
+        except InvalidArgumentError:  # a gradient that is too large
+            narrow = None
+        outgoing = verb.outgoing(narrow[0] if narrow else command, rows_dtype=dtype)
         header = outgoing.serialised(origin)
         return header if outgoing.message is None else outgoing.message.joined(header)
 
@@ -276,9 +283,10 @@ class Rounds:
             value, context = verb.answer(frame.split(answer) if verb.has_bulk_reply else answer)
             if verb.command is c.ListTables:
                 value = tuple(table for table in value if table.config.name != WITNESS)
-            done.append((context.command, _arrived(path, reply.sent).command, value))
-        for _, command, result in sorted(done, key=lambda one: one[0]):
-            self._model.follow(command, result)
+            done.append((context.command, _arrived(path, reply.sent), value))
+        for _, arrived, result in sorted(done, key=lambda one: one[0]):
+            self._model.rows_dtype = arrived.rows_dtype
+            self._model.follow(arrived.command, result)
         known(self.store.tables)
         assert self.store.command == self._model.store.command_number
         found = {name: self.store.table(name).digest() for name in self._model.store.tables()}
