@@ -226,7 +226,8 @@ class _Call:
             connection.take_area(frames.area_of(body))
             kind, body = connection.receive(self._deadline)
         if kind == Kind.ERROR:
-            connection.forget_area()
+            if connection.area_bytes:  # whether the server still has it, nobody says
+                self.give_up()
             self.end()
             raise _error_of(frames.refusal_of(body))
         answer = frames.answer_of(kind, body)
@@ -305,18 +306,13 @@ class _Connection:
 
     def ask_for(self, size: int, deadline: float) -> None:
         """Have an area of at least `size` bytes in place of the one before."""
-        self.forget_area()  # the server gives it up, whatever it answers
+        self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
         self.send([frames.area(size)], deadline)
         kind, body = self.receive(deadline)
         if kind == Kind.ERROR:
             error = _error_of(frames.refusal_of(body))
             raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
         self.take_area(frames.area_of(body))
-
-    def forget_area(self) -> None:
-        """Ask for an area before the next call that needs one: what is refused while the server
-        makes another area leaves none there."""
-        self.area = np.empty(0, np.uint8)
 
     def take_area(self, size: int) -> None:
         """Map the area whose descriptor has come."""
