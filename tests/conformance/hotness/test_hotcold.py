@@ -148,7 +148,7 @@ def test_learning_rate_is_that_of_the_last_exchange(twin):
 def calls_of(store):
     """Return what a store has been asked to do: by its server's own count, or by its figures."""
     if hasattr(store, "server"):
-        totals = store.server.service.metrics.stats()
+        totals = store.server.on_engine(lambda _: store.server.service.metrics.stats())
         return {verb: t["codes"] for verb, t in totals.items() if verb != "RenewLease"}
     figures = store.stats()
     pools = [
