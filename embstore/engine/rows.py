@@ -6,12 +6,13 @@ device's memory must be this device's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Keys, Rows, as_out, refusal
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, as_out, refusal
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.device.base import Gradients
 from embstore.errors import InvalidArgumentError
@@ -19,6 +20,7 @@ from embstore.lookahead.handles import Allocate
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
 from embstore.tables import reads, writes
 from embstore.tables.callers import gradients_of, host_rows_of, keys_of, output_of
+from embstore.tables.frame import LATER
 from embstore.tables.state import Share, TableState
 from embstore.tables.writes import T_MAX, Put
 
@@ -113,11 +115,34 @@ def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
 
 def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
     """One update of several tables."""
-    with engine.tables.writing(command):
+    frame = engine.tables.frame
+    with frame.writing(LATER):
         _check_bytes(engine, command)
         shares = _gradient_shares(engine, command.tables)
-        applied = writes.update(shares, command.options, stages=engine.tables.stages)
+
+        def log(pools: list[tuple[Keys, Rows]]) -> None:
+            """Log what the update is: the sums, scaled."""
+            tables = tuple(_summed(share.table, pools) for share in shares)
+            frame.logs(c.Update(tables, replace(command.options, gradient_scale=1.0)))
+
+        applied = writes.update(
+            shares,
+            command.options,
+            stages=engine.tables.stages,
+            summed=log if frame.log is not None else None,
+        )
         return _acknowledged(engine, shares, applied)
+
+
+def _summed(table: TableState, pools: list[tuple[Keys, Rows]]) -> c.TableGradients:
+    """Return a table's part of its pool's unique row keys and their sums."""
+    for keys, sums in pools:
+        (places,) = np.nonzero(keys >> KEY_BITS == table.table_id)
+        if len(places):  # one after the other
+            part = slice(places[0], places[-1] + 1)
+            return c.TableGradients(table.name, table.table_id, keys[part] & KEY_MASK, sums[part])
+    nothing = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
+    return c.TableGradients(table.name, table.table_id, *nothing)
 
 
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:

@@ -13,9 +13,9 @@ need not be lost in a crash, if the commands are kept: opening the store execute
 A command is appended as it is counted, inside its call, so the log's order is the store's; a thread
 writes and syncs it, while the next command is applied already. Only the acknowledgement waits.
 
-What is logged of an update is what decides it: each key once, with the sum of its gradients (rule
-2). Of a Zipf batch that is a third of the bytes; and it is the log's own, so that a caller who may
-change an array after the call need not wait until it was read. A client has summed already.
+What is logged of an update is what decides it: each key once, with the scaled sum of its gradients
+(rules 2 and 4), as the engine has just computed them, and a scale of 1. Of a Zipf batch that is a
+third of the bytes; and they are the log's own, so that nobody need keep an array until it was read.
 
 **Answers.** A client may send a command again across a crash, so who sent it is in the log, and the
 answers that a client may still ask for are kept here. A commit makes the logged commands
@@ -39,9 +39,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from embstore.arithmetic import sum_by_key, unique
-from embstore.arrays import is_on_device
-from embstore.commands import Command, TableGradients, Update
+from embstore.commands import Command
 from embstore.durability import Durability
 from embstore.results import Context
 from embstore.storage.catalogue import Catalogue
@@ -279,9 +277,10 @@ class CommandLog:
     # Appending
 
     def begin(
-        self, command: Command[Any] | None, place: SessionPlace | None
+        self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
     ) -> Callable[[int], None]:
-        """Set aside room for a command; return what appends it, once it has its number.
+        """Set aside room for a command; return what appends it, once it has its number. `is_own`:
+        nobody else has its arrays.
 
         Raises CapacityError: nothing has changed.
         """
@@ -294,15 +293,12 @@ class CommandLog:
         if place is not None:
             head |= {"session": place.session, "step": place.step}
         message: list[Part] = []
-        smaller = command
-        if isinstance(command, Update) and self.origin is None and place is None:
-            smaller = Update(tuple(map(_summed, command.tables)), command.options)
-        if smaller is not None:
+        if command is not None:
             head["verb"] = type(command).__name__
-            message = self._codec.parts(smaller, self.origin, self._on_host)
+            message = self._codec.parts(command, self.origin, self._on_host)
         parts = [*_framed(head), *message]
         self.files.reserve(sum(map(len, parts)))
-        return partial(self._end, parts, began, smaller is command)
+        return partial(self._end, parts, began, not is_own)
 
     def _end(self, parts: list[Part], began: float, is_borrowed: bool, number: int) -> None:
         mark = self.files.append(COMMAND, number, parts)
@@ -414,15 +410,6 @@ class CommandLog:
     def close(self) -> None:
         """Write and sync what waits, and end."""
         self.files.close()
-
-
-def _summed(part: TableGradients) -> TableGradients:
-    """Return each key once, with the sum of its gradients; those of a device as they are."""
-    if is_on_device(part.keys) or is_on_device(part.gradients):
-        return part
-    keys, inverse = unique(part.keys)
-    sums = sum_by_key(inverse, len(keys), part.gradients)
-    return TableGradients(part.table, part.table_id, keys, sums)
 
 
 def read_log(

@@ -38,6 +38,8 @@ from embstore.stages import Stages
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import CommandLog, SessionPlace
 
+LATER: Any = object()
+"""What a call says in place of the command that it logs, as long as that is not known."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less cache_bytes"
@@ -61,6 +63,7 @@ class Frame:
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
         self._is_busy = False  # a call is running
+        self._appends: Callable[[int], None] | None = None  # of the running command
         self._close: Callable[[], None] | None = None  # asked for inside the running call
         self._process = os.getpid()
 
@@ -74,10 +77,20 @@ class Frame:
         """Run a command that writes, counted and logged if it does not raise; not in a read-only
         store.
 
-        command : what does the same to an open store; None: no row or table changes
+        command : what does the same to an open store; None: no row or table changes; LATER: what
+            `logs` is told inside
         place : where a session is afterwards
         """
         return self._call((command, place))
+
+    def logs(self, command: Command[Any]) -> None:
+        """Have a command, whose arrays nobody else has, logged for the running call, before it
+        changes anything.
+
+        Raises CapacityError: there is no room for it in the log.
+        """
+        if self.log is not None:
+            self._appends = self.log.begin(command, None, is_own=True)
 
     @contextmanager
     def background(self) -> Iterator[None]:
@@ -105,12 +118,13 @@ class Frame:
                 if written is None:
                     yield
                 else:
-                    appends = self._begin_writing(*written)
+                    self._begin_writing(*written)
                     yield
                     self.storage.begin_change()
                     self.command_number += 1
-                    if appends is not None:
-                        appends(self.command_number)
+                    if self.log is not None:
+                        assert self._appends is not None
+                        self._appends(self.command_number)
                     self.wrote()
             except BaseException as exc:
                 refusal = self._end_raised(exc, is_writing=written is not None)
@@ -118,7 +132,7 @@ class Frame:
                     raise
                 raise refusal from exc
             finally:
-                self._is_busy = False
+                self._is_busy, self._appends = False, None
                 if self._close is not None:
                     self.close(self._close)
 
@@ -135,13 +149,12 @@ class Frame:
         finally:
             self._waiting.discard(token)
 
-    def _begin_writing(
-        self, command: Command[Any] | None, place: SessionPlace | None
-    ) -> Callable[[int], None] | None:
-        """Make sure that a command can be logged; return what logs it, given its number."""
+    def _begin_writing(self, command: Command[Any] | None, place: SessionPlace | None) -> None:
+        """Make sure that a command can be logged."""
         if not self.is_covered:
             self.storage.begin_tail()
-        return None if self.log is None else self.log.begin(command, place)
+        if self.log is not None and command is not LATER:
+            self._appends = self.log.begin(command, place)
 
     def _end_raised(self, exc: BaseException, *, is_writing: bool) -> CapacityError | None:
         """End a call that raised: what the device was given may refer to the caller's arrays, so it

@@ -45,6 +45,8 @@ T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
 Change = Callable[[Array, int, int], None]
 """change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
+Summed = Callable[[list[tuple[Keys, Rows]]], None]
+"""summed(pools) takes copies of each pool's unique row keys (u,) and their scaled sums (u, dim)."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,16 @@ class Put:
     add_t: int
 
 
-def update(shares: Sequence[Share], options: UpdateOptions, *, stages: Stages) -> bool:
+def update(
+    shares: Sequence[Share],
+    options: UpdateOptions,
+    *,
+    stages: Stages,
+    summed: Summed | None = None,
+) -> bool:
     """Apply one update to every table of `shares`; return False if it was skipped.
+
+    `summed` is told what the update is, before anything changes.
 
     Raises
     ------
@@ -69,7 +79,7 @@ def update(shares: Sequence[Share], options: UpdateOptions, *, stages: Stages) -
     check_writer([share.table for share in shares], "")
     parts = batches(shares)
     stages.lap("unique")
-    return update_batches(parts, shares, options, stages=stages)
+    return update_batches(parts, shares, options, stages=stages, summed=summed)
 
 
 def update_batches(
@@ -78,6 +88,7 @@ def update_batches(
     options: UpdateOptions,
     *,
     stages: Stages,
+    summed: Summed | None = None,
 ) -> bool:
     """Do the same with the batches of the shares, whose slots are known or being looked for."""
     scale = np.float32(options.gradient_scale)
@@ -87,6 +98,8 @@ def update_batches(
     _check_learning_rate(tables, options.learning_rate)
     wrong = [_key_of(part, id) for part in parts if (id := part.batch.found.not_finite) >= 0]
     stages.lap("sum_by_key")
+    if summed is not None:
+        summed([_on_host(part, own) for part, own in zip(parts, sums, strict=True)])
     if wrong:
         return _refuse(wrong, shares, options.on_nonfinite)
     named = [(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
@@ -176,7 +189,7 @@ def _key_of(part: PoolBatch, id: int) -> int:
 
 
 def _on_host(part: PoolBatch, sums: Array) -> tuple[Keys, Rows]:
-    """Return one rank's unique row keys (u,) and unscaled sums (u, dim), where ranks are added."""
+    """Return copies of a batch's unique row keys (u,) and its sums (u, dim)."""
     device, keys = part.pool.device, part.batch.unique_keys
     rows = device.memory.download(sums[: len(keys)]).reshape(len(keys), part.pool.layout.dim)
     return device.memory.download(keys).copy(), rows.copy()
