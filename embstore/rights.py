@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from embstore import commands as c
 from embstore.commands import Command, Part
@@ -24,6 +25,7 @@ from embstore.commands import Command, Part
 EVERYTHING = "*"
 """As a pattern: every name. As a name: what only that pattern matches."""
 
+_NAMING = {"table", "config", "tables", "ranks", "keys", "gradients"}
 _PATTERN = re.compile(r"[a-z0-9_.*/-]{1,255}", re.ASCII)
 
 
@@ -45,16 +47,21 @@ def concerned(command: Command[Any]) -> tuple[str, ...]:
 
 
 def _names(part: Part) -> Iterator[str]:
-    for field in fields(part):  # type: ignore[arg-type]
-        value = getattr(part, field.name)
-        match field.name:
-            case "table":
-                yield value or EVERYTHING
-            case "config":
-                yield value.name
-            case "tables" | "ranks" | "keys" | "gradients":
-                for one in value if isinstance(value, tuple) else (value,):
-                    if isinstance(one, str):
-                        yield one
-                    elif isinstance(one, Part):
-                        yield from _names(one)
+    for field in _naming(cast(Any, type(part))):
+        value = getattr(part, field)
+        if field == "table":
+            yield value or EVERYTHING
+        elif field == "config":
+            yield value.name
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, str):
+                    yield one
+                elif isinstance(one, Part):
+                    yield from _names(one)
+
+
+@cache
+def _naming(kind: Any) -> tuple[str, ...]:
+    """Return the fields of a command, or of a part of one, that name what it concerns."""
+    return tuple(field.name for field in fields(kind) if field.name in _NAMING)

@@ -333,6 +333,10 @@ class RemoteExecutor:
             case c.LookupStepPooled():
                 return command, lambda read: _copied(read, out)
             case c.Update(parts_of, options):
+                if self.transport.wire.shares_memory:
+                    for sent in parts_of:
+                        _check_on_host(sent.table, sent.keys, sent.gradients)
+                    return command, None
                 return c.Update(tuple(map(summed, parts_of)), options), None
             case c.UpdateRanks(ranks, options):
                 smaller_ranks = tuple(c.Rank(tuple(map(summed, rank.tables))) for rank in ranks)

@@ -12,14 +12,15 @@ forked has none of them.
 import mmap
 import os
 import socket
+import struct
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from grpc import StatusCode
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
+from embstore_client.copying import Copier
 from embstore_client.wire import WireError
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
@@ -38,8 +40,12 @@ from embstore_proto.verbs import Verb
 RESULTS_MAX = 16
 RESULTS_BYTES_MAX = 256 << 20
 
-_READ_BYTES = 64 << 10
+_READ_BYTES = 32 << 10
 _FREE_MAX = 8
+_FRESH_S = 0.05
+_LOOK_S = 1.0
+_TIMEVAL = struct.Struct("@ll")
+T = TypeVar("T")
 _CODES = {code.value[0]: code for code in StatusCode}
 
 
@@ -59,6 +65,7 @@ class SharedMemoryWire:
         """Of the server that the newest connection is to."""
         self.copies = Copies()
         """Of results that were copied out of shared memory."""
+        self.copier = Copier()
         self.results: set[int] = set()
         """Of results whose arrays are in use, the ids of their loans."""
 
@@ -73,6 +80,7 @@ class SharedMemoryWire:
         for connection in connections:
             connection.cut_off()
         self.retire()
+        self.copier.close()
 
     def retire(self) -> None:
         """Begin no further call; those that run go on."""
@@ -214,7 +222,7 @@ class _Call:
                 view = memoryview(bytearray(size))
             else:
                 offset, view = 0, connection.area[:size].data
-            message.write(view)
+            message.write(view, self._wire.copier.copy)
         seconds = max(self._deadline - monotonic(), 0.001)
         connection.send(frames.call(verb.name, seconds, header, view, offset), self._deadline)
 
@@ -271,10 +279,13 @@ class _Connection:
         self._process = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._deadline = deadline
+        self._bound_s = 0.0
+        self._used_at = monotonic()
         try:
             self._socket.settimeout(max(deadline - monotonic(), 0.001))
             with unix_socket_address(path) as address:
                 self._socket.connect(address)
+            self._socket.settimeout(None)
         except OSError as exc:
             self._socket.close()
             raise WireError(StatusCode.UNAVAILABLE, f"{path}: {exc.strerror or exc}") from exc
@@ -294,10 +305,12 @@ class _Connection:
         return process
 
     def is_fresh(self) -> bool:
-        """Whether the server has not ended it since its last call."""
+        """Whether the server has not ended it since its last call; of one just used it is not
+        asked, which costs as much as to send it a call."""
+        if monotonic() - self._used_at < _FRESH_S:
+            return True
         try:
-            self._socket.setblocking(False)
-            self._socket.recv(1, socket.MSG_PEEK)
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             return False  # its end, or what nobody asked for
         except BlockingIOError:
             return True
@@ -327,15 +340,39 @@ class _Connection:
 
     def send(self, pieces: list[bytes | memoryview], deadline: float) -> None:
         """Send a frame. Raises WireError."""
-        try:
-            self._socket.settimeout(max(deadline - monotonic(), 0.001))
-            count = self._socket.sendmsg(pieces)
-            if count < sum(map(len, pieces)):
-                self._socket.sendall(memoryview(b"".join(pieces))[count:])
-        except TimeoutError as exc:
-            raise WireError(StatusCode.DEADLINE_EXCEEDED, "not sent in time") from exc
-        except OSError as exc:
-            raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
+        count = self._until(deadline, "not sent in time", self._socket.sendmsg, pieces)
+        if count < sum(map(len, pieces)):
+            rest = memoryview(b"".join(pieces))[count:]
+            while len(rest):
+                count = self._until(deadline, "not sent in time", self._socket.send, rest)
+                rest = rest[count:]
+
+    def _until(self, deadline: float, late: str, call: Callable[..., T], *arguments: Any) -> T:
+        """Return what a call of the socket returns, by a deadline; `late` says that it did not.
+
+        A time-out of Python's is three calls of the system for each of ours. So the socket has one
+        of its own, which is set where it changes: for most calls it is the same.
+        """
+        while True:
+            left = deadline - monotonic()
+            if left <= 0:
+                raise WireError(StatusCode.DEADLINE_EXCEEDED, late)
+            self._bound(min(left, _LOOK_S))
+            try:
+                return call(*arguments)
+            except BlockingIOError:
+                continue  # a look at the time
+            except OSError as exc:
+                raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
+
+    def _bound(self, seconds: float) -> None:
+        if seconds == self._bound_s:
+            return
+        self._bound_s = seconds
+        micros = max(int(seconds * 1e6), 1)
+        pair = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)
 
     def receive(self, deadline: float) -> tuple[int, bytes]:
         """Return the kind and the body of the next frame. Raises WireError."""
@@ -347,17 +384,14 @@ class _Connection:
                 if len(received) >= end:
                     body = bytes(memoryview(received)[frames.HEAD_BYTES : end])
                     del received[:end]
+                    self._used_at = monotonic()
                     return kind, body
             received += self._some(deadline)
 
     def _some(self, deadline: float) -> bytes:
-        try:
-            self._socket.settimeout(max(deadline - monotonic(), 0.001))
-            data, passed, _, _ = self._socket.recvmsg(_READ_BYTES, _PASSED_BYTES)
-        except TimeoutError as exc:
-            raise WireError(StatusCode.DEADLINE_EXCEEDED, "no answer in time") from exc
-        except OSError as exc:
-            raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
+        data, passed, _, _ = self._until(
+            deadline, "no answer in time", self._socket.recvmsg, _READ_BYTES, _PASSED_BYTES
+        )
         for level, kind, content in passed:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._drop_descriptor()

@@ -7,7 +7,7 @@ it is known whether all rows are there (`begin`): as a rule they are, and the ho
 comes, leaves or changes its score.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ from embstore.layout import Layout
 from embstore.storage.storage import Storage
 from embstore.storage.stored_rows import Located, StoredRows
 
+LOOK_UP_KEYS = 8192
+"""Of a lookup that is done without a batch. Above, to make keys unique pays, and so do threads."""
 Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
 """Offsets, whether the mean, weights; see `DeviceRows.gather_pooled`."""
 
@@ -36,6 +38,32 @@ class PoolReader:
     slots: PoolSlots
     finder: SlotFinder
     residency: Residency
+
+    def look_up(
+        self, segments: Sequence[tuple[int, int, Keys]], outs: Sequence[Rows], *, admit: bool
+    ) -> bool:
+        """Do a lookup of at most LOOK_UP_KEYS keys, if all is there; else do nothing, and return
+        False. Segments are as of `DeviceRows.look_up`."""
+        scores, slots = self.residency.scores, self.slots
+        if scores.has_lost_levels:
+            return False
+        if admit:
+            scores.tick()
+        touched = self.device.rows.look_up(
+            slots.memory,
+            slots.index.arrays,
+            segments,
+            outs,
+            self.layout.dim,
+            scores.clock if admit else 0,
+            scores.policy.counting,
+        )
+        if touched < 0:
+            return False
+        if admit:
+            scores.count_touches(touched)
+            self.residency.count_hits(touched, sum(len(keys) for _, _, keys in segments))
+        return True
 
     def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:
         """Write the weights of every position of `batch` to its segment's array in `outs`.

@@ -203,8 +203,11 @@ class Residency:
     def count_all_hit(self, batch: Batch, counts: Counts | None) -> None:
         """Count the lookup of a batch whose rows were all there."""
         count = batch.position_count if counts is None else int(counts.sum())
-        keys = len(batch.unique_keys)
-        self.counters.count_lookup(keys=keys, missing=0, accesses=count, hits=count)
+        self.count_hits(len(batch.unique_keys), count)
+
+    def count_hits(self, keys: int, accesses: int) -> None:
+        """Count so many unique keys, whose rows were all there, and their accesses."""
+        self.counters.count_lookup(keys=keys, missing=0, accesses=accesses, hits=accesses)
 
     # Rows that come later
 

@@ -346,6 +346,23 @@ class DeviceRows(Protocol):
         is returned, which fills the outputs of the host. None: nothing is gained by it here.
         """
 
+    def look_up(
+        self,
+        memory: SlotMemory,
+        index: IndexArrays,
+        segments: Sequence[tuple[int, int, Keys]],
+        outs: Sequence[Rows],
+        dim: int,
+        clock: int,
+        counting: int,
+    ) -> int:
+        """Do a small lookup in one kernel, without a batch, and return how many slots it touched.
+
+        -1, and nothing is done: a key is outside its table or has no slot, a row is pending, or
+        nothing is gained by it here. Segments are as of `DeviceKeys.unique`, but two may be of one
+        table; with a clock of 0 no score changes.
+        """
+
     def gather_pooled(
         self,
         rows: Array,

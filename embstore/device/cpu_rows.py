@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic.jit import address
 from embstore.arrays import Keys, Rows
-from embstore.device.base import Batch, Gradients, Slots, TableParameters
+from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
 from embstore.device.cpu_keys import CpuBatch
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork, checked
 from embstore.kernels.apply import KINDS, apply
-from embstore.kernels.gather import copy_slots, gather, gather_rows
+from embstore.kernels.gather import copy_slots, gather, gather_rows, look_up
 from embstore.kernels.gather_pooled import gather_pooled
 from embstore.kernels.group import group
 from embstore.kernels.initialize import initialize
@@ -50,6 +50,31 @@ class CpuRows:
         self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
     ) -> None:
         return None
+
+    def look_up(
+        self,
+        memory: CpuSlotMemory,
+        index: IndexArrays,
+        segments: Sequence[tuple[int, int, Keys]],
+        outs: Sequence[Rows],
+        dim: int,
+        clock: int,
+        counting: int,
+    ) -> int:
+        places = np.array(
+            [
+                (address(keys), len(keys), table_id, rows, address(out))
+                for (table_id, rows, keys), out in zip(segments, outs, strict=True)
+            ],
+            np.int64,
+        ).T.copy()
+        bounds = np.zeros(len(segments) + 1, np.int64)
+        np.cumsum(places[1], out=bounds[1:])
+        return look_up(
+            index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
+            index.stash_count, memory.scores, memory.rows, places[0], bounds, places[2], places[3],
+            places[4], dim, clock, counting, self._work.take("look_up", int(bounds[-1]), np.int64),
+        )  # fmt: skip
 
     def gather_pooled(
         self,

@@ -34,7 +34,10 @@ _VICTIM_BYTES = 16 << 20
 
 
 class GpuRows:
-    """The `DeviceRows` of a GPU."""
+    """The `DeviceRows` of a GPU.
+
+    One class, because all of it works on the same slabs, outputs and scratch, in one stream.
+    """
 
     def __init__(self, work: GpuWork) -> None:
         self._work = work
@@ -53,6 +56,9 @@ class GpuRows:
             outputs = Outputs(self._work, outs, dim)
             self._gather(rows, slots, batch, dim, outputs, NULL)
             outputs.fill()
+
+    def look_up(self, *_: object) -> int:
+        return -1  # a batch is one wait as it is
 
     def begin_gather(
         self,

@@ -10,7 +10,7 @@ ranks or for the steps before; `begin` then returns a handle to poll, for a serv
 thread while it waits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -36,6 +36,7 @@ from embstore.hotness.ranking import Ranking
 from embstore.hotness.warming import Warming
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
+from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
@@ -221,6 +222,15 @@ class Engine:
             result = self.execute_here(command, into)
             self.log.answered(command, result, context(self, self.log.memory.life))
             return result
+
+    def look_up_resident(
+        self, commands: Sequence[c.Lookup], outs: Sequence[Any]
+    ) -> list[RowsRead] | None:
+        """Do what `begin` does of each of some lookups with one `admit`, as one, if every row is in
+        the cache; else return None: it would take longer."""
+        for command in commands:
+            self.standing.check(command)
+        return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:
         """Execute a command whose form was checked, whoever may write to this store."""

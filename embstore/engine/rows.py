@@ -40,19 +40,47 @@ def _check_bytes(engine: "Engine", command: c.Command[Any]) -> None:
 
 def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
     """Rows of several tables."""
-    tables = engine.tables
+    found = _lookup(engine, [command], [out])
+    assert found is not None
+    return found[0]
+
+
+def lookup_resident(
+    engine: "Engine", commands: Sequence[c.Lookup], outs: Sequence[Out]
+) -> list[RowsRead] | None:
+    """Rows of several commands with one `admit`, in one turn, if all are in the cache: without a
+    wait for the disk. A table may be named in each."""
+    return _lookup(engine, commands, outs, resident_only=True)
+
+
+def _lookup(
+    engine: "Engine",
+    commands: Sequence[c.Lookup],
+    outs: Sequence[Out],
+    *,
+    resident_only: bool = False,
+) -> list[RowsRead] | None:
+    tables, admit = engine.tables, commands[0].admit
     with tables.reading():
-        _check_bytes(engine, command)
-        shares = [_lookup_share(engine, part) for part in command.tables]
-        shapes = [(len(share.keys), share.table.dim) for share in shares]
-        given = _given(out, [share.table.name for share in shares], shapes)
-        outs = [
-            _output(share, own, len(share.keys)) for share, own in zip(shares, given, strict=True)
-        ]
-        reads.lookup(shares, outs, admit=command.admit, stages=tables.stages)
-        if command.admit:
-            engine.frequencies.note(shares)
-        return _rows_read(shares, outs, given)
+        asked: list[tuple[list[Share], list[Any], Sequence[Any]]] = []
+        for command, out in zip(commands, outs, strict=True):
+            _check_bytes(engine, command)
+            shares = [_lookup_share(engine, part) for part in command.tables]
+            shapes = [(len(share.keys), share.table.dim) for share in shares]
+            given = _given(out, [share.table.name for share in shares], shapes)
+            rows = [_output(s, own, len(s.keys)) for s, own in zip(shares, given, strict=True)]
+            asked.append((shares, rows, given))
+        everyone = [share for shares, _, _ in asked for share in shares]
+        everywhere = [array for _, rows, _ in asked for array in rows]
+        found = reads.lookup(
+            everyone, everywhere, admit=admit, stages=tables.stages, resident_only=resident_only
+        )
+        if not found:
+            return None
+        if admit:
+            for shares, _, _ in asked:
+                engine.frequencies.note(shares)
+        return [_rows_read(*one) for one in asked]
 
 
 def _given(out: Out, names: list[str], shapes: list[tuple[int, int]]) -> Sequence[Any]:

@@ -1,4 +1,5 @@
-// Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py.
+// Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py. (look_up is of the CPU
+// alone.)
 //
 // Grid: a group takes ROWS_TOGETHER consecutive positions: so a warp covers 512 bytes of rows or
 // more. Each kind of index is loaded for all of them before the first is used, and all rows of a

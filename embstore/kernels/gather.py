@@ -3,15 +3,35 @@
     gather        outs[s][p - bounds[s], d] = rows[slots[inverse[p]], d]     d < dim, p of segment s
     gather_rows   out[i, d]                 = rows[slots[i], d]              d < stride
     copy_slots    targets[places[i], d]     = rows[slots[i], d]              d < stride
+    look_up       outs[s][p - bounds[s], d] = rows[slot of the key at p, d]  d < dim, p of segment s
 
 Where the slot is -1, the output is left alone; copy_slots has none. Bits are copied, NaNs included.
-Split over p, or over i.
+Split over p, or over i, but for look_up.
+
+look_up is unique, probe, touch and gather of a small call in one, without making its keys unique: a
+key that is named again finds its lines in the processor's cache, and its slot with the call's own
+clock, so that it is touched once. If a key is outside its table, has no slot, or one whose row is
+still to come, nothing is done. It has no twin: a GPU does such a call with one wait as it is.
 """
+
+import numpy as np
 
 from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import copy_row, load_row, row_at, values_at
-from embstore.arithmetic.jit import building_block, kernel, prefetch
+from embstore.arithmetic.jit import (
+    building_block,
+    carray,
+    kernel,
+    pointer_at,
+    prefetch,
+    prefetch_to_write,
+)
+from embstore.arrays import KEY_BITS
+from embstore.kernels.probe import BLOCK_KEYS, probe_block
+from embstore.kernels.scores import touched
+from embstore.kernels.unique import first_outside
 from embstore.layout import ELEMENT_BYTES, VALUE_BYTES
+from embstore.score import CLOCK_MASK, FORESEEN
 
 AHEAD = 16
 """Rows between the one in work and the one asked for. 8 to 24 measured alike; 4 took half as long
@@ -92,3 +112,60 @@ def copy_slots(
             prefetch_row(start, slots[i + AHEAD], stride, stride)
         record = row_at(start, slots[i], stride, stride)
         copy_row(row_at(target_start, places[i], stride, stride), record)
+
+
+@kernel
+def look_up(
+    bucket_keys: jit.Int64RowsIn,  # the index, as probe has it
+    bucket_slots: jit.Uint32RowsIn,
+    stash_keys: jit.Int64sIn,
+    stash_slots: jit.Uint32sIn,
+    stash_count: jit.Int64sIn,
+    scores: jit.Int64s,  # (slots,)
+    rows: jit.RowsIn,  # (slots, stride)
+    key_addresses: jit.Int64sIn,  # (segments,), of which two may be of one table
+    bounds: jit.Int64sIn,  # (segments + 1,)
+    table_ids: jit.Int64sIn,  # (segments,)
+    row_counts: jit.Int64sIn,  # (segments,)
+    out_addresses: jit.Int64sIn,  # (segments,), each (positions of the segment, dim) float32
+    dim: jit.Int,
+    clock: jit.Int,  # that no score has yet; 0: scores stay as they are
+    counting: jit.Int,
+    slots: jit.Int64s,  # (n,) scratch
+) -> int:
+    """Return how many slots were touched; -1: nothing was done."""
+    seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
+    start, stride, scores_start = rows.ctypes.data, rows.shape[1], scores.ctypes.data
+    for segment in range(key_addresses.shape[0]):
+        shift = bounds[segment]
+        count = bounds[segment + 1] - shift
+        keys = carray(pointer_at(key_addresses[segment]), count, np.int64)
+        prefix = table_ids[segment] << KEY_BITS
+        for begin in range(0, count, BLOCK_KEYS):
+            end = min(begin + BLOCK_KEYS, count)
+            if first_outside(keys, begin, end, row_counts[segment]) >= 0:
+                return -1
+            absent = probe_block(
+                bucket_keys, bucket_slots, stash_keys, stash_slots, stash_count, keys, prefix,
+                begin, end, slots, shift, places, seconds,
+            )  # fmt: skip
+            if absent:
+                return -1
+            for i in range(shift + begin, shift + end):
+                prefetch_to_write(scores_start + slots[i] * 8)
+            for i in range(shift + begin, shift + end):
+                if scores[slots[i]] < 0:
+                    return -1
+    first = 0
+    for segment in range(key_addresses.shape[0]):
+        shift, end, out_start = bounds[segment], bounds[segment + 1], out_addresses[segment]
+        for position in range(shift, end):
+            if position + AHEAD < end:
+                prefetch_row(start, slots[position + AHEAD], stride, dim)
+            slot = slots[position]
+            score = scores[slot]
+            if clock and (score & FORESEEN or score & CLOCK_MASK != clock):
+                scores[slot] = touched(score, clock, counting)
+                first += 1
+            load_row(values_at(out_start, position - shift, dim), row_at(start, slot, stride, dim))
+    return first

@@ -63,6 +63,50 @@ def stash_place_of(stash_keys: jit.Int64sIn, stash_size: int, key: np.int64) -> 
     return -1
 
 
+@building_block
+def probe_block(
+    bucket_keys: jit.Int64RowsIn,
+    bucket_slots: jit.Uint32RowsIn,
+    stash_keys: jit.Int64sIn,
+    stash_slots: jit.Uint32sIn,
+    stash_count: jit.Int64sIn,
+    keys: jit.Int64sIn,
+    prefix: np.int64,  # of a row key; 0 where keys are row keys
+    begin: int,
+    end: int,  # at most BLOCK_KEYS more
+    slots: jit.Int64s,
+    shift: int,
+    places: jit.Int64s,  # (BLOCK_KEYS,) scratch, and seconds likewise
+    seconds: jit.Int64s,
+) -> int:
+    """Write the slots of keys[begin:end] from slots[shift + begin] on; return how many are -1."""
+    keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
+    flat_slots = bucket_slots.reshape(-1)
+    absent = 0
+    for i in range(end - begin):
+        places[i], seconds[i] = buckets_of(keys[begin + i] | prefix, bucket_keys.shape[0])
+        prefetch(keys_start + places[i] * 64)
+    for i in range(end - begin):
+        place = place_in(keys_start, places[i], keys[begin + i] | prefix)
+        places[i] = place
+        prefetch(slots_start + place * _SLOT_BYTES if place >= 0 else keys_start + seconds[i] * 64)
+    for i in range(end - begin):
+        place, key = places[i], keys[begin + i] | prefix
+        if place < 0:
+            place = place_in(keys_start, seconds[i], key)
+        slot = np.int64(-1)
+        if place >= 0:
+            slot = np.int64(flat_slots[place])
+        else:
+            place = stash_place_of(stash_keys, stash_count[0], key)
+            if place >= 0:
+                slot = np.int64(stash_slots[place])
+            else:
+                absent += 1
+        slots[shift + begin + i] = slot
+    return absent
+
+
 @kernel
 def probe(
     bucket_keys: jit.Int64RowsIn,  # (buckets, 8), 64-byte aligned
@@ -77,32 +121,10 @@ def probe(
 ) -> int:
     """Write slots[low:high]; return how many are -1."""
     seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
-    keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
-    flat_slots = bucket_slots.reshape(-1)
     absent = 0
     for begin in range(low, high, BLOCK_KEYS):
-        size = min(BLOCK_KEYS, high - begin)
-        for i in range(size):
-            places[i], seconds[i] = buckets_of(keys[begin + i], bucket_keys.shape[0])
-            prefetch(keys_start + places[i] * 64)
-        for i in range(size):
-            place = place_in(keys_start, places[i], keys[begin + i])
-            places[i] = place
-            prefetch(
-                slots_start + place * _SLOT_BYTES if place >= 0 else keys_start + seconds[i] * 64
-            )
-        for i in range(size):
-            place = places[i]
-            if place < 0:
-                place = place_in(keys_start, seconds[i], keys[begin + i])
-            slot = np.int64(-1)
-            if place >= 0:
-                slot = np.int64(flat_slots[place])
-            else:
-                place = stash_place_of(stash_keys, stash_count[0], keys[begin + i])
-                if place >= 0:
-                    slot = np.int64(stash_slots[place])
-                else:
-                    absent += 1
-            slots[begin + i] = slot
+        absent += probe_block(
+            bucket_keys, bucket_slots, stash_keys, stash_slots, stash_count, keys, np.int64(0),
+            begin, min(begin + BLOCK_KEYS, high), slots, 0, places, seconds,
+        )  # fmt: skip
     return absent

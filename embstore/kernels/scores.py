@@ -20,7 +20,17 @@ A touch ends what was foreseen, because only the present clock in the low 40 bit
 running call needs the row: a rank left in its place would let the call take its own row as victim.
 """
 
-from embstore.arithmetic.jit import Int, Int64s, Int64sIn, kernel, prefetch, prefetch_to_write
+import numpy as np
+
+from embstore.arithmetic.jit import (
+    Int,
+    Int64s,
+    Int64sIn,
+    building_block,
+    kernel,
+    prefetch,
+    prefetch_to_write,
+)
 from embstore.score import (
     CLOCK_BITS,
     CLOCK_MASK,
@@ -40,6 +50,15 @@ _ABOVE_RANK = -PIN_ONE  # bits 52..63
 _PIN_BITS = PINS_MAX << PIN_SHIFT
 
 
+@building_block
+def touched(score: np.int64, clock: int, counting: int) -> np.int64:
+    """Return the score of a slot that is touched."""
+    before = 0 if score & FORESEEN else (score >> CLOCK_BITS) & COUNT_MAX
+    count = 0 if counting == COUNT_NONE else min(before + (counting == COUNT_UP), COUNT_MAX)
+    after: np.int64 = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
+    return after
+
+
 @kernel
 def touch(
     scores: Int64s,  # (slot count,)
@@ -55,10 +74,7 @@ def touch(
         slot = slots[i]
         if slot < 0:
             continue
-        score = scores[slot]
-        before = 0 if score & FORESEEN else (score >> CLOCK_BITS) & COUNT_MAX
-        count = 0 if counting == COUNT_NONE else min(before + (counting == COUNT_UP), COUNT_MAX)
-        scores[slot] = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
+        scores[slot] = touched(scores[slot], clock, counting)
 
 
 @kernel

@@ -23,7 +23,7 @@ from embstore.arrays import KEY_BITS
 
 
 @building_block
-def _first_outside(keys: jit.Int64sIn, begin: int, end: int, row_count: np.int64) -> int:
+def first_outside(keys: jit.Int64sIn, begin: int, end: int, row_count: np.int64) -> int:
     """Return the first i in [begin, end) with keys[i] outside [0, row_count), or -1."""
     outside = 0
     for i in range(begin, end):
@@ -59,7 +59,7 @@ def unique(
         prefix = table_ids[segment] << KEY_BITS
         for begin in range(0, key_count, UNIQUE_BLOCK_KEYS):
             end = min(begin + UNIQUE_BLOCK_KEYS, key_count)
-            outside = _first_outside(keys, begin, end, row_counts[segment])
+            outside = first_outside(keys, begin, end, row_counts[segment])
             if outside >= 0:
                 return int(shift + outside)
             count = unique_block(

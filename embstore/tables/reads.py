@@ -10,12 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Rows
+from embstore.cache.reading import LOOK_UP_KEYS
 from embstore.stages import Stages
 from embstore.tables.state import Share, batches, synchronize
 
 
-def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages: Stages) -> None:
-    """Write the weights of every key of share i to outs[i], (n_i, dim) float32."""
+def lookup(
+    shares: Sequence[Share],
+    outs: Sequence[Rows],
+    *,
+    admit: bool,
+    stages: Stages,
+    resident_only: bool = False,
+) -> bool:
+    """Write the weights of every key of share i to outs[i], (n_i, dim) float32.
+
+    With `resident_only` return False, and do nothing, if the row of one is not in the cache.
+    """
+    if _is_small(shares) and _looked_up(shares, outs, admit=admit):
+        stages.lap("gather")
+        return True
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
     parts = batches(shares)
     pool_outs = [[out_of[id(share)] for share in part.shares] for part in parts]
@@ -28,7 +42,9 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
         counts = parts[0].counts if admit else None
         parts[0].pool.reader.end(end, parts[0].batch, counts, admit=admit)
         stages.lap("gather")
-        return
+        return True
+    if resident_only and any(part.batch.found.missing for part in parts):
+        return False
     end = None  # whose outputs would stay beside the others
     for part, own in zip(parts, pool_outs, strict=True):
         if admit:
@@ -37,6 +53,26 @@ def lookup(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool, stages
             rows, slots = part.pool.reader.peek_rows(part.batch)
             part.pool.device.rows.gather(rows, slots, part.batch, part.pool.layout.dim, own)
         stages.lap("gather")
+    return True
+
+
+def _is_small(shares: Sequence[Share]) -> bool:
+    """Tell whether shares may be looked up without a batch: of one pool, by few keys of the host,
+    each of which stands for one access."""
+    pool = shares[0].table.pool if shares else None
+    count = 0
+    for share in shares:
+        if share.table.pool is not pool or share.counts is not None:
+            return False
+        if not isinstance(share.keys, np.ndarray):
+            return False
+        count += len(share.keys)
+    return 0 < count <= LOOK_UP_KEYS
+
+
+def _looked_up(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool) -> bool:
+    segments = [(share.table.table_id, share.table.rows, share.keys) for share in shares]
+    return shares[0].table.pool.reader.look_up(segments, outs, admit=admit)
 
 
 def lookup_pooled(

@@ -87,6 +87,7 @@ def _varint(value: int) -> bytes:
 
 Writer = Callable[[NDArray[Any]], object]
 """Computes an array into memory of its shape."""
+Copy = Callable[[NDArray[Any], NDArray[Any]], object]
 
 
 class Computed(NamedTuple):
@@ -142,16 +143,18 @@ class Message:
         self.write(memory[len(front) :])
         return message
 
-    def write(self, memory: memoryview) -> None:
-        """Write the payload where it is sent from."""
+    def write(self, memory: memoryview, copy: "Copy | None" = None) -> None:
+        """Write the payload where it is sent from; `copy(source, target)` copies an array."""
         end = 0
         for place, part in self._parts:
             memory[end : place.offset] = bytes(place.offset - end)
             out = _array_in(memory, place.offset, _DTYPES[place.dtype], place)
-            if isinstance(part, np.ndarray):
-                out[:] = part
-            else:
+            if not isinstance(part, np.ndarray):
                 part(out)
+            elif copy is not None:
+                copy(part, out)
+            else:
+                out[:] = part
             end = place.offset + out.nbytes
 
     def framed(self, header: bytes) -> "Framed":
@@ -391,6 +394,8 @@ class Received(NamedTuple):
     """Of a payload that its sender can still write: its arrays are copied, and counted here."""
     growth: Growth | None = None
     """Of a sender that is not trusted."""
+    is_read_once: bool = False
+    """Whoever executes the command reads its rows once, so that they need no copy."""
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -504,10 +509,10 @@ def array_of(
         if received.growth is not None:
             received.growth.add(count * expected.itemsize, what)
         return narrow.widened(flat).reshape(shape)
-    if received.copies is not None:
-        received.copies.bytes += size
-        flat = flat.copy()
-    elif not flat.flags.aligned:
+    is_changing = received.copies is not None and not (received.is_read_once and dimensions == 2)
+    if is_changing or not flat.flags.aligned:
+        if received.copies is not None:
+            received.copies.bytes += size
         flat = flat.copy()
     return flat.reshape(shape)
 

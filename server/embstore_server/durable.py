@@ -71,6 +71,10 @@ class Durable:
         self._waiting.append(_Waiting(mark, is_write, future))
         await future
 
+    def has(self, mark: int) -> bool:
+        """Tell whether a read of this mark need not wait."""
+        return self._has(mark, is_write=False)
+
     def _has(self, mark: int, is_write: bool) -> bool:
         return self._log.files.durable >= mark and (not is_write or self._quorum.mark >= mark)
 

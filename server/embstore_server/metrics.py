@@ -13,18 +13,20 @@ Buckets follow the 1-2-5 series from 100 us to 60 s, so a bucket is at most 2.5 
 bound (3 times for the last), and a quantile is at worst wrong by that.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
 from typing import Any, get_origin
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -36,35 +38,21 @@ BOUNDS: tuple[float, ...] = (
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0),
 )
 """Upper bounds in seconds, each inside its bucket; one more bucket is for what is above."""
+_PERCENT = (50, 95, 99)
 
 
 class Metrics:
-    """The stats of calls. Counted on the event loop; read on any thread."""
+    """The stats of calls, a Prometheus collector. Counted on the event loop; read on any thread.
+
+    It counts itself: what Prometheus counts with takes a lock for each number, which a call of one
+    key feels; here a number is added to, and made a sample when there is a scrape. What other
+    threads read meanwhile has a fixed form, but for names, which are copied.
+    """
 
     def __init__(self) -> None:
-        # A metric of its creation for each series would double their number.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._metrics = {stat.name: self._made(stat) for stat in declared(VerbStats)}
-        self._children: dict[tuple[str, ...], Any] = {}
-        """The metric of each stat's name and labels; Prometheus's own lookup takes longer.
-
-        Other threads go over a copy, because a call of a new verb or code adds to it.
-        """
-
-    def _made(self, stat: Stat) -> Any:
-        labels = ["verb", stat.label] if stat.label else ["verb"]
-        name, registry = f"embstore_{stat.metric}", self.registry
-        if stat.kind == "histogram":
-            return Histogram(name, stat.help, labels, buckets=BOUNDS, registry=registry)
-        return Counter(name, stat.help, labels, registry=registry)
-
-    def _of(self, *key: str) -> Any:
-        child = self._children.get(key)
-        if child is None:
-            name, *labels = key
-            child = self._children[key] = self._metrics[name].labels(*labels)
-        return child
+        self._verbs: dict[str, _VerbCounts] = {}
+        self.registry.register(self)
 
     def observe_call(
         self,
@@ -82,40 +70,83 @@ class Metrics:
         `verb` and `code` are labels, so of fixed sets: a method of the .proto file (of REST the one
         that means the same), and the name of a gRPC status.
         """
-        self._of("codes", verb, code).inc()
-        self._of("call", verb).observe(seconds)
+        counts = self._verbs.get(verb)
+        if counts is None:
+            counts = self._verbs[verb] = _VerbCounts()
+        counts.codes[code] = counts.codes.get(code, 0) + 1
+        counts.call.observe(seconds)
         if run_s:
-            self._of("wait", verb).observe(wait_s)
-            self._of("engine", verb).observe(run_s)
-        self._of("received_bytes", verb).inc(received_bytes)
-        self._of("sent_bytes", verb).inc(sent_bytes)
+            counts.wait.observe(wait_s)
+            counts.engine.observe(run_s)
+        counts.received_bytes += received_bytes
+        counts.sent_bytes += sent_bytes
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Return the stats of each verb, as `VerbStats` declares them. Any thread."""
-        verbs = sorted({verb for _, verb, *_ in tuple(self._children)})
-        stats = declared(VerbStats)
-        return {verb: {stat.name: self._value(stat, verb) for stat in stats} for verb in verbs}
+        return {verb: counts.document() for verb, counts in sorted(self._verbs.copy().items())}
 
-    def _value(self, stat: Stat, verb: str) -> Any:
-        if stat.label:
-            keys = [key for key in tuple(self._children) if key[:2] == (stat.name, verb)]
-            return {key[2]: _count(self._of(*key)) for key in keys}
-        metric = self._of(stat.name, verb)
-        return _latency(metric) if stat.kind == "histogram" else _count(metric)
+    def collect(self) -> Iterator[Metric]:
+        """Yield a family for each declaration. Any thread."""
+        verbs = sorted(self._verbs.copy().items())
+        for stat in declared(VerbStats):
+            labels = ["verb", stat.label] if stat.label else ["verb"]
+            is_histogram = stat.kind == "histogram"
+            make: Any = HistogramMetricFamily if is_histogram else CounterMetricFamily
+            family = make(f"embstore_{stat.metric}", stat.help, labels=labels)
+            for verb, counts in verbs:
+                found = getattr(counts, stat.name)
+                if is_histogram:
+                    family.add_metric([verb], found.buckets(), found.total_s)
+                elif stat.label:
+                    for name, number in found.copy().items():
+                        family.add_metric([verb, name], number)
+                else:
+                    family.add_metric([verb], found)
+            yield family
 
 
-def _count(counter: Any) -> int:
-    ((total,),) = (family.samples for family in counter.collect())
-    return int(total.value)
+class _Latencies:
+    """How many calls took up to each bound, and all of their seconds."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self.total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total_s += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return Prometheus's cumulative buckets."""
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True))
+
+    def document(self) -> dict[str, float]:
+        """Return count, mean, p50, p95 and p99; seconds, 0 where nothing was observed."""
+        cumulative = list(zip((*BOUNDS, inf), accumulate(self._counts), strict=True))
+        count = cumulative[-1][1]
+        mean = self.total_s / count if count else 0.0
+        quantiles = {f"p{percent}": _quantile(cumulative, percent / 100) for percent in _PERCENT}
+        return {"count": count, "mean": mean, **quantiles}
 
 
-def _latency(histogram: Any) -> dict[str, float]:
-    """Return count, mean, p50, p95 and p99; seconds, 0 where nothing was observed."""
-    ((*buckets, count, total),) = (family.samples for family in histogram.collect())
-    cumulative = [(float(bucket.labels["le"]), bucket.value) for bucket in buckets]
-    mean = total.value / count.value if count.value else 0.0
-    quantiles = {f"p{percent}": _quantile(cumulative, percent / 100) for percent in (50, 95, 99)}
-    return {"count": int(count.value), "mean": mean, **quantiles}
+class _VerbCounts:
+    """The numbers of one verb, by the names of `VerbStats`."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+        self.received_bytes = self.sent_bytes = 0
+        self.call, self.wait, self.engine = _Latencies(), _Latencies(), _Latencies()
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "codes": self.codes.copy(),
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
+            "call": self.call.document(),
+            "wait": self.wait.document(),
+            "engine": self.engine.document(),
+        }
 
 
 def _quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:

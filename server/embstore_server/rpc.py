@@ -138,6 +138,10 @@ class GrpcIncoming:
             _label(self._metadata, "traceparent"),
         )
 
+    def has_room(self, count: int) -> bool:
+        """Never: what has no bound of its own is reserved."""
+        return not count
+
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Reserve so many bytes."""
         if reservation is not None:

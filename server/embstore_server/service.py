@@ -22,7 +22,7 @@ in the queue, and what takes long at its next piece. Both are told so, and have 
 import asyncio
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -37,6 +37,7 @@ from embstore.commands import (
     Effect,
     GetDigest,
     GetStats,
+    Lookup,
     Progress,
     Promote,
     Retry,
@@ -359,6 +360,26 @@ class Service:
                 is_write = command.effect is Effect.WRITES or command.retry is Retry.WINDOW
                 await self._until_durable(answered, is_write=is_write)
         return self._noted(caller, answered)
+
+    def look_up_at_once(
+        self, callers: Sequence[Caller], commands: Sequence[Lookup], outs: Sequence[Any]
+    ) -> Answered | None:
+        """Look rows up for several callers, as one, if nothing has to be waited for; None:
+        something has. The lookups have one `admit`."""
+        if self._engine is None or self.stopping or self.long_works.running:
+            return None
+        if not self._engine.is_prompt:
+            return None
+        began = monotonic()
+        work = answering(lambda e: e.look_up_resident(commands, outs), self.instance)
+        answered: Answered | None = self.worker.at_once(work)
+        if answered is None or answered.value is None:
+            return None
+        if self.durable is not None and not self.durable.has(answered.mark):
+            return None
+        for caller in callers:
+            caller.run_s = (monotonic() - began) / len(callers)
+        return answered
 
     def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
         """Begin a command, if its caller's share has room."""

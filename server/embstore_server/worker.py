@@ -140,6 +140,19 @@ class Worker:
         self._finish(task, result, error)
         return task
 
+    def at_once(self, work: Work) -> Any | None:
+        """Do work that takes a fraction of a millisecond, if the engine is idle, and return its
+        result; None: it is not."""
+        with self._lock:
+            if self._queued or self.running is not None or self._closing or self._engine is None:
+                return None
+            if not self._turn.acquire(blocking=False):
+                return None
+        try:
+            return work(self._engine)
+        finally:
+            self._turn.release()
+
     @property
     def waiting_calls(self) -> int:
         """Calls that wait for the engine: in the queue, or to be taken apart for it."""

@@ -1,9 +1,12 @@
 """One client's connection: frames in, a call at a time, frames out.
 
-The socket never blocks. What comes while a call is under way waits, within a bound, for the call's
-end; the end of the connection cancels the call. Rows are gathered into the area, behind the
-request: `expect` sees to it that they fit, before their turn of the engine. Where they do not fit
-after all, because a table was made anew meanwhile, they are copied once.
+The socket never blocks. Each call has a task, but for lookups: one is answered where it was
+read, with those of other connections that came with it, if nothing has to be waited for
+(`Calls.at_once`). What comes while a call
+is under way waits, within a bound, for the call's end; the end of the connection cancels the call.
+Rows are gathered into the area, behind the request: `expect` sees to it that they fit, before their
+turn of the engine. Where they do not fit after all, because a table was made anew meanwhile, they
+are copied once.
 
 Event loop only, but for `SharedIncoming.blank`.
 """
@@ -23,7 +26,7 @@ from embstore_proto import shared_memory as wire
 from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, Received
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import answer_of, message_of
-from embstore_proto.verbs import VERBS
+from embstore_proto.verbs import VERBS, Verb
 from embstore_server.caller import Caller
 from embstore_server.calls import BRIEF_BYTES
 from embstore_server.inflight import Reservation
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
 
 TRANSPORT = "shared_memory"
 
+_READ_ONCE = {"Update"}
+"""Verbs whose rows the engine reads once: an update is made, checked and logged of their sums."""
+_LOOKUP = VERBS["Lookup"]
+AT_ONCE_BYTES = 512 << 10
+"""Of the keys of lookups that are answered at once, together: if their rows are in the cache, that
+takes a few milliseconds at most, in which the engine would be busy anyway."""
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
 _FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
@@ -53,17 +62,17 @@ class Connection:
         """None: a call is under way."""
         self._socket = own
         self._received = bytearray()
-        self._more: asyncio.Future[None] | None = None  # while nothing is under way
+        self._more: asyncio.Future[bytes | memoryview] | None = None  # while nothing is under way
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(own, self._readable)
         self._task = self._loop.create_task(self._serve())
+        port.listen_to(self, own)
 
     def close(self) -> None:
         """End the connection, and the call that is under way."""
         self._task.cancel()
         if self._socket.fileno() < 0:
             return
-        self._loop.remove_reader(self._socket)
+        self.port.forget(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._give_up_area()
@@ -71,18 +80,62 @@ class Connection:
 
     # In
 
-    def _readable(self) -> None:
+    def read(self) -> "tuple[SharedIncoming, Received] | None":
+        """Take what the socket has; return a lookup that may be answered at once, and let the
+        task know of all else."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             data = b""
         self._received += data
-        if not data or (self._more is None and len(self._received) > _FRAME_BYTES_MAX):
-            self.close()  # it has gone; or does not wait for its answers
-        elif self._more is not None and not self._more.done():
-            self._more.set_result(None)
+        if self._more is None or self._more.done():  # a call is under way
+            if not data or len(self._received) > _FRAME_BYTES_MAX:
+                self.close()  # it has gone; or does not wait for its answers
+            return None
+        if not data:
+            self.close()
+            return None
+        found = self._lookup()
+        if found is None:
+            self._more.set_result(b"")
+        return found
+
+    def _lookup(self) -> "tuple[SharedIncoming, Received] | None":
+        """Return the lookup that is all that has come."""
+        received = self._received
+        if len(received) < wire.HEAD_BYTES:
+            return None
+        size, kind, small = wire.head_of(received)
+        if kind != Kind.CALL or len(received) != wire.HEAD_BYTES + size:
+            return None
+        try:
+            asked = wire.call_of(bytes(received[wire.HEAD_BYTES :]), small)
+            if asked.verb != _LOOKUP.name or asked.size > AT_ONCE_BYTES:
+                return None
+            call = SharedIncoming(self, asked)
+            return call, call.request(_LOOKUP)
+        except InvalidArgumentError:
+            return None
+
+    def answer(self, pieces: "list[bytes | memoryview] | None") -> None:
+        """Send the answer of a lookup that `read` returned; None: let the task find one."""
+        assert self._more is not None
+        if not pieces:
+            self._more.set_result(b"")
+            return
+        self._received.clear()
+        self.idle_since = monotonic()
+        try:
+            count = self._socket.sendmsg(pieces)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            self.close()
+            return
+        if count < sum(map(len, pieces)):
+            self._more.set_result(memoryview(b"".join(pieces))[count:])
 
     async def _serve(self) -> None:
         """Answer what comes, one after the other, until the client has gone."""
@@ -92,7 +145,7 @@ class Connection:
                 kind, small, body = await self._frame()
                 match kind:
                     case Kind.CALL:
-                        await self._answer(SharedIncoming(self, wire.call_of(body, small)))
+                        await self._answer_call(SharedIncoming(self, wire.call_of(body, small)))
                     case Kind.AREA:
                         await self._grow_for(wire.area_of(body))
                     case Kind.HELLO:
@@ -126,9 +179,10 @@ class Connection:
                     return kind, small, body
             self._more = self._loop.create_future()
             try:
-                await self._more
+                unsent = await self._more
             finally:
                 self._more = None
+            await self._send_all(unsent)
 
     # The area
 
@@ -183,7 +237,7 @@ class Connection:
 
     # Calls
 
-    async def _answer(self, call: "SharedIncoming") -> None:
+    async def _answer_call(self, call: "SharedIncoming") -> None:
         calls, service = self.port.calls, self.port.service
         asked = call.asked
         verb = VERBS.get(asked.verb)
@@ -191,7 +245,7 @@ class Connection:
             await call.refuse(InvalidArgumentError(f"there is no verb {asked.verb!r}"))
             return
         async with calls.answered(verb.name, call) as caller:
-            request: list[Any] = [call.request(verb.is_bulk)]
+            request: list[Any] = [call.request(verb)]
             caller.received_bytes = len(asked.header) + asked.size
             caller.brief = verb.is_bulk and caller.received_bytes <= BRIEF_BYTES
             if verb.is_bulk:
@@ -221,9 +275,11 @@ class Connection:
                 await self._writable()
             except OSError as exc:  # it has gone
                 raise asyncio.CancelledError from exc
-        if count == sum(map(len, pieces)):
-            return
-        rest = memoryview(b"".join(pieces))[count:]
+        if count < sum(map(len, pieces)):
+            await self._send_all(memoryview(b"".join(pieces))[count:])
+
+    async def _send_all(self, rest: bytes | memoryview) -> None:
+        """Send bytes as the client takes them."""
         while len(rest):
             await self._writable()
             try:
@@ -272,7 +328,7 @@ class SharedIncoming:
         self._caller = Caller(verb, connection.peer, deadline, connection.label)
         return self._caller
 
-    def request(self, is_bulk: bool) -> Received:
+    def request(self, verb: Verb) -> Received:
         """Return the request, and have the reply behind it."""
         asked, area = self.asked, self._area
         copies = self._connection.port.traffic.copies
@@ -280,18 +336,25 @@ class SharedIncoming:
             return Received(asked.header, memoryview(asked.inline))
         size = 0 if area is None else area.size
         end = asked.offset + asked.size
-        if not is_bulk or area is None or end > size or asked.offset % ALIGNMENT:
+        if not verb.is_bulk or area is None or end > size or asked.offset % ALIGNMENT:
             raise InvalidArgumentError(
                 f"expected a payload in the area of {size} bytes, found {asked.size} at "
                 f"{asked.offset}"
             )
         self._end = end
-        return Received(asked.header, area.memory[asked.offset : end], copies)
+        payload = area.memory[asked.offset : end]
+        return Received(asked.header, payload, copies, is_read_once=verb.name in _READ_ONCE)
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether `expect` of so many bytes has nothing to do."""
+        area = self._area
+        return count <= INLINE_BYTES or (
+            area is not None and _aligned(self._end) + count <= area.size
+        )
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Have room for so many bytes in the area, which counts as in flight already."""
-        area = self._area
-        if count <= INLINE_BYTES or (area is not None and _aligned(self._end) + count <= area.size):
+        if self.has_room(count):
             return
         assert self._caller is not None
         await self._connection.grow(count, self._caller)
@@ -316,18 +379,29 @@ class SharedIncoming:
         self._end = begin + size
         return memory[begin : begin + size]
 
+    def answer_at_once(self, reply: Framed | None) -> None:
+        """Send the one message of the answer; None: it has to wait for something."""
+        self._connection.answer(reply and self._placed(reply, is_last=True))
+
+    def _placed(self, reply: Framed, *, is_last: bool) -> "list[bytes | memoryview] | None":
+        """Return the pieces of an answer whose payload is in its place, or small; else None."""
+        if reply.lent is not None and self._is_in_area(reply.lent):
+            begin = self._end - len(reply.lent)
+            return wire.answer(is_last, reply.header, reply.lent, begin)
+        parts = _parts_of(reply)
+        if sum(map(len, parts)) > INLINE_BYTES:
+            return None
+        return wire.answer(is_last, reply.header, b"".join(parts), None)
+
     async def send(self, reply: Framed, *, is_last: bool) -> None:
         """Send a message of the answer."""
         connection = self._connection
-        if reply.lent is not None and self._is_in_area(reply.lent):
-            begin = self._end - len(reply.lent)
-            await connection.send(wire.answer(is_last, reply.header, reply.lent, begin))
+        pieces = self._placed(reply, is_last=is_last)
+        if pieces is not None:
+            await connection.send(pieces)
             return
-        parts = reply.parts[1:] if reply.lent is None else [reply.lent]
+        parts = _parts_of(reply)
         size = sum(map(len, parts))
-        if size <= INLINE_BYTES:
-            await connection.send(wire.answer(is_last, reply.header, b"".join(parts), None))
-            return
         await self.expect(size, None)
         area = self._area
         assert area is not None
@@ -352,6 +426,11 @@ def _refusal(error: Exception, *, is_final: bool = False) -> bytes:
     name = type(error).__name__ if isinstance(error, EmbstoreError) else ""
     code: Any = answer_of(error).code.value
     return wire.refusal(code[0], name, message_of(error), is_final=is_final)
+
+
+def _parts_of(reply: Framed) -> "list[bytes | memoryview]":
+    """Return the parts of a payload."""
+    return reply.parts[1:] if reply.lent is None else [reply.lent]
 
 
 def _drop(making: "asyncio.Future[Area]") -> None:

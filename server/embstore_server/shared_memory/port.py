@@ -3,6 +3,9 @@
 It belongs to the server's user alone (mode 0600), and the kernel says of each client whose it is:
 no other user is taken, whatever the mode of the file is by then. A token is asked for as over gRPC.
 
+**Reading.** The port waits for all connections by an epoll of its own, of which the event loop sees
+one descriptor: so it knows which lookups came together, and has them answered as one.
+
 A socket that a killed server left is replaced. One that is served, and a file that is none, are
 left alone, and the server does not start. A path longer than the kernel takes is reached by its
 directory's descriptor.
@@ -10,6 +13,7 @@ directory's descriptor.
 
 import asyncio
 import os
+import select
 import socket
 import stat
 import struct
@@ -21,7 +25,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_proto.addresses import unix_socket_address
 from embstore_server.calls import Calls
 from embstore_server.service import Service
-from embstore_server.shared_memory.connection import TRANSPORT, Connection
+from embstore_server.shared_memory.connection import AT_ONCE_BYTES, TRANSPORT, Connection
 
 _IDLE_S = 120.0
 """A connection without a call is ended then, and its area is free."""
@@ -41,10 +45,13 @@ class SharedMemoryPort:
         self.traffic = service.traffic[TRANSPORT]
         self.traffic.connections = 0
         self._connections: set[Connection] = set()
+        self._by_descriptor: dict[int, Connection] = {}
+        self._epoll = select.epoll()
         self._socket: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._epoll.fileno(), self._readable)
         path = service.settings.socket_path
         self.path = "" if path is None else os.path.abspath(path)
         if path is not None:
@@ -98,6 +105,33 @@ class SharedMemoryPort:
         self._connections.add(Connection(self, own, f"unix:{pid}"))
         self.traffic.connections = len(self._connections)
 
+    def _readable(self) -> None:
+        """Read from the connections that have something; answer what can be at once."""
+        found, size = [], 0
+        for descriptor, _ in self._epoll.poll(0):
+            connection = self._by_descriptor.get(descriptor)
+            one = connection and connection.read()
+            if not one:
+                continue
+            size += len(one[1].payload)
+            if size <= AT_ONCE_BYTES:
+                found.append(one)
+            else:
+                one[0].answer_at_once(None)
+        if found:
+            for (call, _), reply in zip(found, self.calls.at_once(found), strict=True):
+                call.answer_at_once(reply)
+
+    def listen_to(self, connection: Connection, own: socket.socket) -> None:
+        """Have a connection read when its socket has something."""
+        self._by_descriptor[own.fileno()] = connection
+        self._epoll.register(own, select.EPOLLIN)
+
+    def forget(self, own: socket.socket) -> None:
+        """Read no more from a socket that is about to be closed."""
+        del self._by_descriptor[own.fileno()]
+        self._epoll.unregister(own)
+
     def _accept_again(self) -> None:
         if self._socket is not None:
             self._loop.add_reader(self._socket, self._accept)
@@ -119,6 +153,8 @@ class SharedMemoryPort:
         """End every connection, and listen no more."""
         for connection in tuple(self._connections):
             connection.close()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
         if self._socket is None:
             return
         assert self._watching is not None
