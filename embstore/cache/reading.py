@@ -40,29 +40,33 @@ class PoolReader:
     residency: Residency
 
     def look_up(
-        self, segments: Sequence[tuple[int, int, Keys]], outs: Sequence[Rows], *, admit: bool
+        self,
+        segments: Sequence[tuple[int, int, Keys]],
+        outs: Sequence[Rows],
+        accesses: int,
+        *,
+        admit: bool,
     ) -> bool:
-        """Do a lookup of at most LOOK_UP_KEYS keys, if all is there; else do nothing, and return
-        False. Segments are as of `DeviceRows.look_up`."""
+        """Do a lookup of at most LOOK_UP_KEYS keys, which stand for so many accesses, if all is
+        there; else do nothing, and return False. Segments are as of `DeviceRows.look_up`."""
         scores, slots = self.residency.scores, self.slots
         if scores.has_lost_levels:
             return False
-        if admit:
-            scores.tick()
         touched = self.device.rows.look_up(
             slots.memory,
             slots.index.arrays,
             segments,
             outs,
             self.layout.dim,
-            scores.clock if admit else 0,
+            scores.clock + 1 if admit else 0,
             scores.policy.counting,
         )
         if touched < 0:
             return False
         if admit:
+            scores.tick()
             scores.count_touches(touched)
-            self.residency.count_hits(touched, sum(len(keys) for _, _, keys in segments))
+            self.residency.count_hits(touched, accesses)
         return True
 
     def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:

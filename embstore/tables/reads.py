@@ -57,14 +57,11 @@ def lookup(
 
 
 def _is_small(shares: Sequence[Share]) -> bool:
-    """Tell whether shares may be looked up without a batch: of one pool, by few keys of the host,
-    each of which stands for one access."""
+    """Tell whether shares may be looked up without a batch: few keys, of the host and one pool."""
     pool = shares[0].table.pool if shares else None
     count = 0
     for share in shares:
-        if share.table.pool is not pool or share.counts is not None:
-            return False
-        if not isinstance(share.keys, np.ndarray):
+        if share.table.pool is not pool or not isinstance(share.keys, np.ndarray):
             return False
         count += len(share.keys)
     return 0 < count <= LOOK_UP_KEYS
@@ -72,7 +69,8 @@ def _is_small(shares: Sequence[Share]) -> bool:
 
 def _looked_up(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool) -> bool:
     segments = [(share.table.table_id, share.table.rows, share.keys) for share in shares]
-    return shares[0].table.pool.reader.look_up(segments, outs, admit=admit)
+    accesses = sum(len(s.keys) if s.counts is None else int(s.counts.sum()) for s in shares)
+    return shares[0].table.pool.reader.look_up(segments, outs, accesses, admit=admit)
 
 
 def lookup_pooled(
