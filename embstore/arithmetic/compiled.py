@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.denormals import check_denormals
+from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.jit import (
     bits_of,
     building_block,
@@ -349,6 +349,7 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
     return unique_keys[:count].copy(), inverse
 
 
+@kept
 def sum_by_key(
     inverse: NDArray[np.int32],
     count: int,
@@ -359,9 +360,8 @@ def sum_by_key(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals, and cannot be told not to.
     """
-    check_denormals()
     sums = np.empty((count, values.shape[1]), np.float32) if out is None else out
     _sum_by_key(inverse, values, sums)
     return sums

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.denormals import check_denormals
+from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.nans import canonicalize_nans
 from embstore.arithmetic.sums import sum_over_dim
 from embstore.arrays import Rows
@@ -91,6 +91,7 @@ def _sum_over_dim(values: Rows) -> Rows:
     return sum_over_dim(values)[:, None]
 
 
+@kept
 @np.errstate(all="ignore")
 def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars: Scalars) -> None:
     """Apply optimizer `kind` in place to rows of distinct keys; NaNs in them become canonical.
@@ -104,9 +105,8 @@ def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars
 
     Raises
     ------
-    DeviceError : this thread flushes denormals; nothing has changed.
+    DeviceError : this thread flushes denormals, and cannot be told not to; nothing has changed.
     """
-    check_denormals()
     used = list(scalars[: len(OPTIMIZERS[kind].scalars)])
     step = max(1, _BLOCK_ELEMENTS // weights.shape[1])
     for low in range(0, len(weights), step):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.denormals import check_denormals
+from embstore.arithmetic.denormals import kept
 from embstore.arrays import Keys, Rows
 
 CHUNK_OCCURRENCES = 64
@@ -65,6 +65,7 @@ def _starts(counts: Counts) -> Positions:
     return np.cumsum(counts) - counts
 
 
+@kept
 @np.errstate(all="ignore")
 def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
     """Return the rule 2 sum of each group; an empty group is zeros.
@@ -77,9 +78,8 @@ def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
 
     Raises
     ------
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals, and cannot be told not to.
     """
-    check_denormals()
     chunk_counts = -(-counts // CHUNK_OCCURRENCES)
     chunk_starts = _starts(chunk_counts)
     group_of_chunk = np.repeat(np.arange(len(counts)), chunk_counts)
@@ -113,7 +113,7 @@ def sum_by_key(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals, and cannot be told not to.
 
     Notes
     -----
@@ -144,6 +144,7 @@ def sum_over_dim(values: Rows) -> NDArray[np.float32]:
     return partials[:, 0].copy()
 
 
+@kept
 @np.errstate(all="ignore")
 def add_ranks(count: int, shares: Sequence[tuple[NDArray[np.integer], Rows]]) -> Rows:
     """Return the (count, dim) sums over ranks, in rank order; a rank without the key is skipped.
@@ -155,9 +156,8 @@ def add_ranks(count: int, shares: Sequence[tuple[NDArray[np.integer], Rows]]) ->
 
     Raises
     ------
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals, and cannot be told not to.
     """
-    check_denormals()
     assert shares, "a step has at least one rank"
     sums = np.zeros((count, shares[0][1].shape[1]), np.float32)
     present = np.zeros(count, np.bool_)

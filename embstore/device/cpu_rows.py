@@ -1,7 +1,7 @@
 """Rows on the CPU: gathered, summed and updated for a call; filled and copied for the cache.
 
-Every method that computes runs its kernel over ranges (`cpu_work.py`), and checks each thread for
-flushed denormals where the kernel does arithmetic.
+Every method that computes runs its kernel over ranges (`cpu_work.py`), and keeps denormals in
+each thread where the kernel does arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic.denormals import keeping
 from embstore.arithmetic.jit import address
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
 from embstore.device.cpu_keys import CpuBatch
 from embstore.device.cpu_memory import CpuSlotMemory
-from embstore.device.cpu_work import CpuWork, checked
+from embstore.device.cpu_work import CpuWork
 from embstore.kernels.apply import KINDS, apply
 from embstore.kernels.gather import copy_slots, gather, gather_rows, look_up
 from embstore.kernels.gather_pooled import gather_pooled
@@ -88,7 +89,7 @@ class CpuRows:
     ) -> None:
         weights = _NO_WEIGHTS if weights is None else weights
         work = partial(gather_pooled, rows, slots, batch.inverse, offsets, mean, weights, out)
-        self._work.run(checked(work), self._work.ranges_of(offsets, out.strides[0]))
+        self._work.run(partial(keeping, work), self._work.ranges_of(offsets, out.strides[0]))
 
     def begin_gather_pooled(self, *_: object) -> None:
         return None
@@ -110,7 +111,9 @@ class CpuRows:
             sum_by_key, starts, positions, batch.bounds, batch.id_bounds, row_addresses, sources,
             coefficients, forms, scale, sums,
         )  # fmt: skip
-        wrong = self._work.run(checked(work), self._work.ranges_of(starts, sums.strides[0]))
+        wrong = self._work.run(
+            partial(keeping, work), self._work.ranges_of(starts, sums.strides[0])
+        )
         batch.found.not_finite = next((id for id in wrong if id >= 0), -1)
 
     def apply(
@@ -126,7 +129,7 @@ class CpuRows:
             apply, KINDS[kind], memory.rows, slots, keys, sums, parameters.scalars, memory.dirty
         )
         item_bytes = _READ_AND_WRITTEN * memory.rows.strides[0]
-        self._work.run(checked(work), self._work.ranges(len(slots), item_bytes))
+        self._work.run(partial(keeping, work), self._work.ranges(len(slots), item_bytes))
 
     def scatter_rows(self, source: Rows, rows: Rows, slots: Slots) -> None:
         work = partial(scatter_rows, source, rows, slots)
@@ -142,7 +145,7 @@ class CpuRows:
             layout.state_dim,
         )  # fmt: skip
         item_bytes = _GENERATED * rows.strides[0]
-        self._work.run(checked(work), self._work.ranges(len(slots), item_bytes))
+        self._work.run(partial(keeping, work), self._work.ranges(len(slots), item_bytes))
 
     def gather_rows(self, rows: Rows, slots: Slots, out: Rows, first: int) -> None:
         work = partial(gather_rows, rows, slots, out[first : first + len(slots)])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.denormals import check_denormals
 from embstore.host.workers import Range, Work, Workers
 
 _RANGES_PER_THREAD = 2
@@ -58,13 +57,3 @@ class CpuWork:
             array = np.zeros(size, dtype) if zeroed else np.empty(size, dtype)
             self._scratch[name] = array
         return array[:count]
-
-
-def checked(work: Work) -> Work:
-    """Return `work`, preceded by the check that the thread it runs on keeps denormals."""
-
-    def checked_work(low: int, high: int) -> Any:
-        check_denormals()
-        return work(low, high)
-
-    return checked_work

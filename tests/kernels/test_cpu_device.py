@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embstore.arithmetic import denormals
 from embstore.device.base import Gradients
 from embstore.device.cpu import CpuDevice
 from embstore.errors import DeviceError, InvalidArgumentError
 from embstore.host.memory import HUGE_PAGE_BYTES, release
 from embstore.host.workers import Workers
-from tests.kernels.samples import batch_of, cpu_devices, parameters, wide
+from tests.kernels.samples import batch_of, bits, cpu_devices, parameters, wide
 from tests.unit.flushing import DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, in_new_thread, needs_glibc
 
 ROOT = Path(__file__).parents[2]
@@ -123,43 +124,60 @@ def test_dropped_slots_give_their_memory_back():
     assert (memory.rows[:8] == 1).all()
 
 
+TINY = np.arange(1, 33, dtype=np.uint32).view(np.float32).reshape(8, 4)  # denormals
+
+
 def sums_on(device):
-    batch = batch_of(device, np.arange(8))
-    gradients = [Gradients(np.ones((8, 4), np.float32))]
-    device.rows.sum_by_key(batch, gradients, np.float32(1), np.empty((8, 4), np.float32))
+    batch, sums = batch_of(device, np.arange(8)), np.empty((8, 4), np.float32)
+    device.rows.sum_by_key(batch, [Gradients(TINY)], np.float32(1), sums)
+    return sums
 
 
 def applies_on(device):
     memory, keys = device.memory.allocate_slots(wide(4)), np.arange(8)
     device.memory.reserve_slots(memory, 0, 8, 8)
-    device.rows.apply("sgd", memory, keys, keys, np.ones((8, 4), np.float32), parameters(1))
+    given = parameters(1, scalars=np.ones((1, 8), np.float32))
+    device.rows.apply("sgd", memory, keys, keys, -TINY, given)
+    return memory.rows[:8].copy()
 
 
 def pools_on(device):
-    rows, offsets = np.ones((8, 4), np.float32), np.arange(9)
+    offsets = np.arange(9)
     batch, out = batch_of(device, np.arange(8)), np.empty((8, 4), np.float32)
-    device.rows.gather_pooled(rows, np.arange(8), batch, offsets, False, None, out)
+    device.rows.gather_pooled(TINY, np.arange(8), batch, offsets, False, np.ones(8, "f4"), out)
+    return out
 
 
 def initializes_on(device):
-    keys = np.arange(8)
-    device.rows.initialize(np.ones((8, 4), np.float32), keys, keys, parameters(1), wide(4))
+    keys, out = np.arange(8), np.ones((8, 4), np.float32)
+    tiny = np.array([[TINY[0, 0], TINY[7, 3]]])
+    given = parameters(1, initializer_kinds=np.ones(1, np.int8), initializer_values=tiny)
+    device.rows.initialize(out, keys, keys, given, wide(4))
+    return out
 
 
 @needs_glibc
 @pytest.mark.parametrize("call", [sums_on, applies_on, pools_on, initializes_on])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_that_flush_denormals_are_refused(call, threads):
-    """Workers inherit the register of the thread that starts them, here one that flushes."""
-    call(cpu_devices()[0])  # compiles, if it must, in a thread that is as usual
+@pytest.mark.parametrize("is_told", [True, False])
+def test_threads_that_flush_denormals_keep_them_for_a_call(call, threads, is_told, monkeypatch):
+    """Workers inherit the register of the thread that starts them, here one that flushes. What
+    cannot be told to keep them is refused."""
+    expected = call(cpu_devices()[0])  # compiles, if it must, in a thread that is as usual
+    if not is_told:
+        monkeypatch.setattr(denormals, "_libm", lambda: None)
 
     def flushing():
         device = CpuDevice(threads)
         device.work.workers.split_bytes = 0
         try:
-            call(device)
+            return call(device)
         finally:
             device.close()
 
     outcome = in_new_thread(flushing, FLUSH_TO_ZERO | DENORMALS_ARE_ZERO)
-    assert isinstance(outcome, DeviceError)
+    if is_told:
+        assert bits(outcome) == bits(expected)
+        assert np.count_nonzero(expected.view(np.uint32)) > 20  # they are no zeros
+    else:
+        assert isinstance(outcome, DeviceError)

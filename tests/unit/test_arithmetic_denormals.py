@@ -7,10 +7,12 @@ from embstore.arithmetic import (
     add_ranks,
     apply_update,
     check_denormals,
+    denormals,
     implementation,
     pool_rows,
     update_scalars,
 )
+from embstore.arithmetic.denormals import keeps_denormals
 from embstore.config import Sgd
 from embstore.errors import DeviceError
 from tests.unit.flushing import (
@@ -41,33 +43,58 @@ def test_a_thread_that_flushes_is_found(mxcsr_bits):
 
 
 IDS, ROWS = np.zeros(1, np.int32), np.ones((1, 2), np.float32)
+TINY = np.full((2, 2), 3, np.uint32).view(np.float32)  # denormals, as their sums are
+BOTH = np.zeros(2, np.int32)
+
+
+def tiny_updated():
+    weights, scalars = TINY.copy(), update_scalars(Sgd(1), 1, 1.0, 2)
+    apply_update("sgd", weights, np.empty((2, 0), np.float32), -TINY, scalars)
+    return weights
+
+
+CALLS = {
+    "sum_by_key": lambda: implementation("numpy").sum_by_key(BOTH, 1, TINY),
+    "compiled sum_by_key": lambda: implementation("compiled").sum_by_key(BOTH, 1, TINY),
+    "pool_rows": lambda: pool_rows(TINY, np.array([0, 2])),
+    "add_ranks": lambda: add_ranks(1, [(IDS, TINY[:1]), (IDS, TINY[:1])]),
+    "apply_update": tiny_updated,
+}
+
+
+@pytest.fixture(params=CALLS)
+def call(request):
+    if "compiled" in request.param:
+        pytest.importorskip("numba")
+    CALLS[request.param]()  # compiles, if it must, in a thread that is as usual
+    return CALLS[request.param]
 
 
 @needs_glibc
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: implementation("numpy").sum_by_key(IDS, 1, ROWS),
-        lambda: pool_rows(ROWS, np.array([0, 1])),
-        lambda: add_ranks(1, [(IDS, ROWS)]),
-    ],
-    ids=["sum_by_key", "pool_rows", "add_ranks"],
-)
-def test_what_sums_checks_its_thread(call):
+@pytest.mark.parametrize("mxcsr_bits", [FLUSH_TO_ZERO, DENORMALS_ARE_ZERO])
+def test_what_computes_keeps_denormals_in_a_thread_that_flushes_them(call, mxcsr_bits):
+    found = in_new_thread(call, mxcsr_bits)
+    assert (found.view(np.uint32) == 6).all()
+
+
+@needs_glibc
+def test_the_thread_flushes_again_afterwards(call):
+    def and_look():
+        call()
+        return keeps_denormals()
+
+    assert in_new_thread(and_look, FLUSH_TO_ZERO) is False
+
+
+@needs_glibc
+def test_where_a_thread_cannot_be_told_it_is_refused(call, monkeypatch):
+    monkeypatch.setattr(denormals, "_libm", lambda: None)
     assert isinstance(in_new_thread(call, FLUSH_TO_ZERO), DeviceError)
 
 
 @needs_glibc
-def test_the_compiled_sum_checks_its_thread():
-    pytest.importorskip("numba")
-    compiled = pytest.importorskip("embstore.arithmetic.compiled")
-    compiled.sum_by_key(IDS, 1, ROWS)  # compiles, if it must, in a thread that is as usual
-    found = in_new_thread(lambda: compiled.sum_by_key(IDS, 1, ROWS), FLUSH_TO_ZERO)
-    assert isinstance(found, DeviceError)
-
-
-@needs_glibc
-def test_a_refused_update_has_changed_nothing():
+def test_a_refused_update_has_changed_nothing(monkeypatch):
+    monkeypatch.setattr(denormals, "_libm", lambda: None)
     weights, scalars = ROWS.copy(), update_scalars(Sgd(1), 1, 1.0, 2)
     found = in_new_thread(
         lambda: apply_update("sgd", weights, np.empty((1, 0), np.float32), ROWS, scalars),
