@@ -1,6 +1,7 @@
-"""What `cuda.py` takes CuPy to be, checked where CuPy is installed; no device is needed.
+"""What `cuda.py`, and the client's `cupy_gpu.py`, take CuPy to be, checked where CuPy is installed;
+no device is needed.
 
-Names and parameters are read from the syntax tree of `cuda.py`. CuPy's compiled functions have no
+Names and parameters are read from their syntax trees. CuPy's compiled functions have no
 signature that `inspect` can read, but their docstrings begin with one.
 """
 
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from embstore.arrays import device_address
 from embstore.device.runtime import Runtime
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS
@@ -23,8 +25,13 @@ cupy = pytest.importorskip("cupy", reason="needs CuPy (a device is not needed)")
 from cupy.cuda import compiler, function  # noqa: E402
 
 from embstore.device import cuda as module  # noqa: E402
+from embstore_client import cupy_gpu  # noqa: E402
 
-TREE = ast.parse(Path(module.__file__).read_text())
+NODES = [
+    node
+    for tree in (ast.parse(Path(m.__file__).read_text()) for m in (module, cupy_gpu))
+    for node in ast.walk(tree)
+]
 ALIASES = {"cupy", "compiler", "cuda", "function"}
 MEMBERS = [
     (cupy.cuda.Event, ["record", "synchronize"]),
@@ -68,8 +75,8 @@ def parameters(callee):
     return [name for name in declared if name not in ("self", "/", "*")]
 
 
-CALLS = [node for node in ast.walk(TREE) if isinstance(node, ast.Call) and chain(node.func)]
-NAMES = {".".join(chain(n)) for n in ast.walk(TREE) if isinstance(n, ast.Attribute) and chain(n)}
+CALLS = [node for node in NODES if isinstance(node, ast.Call) and chain(node.func)]
+NAMES = {".".join(chain(n)) for n in NODES if isinstance(n, ast.Attribute) and chain(n)}
 
 
 def test_every_name_of_cupy_exists():
@@ -299,7 +306,7 @@ def interface(**other):
     ],
 )
 def test_contiguous_arrays_of_callers_are_taken(found):
-    assert module._checked_address(found, np.dtype(np.float32)) == 4096
+    assert device_address(found, np.dtype(np.float32)) == 4096
 
 
 @pytest.mark.parametrize(
@@ -316,7 +323,7 @@ def test_contiguous_arrays_of_callers_are_taken(found):
 )
 def test_other_arrays_of_callers_are_refused(found, why):
     with pytest.raises(InvalidArgumentError, match=why):
-        module._checked_address(found, np.dtype(np.float32))
+        device_address(found, np.dtype(np.float32))
 
 
 def test_the_runtime_has_the_protocols_methods_and_parameters():
