@@ -99,18 +99,18 @@ class CupyArea:
     def follow(self, arrays: Sequence[Any]) -> None:
         """See `OpenArea`."""
         for array in arrays:
-            interface = array.__cuda_array_interface__
+            device, interface = self._device_of(array), array.__cuda_array_interface__
             if interface["version"] < 3 and hasattr(array, "__dlpack__"):
-                self._ask_library(array)
+                self._ask_library(array, device)
                 continue
             stream = interface.get("stream") if interface["version"] >= 3 else _LEGACY_STREAM
             if stream is not None:
                 self._check_capture(stream)
-                self._after(stream, self._stream.ptr, self._device_of(array))
+                self._after(stream, self._stream.ptr, device)
+        self._check_capture(self._stream.ptr)  # a library may have drawn it into one
 
-    def _ask_library(self, array: Any) -> None:
+    def _ask_library(self, array: Any, device: int) -> None:
         """Have our stream follow the one that a library uses now; only DLPack tells it to."""
-        device = self._device_of(array)
         try:
             if device == self.ordinal:
                 array.__dlpack__(stream=self._stream.ptr)

@@ -19,8 +19,10 @@ each other, gives `out`.
 Only `cupy_gpu` knows CuPy, and is imported when the first call needs it.
 """
 
+import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from embstore.errors import EmbstoreError, InvalidArgumentError
@@ -87,14 +89,18 @@ class DeviceSide:
 
     def __init__(self) -> None:
         self.area: OpenArea | None = None
-        self._lease: socket.socket | None = None
+        self._lease = -1  # no object, which might be finalized before this is
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        self.close()
 
     def take(self, body: bytes, descriptor: int) -> None:
         """Open the memory of a frame, in place of what was open; `descriptor` is its lease."""
         self.close()
         if descriptor < 0:
             raise EmbstoreError("expected the lease of a GPU's memory, found none")
-        self._lease = socket.socket(fileno=descriptor)
+        self._lease = descriptor
         try:
             self.area = opened_gpu().open(frames.handles_of(body))
         except BaseException:
@@ -102,13 +108,15 @@ class DeviceSide:
             raise
 
     def close(self) -> None:
-        """Close what is open, then end its lease."""
+        """Close what is open, then end its lease. Any thread; a fork leaves both to its parent."""
+        if os.getpid() != self._process:
+            return
         area, self.area = self.area, None
-        lease, self._lease = self._lease, None
+        lease, self._lease = self._lease, -1
         try:
             if area is not None:
                 area.close()
         finally:
-            if lease is not None:
-                lease.shutdown(socket.SHUT_RDWR)  # a child that was forked has it as well
-                lease.close()
+            if lease >= 0:
+                with socket.socket(fileno=lease) as ended, suppress(OSError):
+                    ended.shutdown(socket.SHUT_RDWR)  # a child that was forked has it as well

@@ -14,6 +14,7 @@ import numpy as np
 from embstore import commands as c
 from embstore.arrays import device_address, is_on_device, refusal, shape_of
 from embstore.checks.call_bytes import ConfigOf, reply_bytes
+from embstore.checks.parts import length
 from embstore.errors import InvalidArgumentError
 from embstore_client import device_area
 from embstore_client.device_area import OpenArea
@@ -35,24 +36,19 @@ def message_for(
     Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; CuPy is not
     installed; a `wire_dtype` of two bytes, which is for the network.
     """
-    arrays: list[Any]
+    if not any(map(is_on_device, (*_arrays_of(command), *(out or ())))):
+        return None
     shapes: list[tuple[str, tuple[int, int]]] = []
     match command:
         case c.Lookup(tables):
-            arrays = [part.keys for part in tables]
-            shapes = [(p.table, (shape_of(p.keys)[0], _dim(config_of, p))) for p in tables]
+            shapes = [(p.table, (length(p.keys), _dim(config_of, p))) for p in tables]
         case c.LookupPooled(keys, bags):
-            arrays = [keys.keys]
             shapes = [(keys.table, (len(bags.offsets) - 1, _dim(config_of, keys)))]
-        case c.Update(tables):
-            arrays = [array for part in tables for array in (part.keys, part.gradients)]
-        case c.UpdatePooled(part):
-            arrays = [part.keys, part.gradients]
+        case c.Update() | c.UpdatePooled():
+            pass
         case _:
             return None
     outs = list(out) if out else [None] * len(shapes)
-    if not any(map(is_on_device, (*arrays, *outs))):
-        return None
     if wire_dtype != "float32":
         raise InvalidArgumentError(
             f'expected arrays of the host with wire_dtype="{wire_dtype}", found some in a GPU\'s '
@@ -63,6 +59,20 @@ def message_for(
     device_area.opened_gpu()
     size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
     return DeviceMessage(outs, size if shapes else 0)
+
+
+def _arrays_of(command: Any) -> list[Any]:
+    """Return what a command has that may be on a device."""
+    match command:
+        case c.Lookup(tables):
+            return [part.keys for part in tables]
+        case c.LookupPooled(keys):
+            return [keys.keys]
+        case c.Update(tables):
+            return [array for part in tables for array in (part.keys, part.gradients)]
+        case c.UpdatePooled(part):
+            return [part.keys, part.gradients]
+    return []
 
 
 def _dim(config_of: ConfigOf, part: Any) -> int:

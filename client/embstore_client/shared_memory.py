@@ -425,8 +425,7 @@ class _Connection:
     def close(self) -> None:
         """Close the socket, and what is open of the GPU's memory."""
         self._socket.close()
-        if os.getpid() == self._process:
-            self.device.close()
+        self.device.close()
         self._drop_descriptor()
 
 

@@ -26,6 +26,7 @@ from cupy.cuda import compiler, function  # noqa: E402
 
 from embstore.device import cuda as module  # noqa: E402
 from embstore_client import cupy_gpu  # noqa: E402
+from embstore_proto.device_area import Handles  # noqa: E402
 
 NODES = [
     node
@@ -263,6 +264,48 @@ def test_no_memory_is_a_capacity_error_that_tells_the_bytes(current, monkeypatch
         runtime.allocate(byte_count, np.uint8)
     assert not runtime.is_lost
     assert current.device == 0
+
+
+@pytest.mark.parametrize("status", [1, 205, 801])
+def test_memory_that_cuda_does_not_export_is_a_capacity_error_and_no_loss(
+    current, monkeypatch, status
+):
+    def refuse(address):
+        raise cuda_error(status)
+
+    event = SimpleNamespace(ptr=5)
+    monkeypatch.setattr(module.cupy.cuda, "Event", lambda **flags: event)
+    monkeypatch.setattr(module.cuda, "deviceGetPCIBusId", lambda ordinal: "0000:01:00.0")
+    monkeypatch.setattr(module.cuda, "ipcGetMemHandle", refuse)
+    runtime = plain_runtime()
+    with pytest.raises(CapacityError, match="cuda:1: expected memory that another process"):
+        runtime.export(SimpleNamespace(address=4096))
+    assert not runtime.is_lost
+
+
+def test_an_event_is_reached_not_yet_or_the_device_is_lost(current, monkeypatch):
+    status = 0
+    monkeypatch.setattr(module.cuda, "eventQuery", lambda event: status)
+    runtime, event = plain_runtime(), SimpleNamespace(ptr=5)
+    assert runtime.is_reached(event) is True
+    status = 600
+    assert runtime.is_reached(event) is False
+    status = 700
+    with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
+        runtime.is_reached(event)
+    assert runtime.is_lost
+
+
+def test_a_gpu_that_a_client_does_not_see_is_refused(monkeypatch):
+    def refuse(address):
+        raise cuda_error(101)
+
+    names = {name: getattr(cupy_gpu.cuda, name) for name in dir(cupy_gpu.cuda)}
+    names["deviceGetByPCIBusId"] = refuse
+    monkeypatch.setattr(cupy_gpu, "cuda", SimpleNamespace(**names))
+    handles = Handles(2 << 20, bytes(64), bytes(64), "0000:01:00.0")
+    with pytest.raises(InvalidArgumentError, match=r"GPU 0000:01:00\.0.*CUDA_VISIBLE_DEVICES"):
+        cupy_gpu.CupyGpu().open(handles)
 
 
 def test_pinned_memory_lives_as_long_as_a_view_of_it():

@@ -31,7 +31,7 @@ import numpy as np
 from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES
 from embstore.device.shared import SharedMemory, share
 from embstore.engine.engine import Engine
-from embstore.errors import EmbstoreError, InvalidArgumentError, OverloadedError
+from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError, OverloadedError
 from embstore_proto import device_area as wire
 from embstore_proto.device_places import Place, Places, aligned
 from embstore_proto.frame import Blank, Framed
@@ -60,7 +60,10 @@ class DeviceArea:
         self.size = reservation.reserved_bytes
         self._reservation = reservation
         self._traffic = traffic
-        self._own, self.lease = socket.socketpair()
+        try:
+            self._own, self.lease = socket.socketpair()
+        except OSError as exc:
+            raise CapacityError(f"no descriptors to share memory with a client: {exc}") from exc
         self._own.setblocking(False)
         traffic.device_area_bytes += self.size
 
@@ -78,7 +81,8 @@ class DeviceArea:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._own)
         self._own.close()
-        freed, self.memory = [self.memory], None  # type: ignore[assignment]  # nobody asks again
+        freed = [self.memory]
+        del self.memory
         freeing = loop.run_in_executor(None, freed.clear)
         freeing.add_done_callback(self._freed)
 
@@ -124,8 +128,11 @@ class DeviceSide:
         except EmbstoreError as exc:
             await connection.refuse(exc)
 
-    async def grow(self, size: int, caller: Caller) -> None:
-        """Have an area of at least `size` bytes in place of the one before, and pass it."""
+    async def grow(self, size: int, caller: Caller) -> DeviceArea:
+        """Have an area of at least `size` bytes in place of the one before, and pass it.
+
+        Where it raises an EmbstoreError the one before stays.
+        """
         port = self._connection.port
         size = max(area_bytes(size), EXPORTED_MULTIPLE_BYTES)
         reservation = port.service.lend(caller, size)
@@ -141,6 +148,7 @@ class DeviceSide:
             await self._connection.send([wire.area(made.handles)], made.lease.fileno())
         finally:
             made.lease.close()  # the client has it now
+        return made
 
 
 class DeviceCall:
@@ -149,25 +157,29 @@ class DeviceCall:
     def __init__(self, side: DeviceSide, announced: int) -> None:
         self.announced = announced
         self._side = side
-        self._area = side.area
-        self._rows_area, self._end = side.area, announced
         self._caller: Caller | None = None
+        self._size, self._end = 0, announced
+        """Bytes of the area that the rows are for, and how many are in use."""
+        # Memory of its own accord: the area may be given up while the engine is at the call.
+        self._memory = self._rows_memory = None if side.area is None else side.area.memory
+        if side.area is not None:
+            self._size = side.area.size
 
     async def begin(self, verb: str, caller: Caller) -> None:
         """Wait until the client's copies are there, in a call of its deadline."""
-        self._caller, area = caller, self._area
+        self._caller, memory = caller, self._memory
         if verb not in VERBS:
             raise InvalidArgumentError(
                 f"expected arrays of the host in {verb}; in a GPU's memory {', '.join(VERBS)} take "
                 "them"
             )
-        if area is None or self.announced > area.size:
+        if memory is None or self.announced > self._size:
             raise InvalidArgumentError(
-                f"expected arrays in the shared memory of a GPU of {area.size if area else 0} "
-                f"bytes, found {self.announced} announced"
+                f"expected arrays in the shared memory of a GPU of {self._size} bytes, found "
+                f"{self.announced} announced"
             )
         began, pause = monotonic(), _PAUSE_FIRST_S
-        while not area.memory.are_inputs_there:
+        while not memory.are_inputs_there:
             await asyncio.sleep(pause)
             waited = monotonic() - began
             pause = min(max(waited / _PAUSE_SHARE, _PAUSE_FIRST_S), _PAUSE_MAX_S)
@@ -181,43 +193,38 @@ class DeviceCall:
             )
         if not place.byte_count:
             return np.empty(place.shape, place.dtype)
-        assert self._area is not None
-        return self._area.memory.array(place.offset, place.shape, place.dtype)
+        assert self._memory is not None
+        return self._memory.array(place.offset, place.shape, place.dtype)
 
     async def expect(self, count: int) -> None:
         """Have room for so many bytes of rows, behind the arrays or in another area."""
-        area = self._rows_area
-        assert area is not None and self._caller is not None
-        if aligned(self._end) + count > area.size:
-            await self._side.grow(count, self._caller)
-            self._rows_area, self._end = self._side.area, 0
+        assert self._caller is not None
+        if aligned(self._end) + count > self._size:
+            made = await self._side.grow(count, self._caller)
+            self._rows_memory, self._size, self._end = made.memory, made.size, 0
 
     def blank(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> "DeviceBlank":
         """Return a message whose rows are in the area. On the engine thread."""
-        area = self._rows_area
         if dtype != "float32":
             raise InvalidArgumentError(f"expected float32 rows in a GPU's memory, found {dtype}")
-        return DeviceBlank(area, self._end, shapes)
+        places = Places()
+        places.byte_count = self._end
+        found = [places.add(tuple(map(int, shape)), _ROWS) for shape in shapes]
+        if places.byte_count > self._size:
+            raise OverloadedError(
+                "a table has become another one while the call waited, and its rows do not fit; "
+                "send the call again"
+            )
+        assert self._rows_memory is not None
+        return DeviceBlank(self._rows_memory, found)
 
 
 class DeviceBlank(Blank):
     """A message made before its rows are known, which are filled where the client reads them."""
 
-    def __init__(
-        self, area: DeviceArea | None, begin: int, shapes: Sequence[tuple[int, ...]]
-    ) -> None:
-        places = Places()
-        places.byte_count = begin
-        self._row_places = [places.add(tuple(map(int, shape)), _ROWS) for shape in shapes]
-        if area is None or places.byte_count > area.size:
-            raise OverloadedError(
-                "a table has become another one while the call waited, and its rows do not fit; "
-                "send the call again"
-            )
-        self.arrays: list[Any] = [
-            area.memory.array(place.offset, place.shape, place.dtype) for place in self._row_places
-        ]
-        self._rows_bytes = places.byte_count - begin
+    def __init__(self, memory: SharedMemory, places: Sequence[Place]) -> None:
+        self._row_places = places
+        self.arrays: list[Any] = [memory.array(p.offset, p.shape, p.dtype) for p in places]
         self._stored = []  # nothing is rounded
 
     def add(self, array: Any) -> pb.Array:
@@ -227,7 +234,8 @@ class DeviceBlank(Blank):
 
     def framed(self, header: bytes) -> Framed:
         """Return the message with its serialised header; its payload is where it was filled."""
-        return Framed([b""], len(header) + self._rows_bytes, header)
+        size = len(header) + sum(place.byte_count for place in self._row_places)
+        return Framed([b""], size, header)
 
 
 def _shared(engine: Engine, byte_count: int) -> SharedMemory:

@@ -7,9 +7,11 @@ Every test ends with a look that nothing is lent, and nothing was freed while it
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
+from grpc import StatusCode
 
 from embstore.errors import (
     DeadlineError,
@@ -18,6 +20,7 @@ from embstore.errors import (
 )
 from embstore_client import device_calls
 from embstore_client.shared_memory import RESULTS_MAX
+from embstore_client.wire import WireError
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import (
     AREA_BYTES,
@@ -133,6 +136,27 @@ def test_rows_outlive_their_client(server: GpuServer, trainer: Trainer) -> None:
     del rows
     gc.collect()
     until(lambda: Lent.of(server) == NOTHING_LENT, PATIENCE_S)
+
+
+def test_a_client_that_finds_the_shared_memory_itself_waits_for_it_when_it_is_lost(
+    server: GpuServer, trainer: Trainer
+) -> None:
+    """Arrays of a GPU are not sent over the network in the meantime, nor refused for it."""
+    keys = np.arange(100)
+    with patient(server.address, transport="auto") as store:
+        expected = store.lookup({"narrow": keys})["narrow"]
+        found = store.lookup({"narrow": trainer.array(keys)})["narrow"]
+        assert np.array_equal(found.content(), expected)
+        del found
+        wire = store.executor.transport.wire  # type: ignore[attr-defined]
+        wire._note(wire._shared, WireError(StatusCode.UNAVAILABLE, "lost"))
+        wire._looked = monotonic()
+        before = server.service.traffic["grpc"].calls
+        found = store.lookup({"narrow": trainer.array(keys)})["narrow"]
+        assert np.array_equal(found.content(), expected)
+        assert wire.shares_memory
+        assert server.service.traffic["grpc"].calls <= before + 2  # to look for the socket
+        del found
 
 
 def test_a_client_that_goes_away_in_the_middle_frees_its_area(

@@ -1,6 +1,7 @@
 """Calls with arrays in a GPU's memory that are refused, before anything is sent where that can be
 known."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
 )
+from embstore_client.device_area import opened_gpu
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import DIM, GpuServer, Lent, Trainer, lookup_of
 from tests.service.faults.losing import needs_compiler
@@ -27,6 +29,13 @@ def test_the_network_takes_arrays_of_the_host_alone(server: GpuServer, trainer: 
         with pytest.raises(InvalidArgumentError, match="the connection is by gRPC"):
             store.lookup({"narrow": keys})
         assert store.lookup({"narrow": np.arange(10)})["narrow"].shape == (10, DIM)
+
+
+def test_a_trainer_without_cupy_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "embstore_client.cupy_gpu", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(InvalidArgumentError, match=r"need CuPy.*pip install"):
+        opened_gpu()
 
 
 def test_rows_of_two_bytes_are_of_the_host(server: GpuServer, trainer: Trainer) -> None:
