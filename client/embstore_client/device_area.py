@@ -2,7 +2,7 @@
 
 `embstore_proto.device_area` says what travels. A connection has at most one area, open from the
 server's handles until the next one takes its place, or the connection ends and no array of it is
-left. Its lease is ended after that, so that the server frees nothing that is open here.
+left. Its tether is ended after that, so that the server frees nothing that is open here.
 
 **Streams.** Copies run in a stream of our own, on the server's GPU, also where the trainer computes
 on another one. It follows the streams in which the arrays of a call are made, copies them, and
@@ -89,18 +89,18 @@ class DeviceSide:
 
     def __init__(self) -> None:
         self.area: OpenArea | None = None
-        self._lease = -1  # no object, which might be finalized before this is
+        self._tether = -1  # no object, which might be finalized before this is
         self._process = os.getpid()
 
     def __del__(self) -> None:
         self.close()
 
     def take(self, body: bytes, descriptor: int) -> None:
-        """Open the memory of a frame, in place of what was open; `descriptor` is its lease."""
+        """Open the memory of a frame, in place of what was open; `descriptor` is its tether."""
         self.close()
         if descriptor < 0:
-            raise EmbstoreError("expected the lease of a GPU's memory, found none")
-        self._lease = descriptor
+            raise EmbstoreError("expected the tether of a GPU's memory, found none")
+        self._tether = descriptor
         try:
             self.area = opened_gpu().open(frames.handles_of(body))
         except BaseException:
@@ -108,15 +108,15 @@ class DeviceSide:
             raise
 
     def close(self) -> None:
-        """Close what is open, then end its lease. Any thread; a fork leaves both to its parent."""
+        """Close what is open, then end its tether. Any thread; a fork leaves both to its parent."""
         if os.getpid() != self._process:
             return
         area, self.area = self.area, None
-        lease, self._lease = self._lease, -1
+        tether, self._tether = self._tether, -1
         try:
             if area is not None:
                 area.close()
         finally:
-            if lease >= 0:
-                with socket.socket(fileno=lease) as ended, suppress(OSError):
+            if tether >= 0:
+                with socket.socket(fileno=tether) as ended, suppress(OSError):
                     ended.shutdown(socket.SHUT_RDWR)  # a child that was forked has it as well

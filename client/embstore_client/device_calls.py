@@ -4,6 +4,9 @@ Lookups and updates of a server that shares its GPU's memory (`device_area`). Ke
 unique, and gradients not summed: the server does both on the GPU, where they are. If one of a
 call's arrays is on the device its rows come there, too: to `out`, or lent. Arrays of the host
 beside them (counts, offsets of bags, keys) travel as ever.
+
+Of a step its gradients may be there; those of several ranks the server copies to the host, where
+ranks are added. Its rows come to the host: they come in parts, which are put together there.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +36,11 @@ def message_for(
     """Return the message of a call that has arrays in a GPU's memory; None: it has none, or is of
     a verb that takes none there.
 
-    Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; CuPy is not
-    installed; a `wire_dtype` of two bytes, which is for the network.
+    Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; a `wire_dtype`
+    of two bytes, which is for the network.
     """
-    if not any(map(is_on_device, (*_arrays_of(command), *(out or ())))):
+    arrays = _arrays_of(command)
+    if arrays is None or not any(map(is_on_device, (*arrays, *(out or ())))):
         return None
     shapes: list[tuple[str, tuple[int, int]]] = []
     match command:
@@ -44,10 +48,6 @@ def message_for(
             shapes = [(p.table, (length(p.keys), _dim(config_of, p))) for p in tables]
         case c.LookupPooled(keys, bags):
             shapes = [(keys.table, (len(bags.offsets) - 1, _dim(config_of, keys)))]
-        case c.Update() | c.UpdatePooled():
-            pass
-        case _:
-            return None
     outs = list(out) if out else [None] * len(shapes)
     if wire_dtype != "float32":
         raise InvalidArgumentError(
@@ -56,13 +56,12 @@ def message_for(
         )
     for (table, shape), own in zip(shapes, outs, strict=True):
         _check_out(table, shape, own)
-    device_area.opened_gpu()
     size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
     return DeviceMessage(outs, size if shapes else 0)
 
 
-def _arrays_of(command: Any) -> list[Any]:
-    """Return what a command has that may be on a device."""
+def _arrays_of(command: Any) -> list[Any] | None:
+    """Return what a command has that may be on a device; None: it is of a verb that takes none."""
     match command:
         case c.Lookup(tables):
             return [part.keys for part in tables]
@@ -72,7 +71,9 @@ def _arrays_of(command: Any) -> list[Any]:
             return [array for part in tables for array in (part.keys, part.gradients)]
         case c.UpdatePooled(part):
             return [part.keys, part.gradients]
-    return []
+        case c.UpdateStep(tables=shares):
+            return [part.gradients for part in shares]
+    return None
 
 
 def _dim(config_of: ConfigOf, part: Any) -> int:
@@ -120,7 +121,12 @@ class DeviceMessage(Message):
 
     def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
         """Copy the arrays to where the server reads them, in a connection's area, which grows if it
-        must; return the frame that says so."""
+        must; return the frame that says so.
+
+        Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
+        server's GPU not be shared.
+        """
+        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
         byte_count = self._places.byte_count
         wanted = max(aligned(byte_count) + rows_bytes, 1)
         area = connection.device.area

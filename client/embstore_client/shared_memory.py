@@ -355,9 +355,9 @@ class _Connection:
         return body
 
     def take_device_area(self, body: bytes) -> None:
-        """Open the GPU's memory whose handles have come, with its lease."""
-        lease, self._descriptor = self._descriptor, -1
-        self.device.take(body, lease)
+        """Open the GPU's memory whose handles have come, with its tether."""
+        tether, self._descriptor = self._descriptor, -1
+        self.device.take(body, tether)
 
     def take_area(self, size: int) -> None:
         """Map the area whose descriptor has come."""

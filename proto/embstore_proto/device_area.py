@@ -11,12 +11,12 @@ Both sides name arrays by their place in the area, in the headers of CALL and RE
 **Order.** Before CALL the client records the event behind its copies into the area. The server
 begins with the call when that is reached. What RESULT says is there, is there.
 
-**Life.** With the server's DEVICE_AREA comes a descriptor: the *lease*. The client keeps it as long
-as it has the memory or the event open, and ends it (`shutdown`, then `close`) after it has closed
-both; the end of its process does the same. Only then does the server free the memory. The end of
-the connection would be too early: a client's arrays may outlive it, and to free memory that another
-process still has open is undefined (cudaIpcOpenMemHandle). A child that was forked inherits the
-lease, and does not end it; if it outlives its parent it keeps the memory.
+**Life.** With the server's DEVICE_AREA comes a descriptor: the *tether*. The client keeps it as
+long as it has the memory or the event open, and ends it (`shutdown`, then `close`) after it has
+closed both; the end of its process does the same. Only then does the server free the memory. The
+end of the connection would be too early: a client's arrays may outlive it, and to free memory that
+another process still has open is undefined (cudaIpcOpenMemHandle). A child that was forked inherits
+the tether, and does not end it; if it outlives its parent it keeps the memory.
 
 A server that ends takes the memory with it. What a client still has of it then is void.
 """
@@ -59,7 +59,7 @@ def size_of(body: bytes) -> int:
 
 
 def area(handles: Handles) -> bytes:
-    """Return what goes with the lease of a server's memory."""
+    """Return what goes with the tether of a server's memory."""
     fixed = _AREA.pack(handles.byte_count, handles.memory, handles.event)
     return frame_of(Kind.DEVICE_AREA, fixed, handles.gpu.encode())
 

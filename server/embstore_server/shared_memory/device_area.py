@@ -7,7 +7,7 @@ when a call needs more. Its bytes are lent, as those of an area of the host, and
 bounds (`Inflight.lend`).
 
 **Who frees it.** Not the end of the connection, nor of its call: arrays of results may outlive
-both, and memory that another process has open must not be freed. It is freed when the lease has
+both, and memory that another process has open must not be freed. It is freed when the tether has
 ended, which is when the client has closed it or its process has ended, and when no call of ours
 refers to it any more. Until then its bytes stay lent. To free it waits for the device, so that is
 done on a thread.
@@ -44,7 +44,7 @@ from embstore_server.traffic import Traffic
 if TYPE_CHECKING:
     from embstore_server.shared_memory.connection import Connection
 
-VERBS = ("Lookup", "LookupPooled", "Update", "UpdatePooled")
+VERBS = ("Lookup", "LookupPooled", "Update", "UpdatePooled", "UpdateStep")
 """Whose keys, gradients and rows may be in a device area."""
 
 _ROWS = np.dtype("<f4")
@@ -53,7 +53,7 @@ _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
 
 
 class DeviceArea:
-    """Memory that a client has opened, or may. Lent until its lease has ended."""
+    """Memory that a client has opened, or may. Lent until its tether has ended."""
 
     def __init__(self, memory: SharedMemory, reservation: Reservation, traffic: Traffic) -> None:
         self.memory = memory
@@ -61,7 +61,7 @@ class DeviceArea:
         self._reservation = reservation
         self._traffic = traffic
         try:
-            self._own, self.lease = socket.socketpair()
+            self._own, self.tether = socket.socketpair()
         except OSError as exc:
             raise CapacityError(f"no descriptors to share memory with a client: {exc}") from exc
         self._own.setblocking(False)
@@ -75,9 +75,9 @@ class DeviceArea:
 
     def close(self) -> None:
         """Give it up: free it once the client has closed it."""
-        asyncio.get_running_loop().add_reader(self._own, self._lease_ended)
+        asyncio.get_running_loop().add_reader(self._own, self._tether_ended)
 
-    def _lease_ended(self) -> None:
+    def _tether_ended(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._own)
         self._own.close()
@@ -145,9 +145,9 @@ class DeviceSide:
         self.close()
         self.area = made
         try:
-            await self._connection.send([wire.area(made.handles)], made.lease.fileno())
+            await self._connection.send([wire.area(made.handles)], made.tether.fileno())
         finally:
-            made.lease.close()  # the client has it now
+            made.tether.close()  # the client has it now
         return made
 
 

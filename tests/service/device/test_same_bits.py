@@ -5,6 +5,7 @@ Rows and digests are those of the same calls with arrays of the host, whatever t
 its area meanwhile; and no row passes through the host.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,30 @@ def test_tables_of_several_pools_in_one_call_give_the_same_bits(
         store.update({"narrow": (k1, g1), "wide": (k2, g2)})
         store.update({"narrow-2": (d_k1, g1), "wide-2": (d_k2, trainer.array(g2))})
     assert_same(server, ("narrow", "narrow-2"), ("wide", "wide-2"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_of_steps_give_the_same_bits(
+    server: GpuServer, trainer: Trainer, ranks: int
+) -> None:
+    random, sessions = rng(), trainer.store.sessions
+    sessions.open("s", ["narrow", "narrow-2"], world_size=ranks)
+    members = [sessions.join("s", rank).member for rank in range(ranks)]
+    for step in (1, 2, 3):
+        for member in members:
+            keys = random.permutation(ROWS)[:50]
+            sessions.announce(member, {step: {"narrow": keys, "narrow-2": keys}})
+        sent = []
+        with ThreadPoolExecutor(ranks) as pool:
+            for member in members:
+                sessions.lookup_step(member, step)
+                own = random.standard_normal((50, DIM)).astype(np.float32)
+                given = {"narrow": own, "narrow-2": trainer.array(own)}
+                sent.append(pool.submit(sessions.update_step, member, step, given))
+        assert [done.result().skipped for done in sent] == [False] * ranks
+    assert_same(server, ("narrow", "narrow-2"))
+    for member in members:
+        sessions.close(member)
 
 
 def test_digests_are_those_of_a_store_that_had_arrays_of_the_host(

@@ -46,7 +46,7 @@ class Sharer(RawSharer):
         self.say(frames.request(size))
         return self.next()
 
-    def end_lease(self) -> None:
+    def end_tether(self) -> None:
         """Say that nothing is open."""
         os.close(self._descriptors.pop())
 
@@ -166,18 +166,18 @@ def test_frames_that_are_none_end_the_connection(
     assert_serves(server)
 
 
-def test_an_area_is_freed_when_its_lease_has_ended_and_not_before(server: GpuServer) -> None:
+def test_an_area_is_freed_when_its_tether_has_ended_and_not_before(server: GpuServer) -> None:
     with Sharer(server.socket) as sharer:
         sharer.ask_for_device(1)
         sharer.ask_for_device(1)
         assert area_bytes(server) == 2 * AREA_BYTES
         sharer._descriptors.reverse()
-        sharer.end_lease()  # of the first
+        sharer.end_tether()  # of the first
         until(lambda: area_bytes(server) == AREA_BYTES, PATIENCE_S)
         sharer.socket.close()
         until(lambda: server.service.traffic["shared_memory"].connections == 0, PATIENCE_S)
         assert area_bytes(server) == AREA_BYTES
-        sharer.end_lease()
+        sharer.end_tether()
         until(lambda: area_bytes(server) == 0, PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""The lease of a GPU's memory ends after that is closed, whoever closes it, and in no fork."""
+"""The tether of a GPU's memory ends after that is closed, whoever closes it, and in no fork."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from tests.kernels.emulation.runtime import EmulatedRuntime
 
 
 class Server:
-    """Memory, and the other end of its lease."""
+    """Memory, and the other end of its tether."""
 
     def __init__(self) -> None:
         self.runtime = EmulatedRuntime()
@@ -26,15 +26,15 @@ class Server:
         exported = self.runtime.export(self._memory)
         size, memory, event = EXPORTED_MULTIPLE_BYTES, exported.memory, exported.event_handle
         self.body = frames.area(Handles(size, memory, event, exported.gpu))[HEAD_BYTES:]
-        self.lease, given = socket.socketpair()
-        self.lease.setblocking(False)
+        self.tether, given = socket.socketpair()
+        self.tether.setblocking(False)
         self.given = given.detach()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the lease has ended."""
+        """Whether the tether has ended."""
         try:
-            return self.lease.recv(1) == b""
+            return self.tether.recv(1) == b""
         except BlockingIOError:
             return False
 
@@ -42,7 +42,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    with made.lease:
+    with made.tether:
         yield made
 
 
@@ -53,7 +53,7 @@ def side(server: Server, gpu: EmulatedGpu) -> DeviceSide:
     return made
 
 
-def test_a_side_that_is_closed_ends_its_lease(
+def test_a_side_that_is_closed_ends_its_tether(
     server: Server, side: DeviceSide, gpu: EmulatedGpu
 ) -> None:
     assert gpu.open_areas and not server.has_ended
@@ -62,7 +62,7 @@ def test_a_side_that_is_closed_ends_its_lease(
     side.close()
 
 
-def test_a_side_that_nobody_refers_to_is_closed_before_its_lease_ends(
+def test_a_side_that_nobody_refers_to_is_closed_before_its_tether_ends(
     server: Server, gpu: EmulatedGpu
 ) -> None:
     """Also one of a cycle, whose members Python finalizes in any order."""
@@ -85,7 +85,7 @@ def test_a_fork_leaves_what_is_open_to_its_parent(
     assert server.has_ended
 
 
-def test_a_lease_ends_where_the_memory_cannot_be_opened(server: Server, gpu: EmulatedGpu) -> None:
+def test_a_tether_ends_where_the_memory_cannot_be_opened(server: Server, gpu: EmulatedGpu) -> None:
     made = DeviceSide()
     with pytest.raises(KeyError):
         made.take(server.body.replace(b"memory", b"nobody"), server.given)
