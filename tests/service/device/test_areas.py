@@ -21,6 +21,7 @@ from embstore.errors import (
 from embstore_client import device_calls
 from embstore_client.shared_memory import RESULTS_MAX
 from embstore_client.wire import WireError
+from embstore_server.stats import process_stats
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import (
     AREA_BYTES,
@@ -74,6 +75,8 @@ def test_a_connection_is_used_again_when_its_rows_are_dropped(
         device.lookup(keys)
     assert gpu.opened == 1
     assert Lent.of(server) == (AREA_BYTES, AREA_BYTES, AREA_BYTES)
+    stats = on_loop_call(process_stats, server.service, None)["transports"]["shared_memory"]
+    assert (stats["device_area_bytes"], stats["area_bytes"]) == (AREA_BYTES, 0)
 
 
 def test_areas_grow_and_those_before_are_closed_and_freed(
