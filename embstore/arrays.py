@@ -114,12 +114,34 @@ def is_on_device(array: Any) -> bool:
         return True  # it is, and its library does not show it: whoever takes it finds out why
 
 
+def device_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
+    """Return where the elements of a `__cuda_array_interface__` are, all in a row.
+
+    Raises InvalidArgumentError: another dtype, a mask, not C-contiguous, not 1-D or 2-D.
+    """
+    found = np.dtype(interface["typestr"])
+    if found != dtype or interface.get("mask") is not None:
+        raise InvalidArgumentError(f"expected an array of {dtype} without a mask, found {found}")
+    shape = interface["shape"]
+    if len(shape) not in (1, 2):
+        raise InvalidArgumentError(f"expected one or two dimensions, found shape {shape}")
+    strides = interface.get("strides")
+    if strides is not None and 0 not in shape:
+        row = found.itemsize * (shape[1] if len(shape) == 2 else 1)
+        wanted = (row, found.itemsize)[: len(shape)]
+        if any(s != w and n > 1 for s, w, n in zip(strides, wanted, shape, strict=True)):
+            raise InvalidArgumentError(
+                f"expected a C-contiguous array, found strides {strides} of shape {shape}"
+            )
+    return int(interface["data"][0])
+
+
 def check_on_host(array: Any, where: str = "") -> None:
     """Refuse an array of a device's memory, which cannot be sent; `where` begins the message."""
     if is_on_device(array):
         raise InvalidArgumentError(
             f"{where}expected arrays of the host, found one in a device's memory, which only an "
-            "embedded store takes"
+            "embedded store takes, or lookups and updates that share the memory of a server's GPU"
         )
 
 

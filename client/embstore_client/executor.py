@@ -51,6 +51,7 @@ from embstore.results import (
     TableDescription,
     Warmed,
 )
+from embstore_client.device_calls import message_for
 from embstore_client.grpc_wire import GrpcWire
 from embstore_client.narrow_shares import narrower
 from embstore_client.nearest_wire import NearestWire
@@ -279,6 +280,11 @@ class RemoteExecutor:
     def _sent(self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None) -> Any:
         check_call_bytes(command, self._config_of, self.limits)
         verb = VERBS[type(command).__name__]
+        on_device = message_for(command, out, self._config_of, self._wire_dtype)
+        if on_device is not None:
+            seconds = self._deadline_s(command, place, timeout_s)
+            request, size = verb.outgoing(command, on_device), on_device.rows_bytes
+            return self.transport.send(verb, request, reply_bytes=size, timeout_s=seconds).value
         smaller, spread = self._smaller(command, out)
         request = verb.outgoing(smaller, rows_dtype=self._wire_dtype)
         if verb.document and request.payload_bytes > self.limits.call_bytes_max:

@@ -19,6 +19,7 @@ from grpc import StatusCode
 from embstore.commands import GetServerInfo
 from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.results import ServerInfo
+from embstore_client.device_calls import DeviceMessage
 from embstore_client.grpc_wire import GrpcWire
 from embstore_client.shared_memory import NoRoomError, SharedMemoryWire
 from embstore_client.wire import Wire, WireError
@@ -115,9 +116,15 @@ class NearestWire:
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
         wire = self._wire(header)
+        on_device = isinstance(message, DeviceMessage)
+        if on_device and wire is self._grpc and self._is_lost:
+            lost = "the shared memory of the server is lost; it is looked for"
+            raise WireError(StatusCode.UNAVAILABLE, lost, StoreClosedError(lost))
         try:
             return wire.send(verb, header, message, reply_bytes, deadline)
         except NoRoomError:
+            if on_device:
+                raise
             return self._grpc.send(verb, header, message, reply_bytes, deadline)
         except WireError as exc:
             self._note(wire, exc)

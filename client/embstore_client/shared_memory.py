@@ -29,9 +29,13 @@ from numpy.typing import NDArray
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
 from embstore_client.copying import Copier
+from embstore_client.device_area import DeviceSide
+from embstore_client.device_calls import DeviceMessage
 from embstore_client.wire import WireError
+from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
+from embstore_proto.device_places import OnDevice
 from embstore_proto.frame import ALIGNMENT, Copies, Message, Received
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import ERROR_METADATA, error_of
@@ -205,11 +209,17 @@ class _Call:
         self._deadline = deadline
         self._loan: _Loan | None = _Loan(wire, connection)
         self._connection = connection
+        self._on_device: DeviceMessage | None = None
+        """Arrays of the call, and its rows, are in a GPU's memory."""
 
     def send(self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int) -> None:
         """Write the payload where the server reads it, and ask."""
         connection, payload, offset = self._connection, b"", None
-        size = 0 if message is None else message.payload_bytes
+        size, front = 0 if message is None else message.payload_bytes, []
+        if isinstance(message, DeviceMessage):
+            self._on_device = message
+            front = [message.place(connection, reply_bytes, self._deadline)]
+            reply_bytes = 0
         inline = size if size <= INLINE_BYTES else 0
         wanted = size - inline
         if reply_bytes > INLINE_BYTES:
@@ -224,14 +234,18 @@ class _Call:
                 offset, view = 0, connection.area[:size].data
             message.write(view, self._wire.copier.copy)
         seconds = max(self._deadline - monotonic(), 0.001)
-        connection.send(frames.call(verb.name, seconds, header, view, offset), self._deadline)
+        asked = frames.call(verb.name, seconds, header, view, offset)
+        connection.send([*front, *asked], self._deadline)
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""
         connection = self._connection
         kind, body = connection.receive(self._deadline)
-        while kind == Kind.AREA:
-            connection.take_area(frames.area_of(body))
+        while kind in (Kind.AREA, Kind.DEVICE_AREA):
+            if kind == Kind.AREA:
+                connection.take_area(frames.area_of(body))
+            else:
+                connection.take_device_area(body)
             kind, body = connection.receive(self._deadline)
         if kind == Kind.ERROR:
             if connection.area_bytes:  # whether the server still has it, nobody says
@@ -240,7 +254,10 @@ class _Call:
             raise _error_of(frames.refusal_of(body))
         answer = frames.answer_of(kind, body)
         if answer.offset is None:
-            return answer.is_last, Received(answer.header, memoryview(bytearray(answer.inline)))
+            received = Received(answer.header, memoryview(bytearray(answer.inline)))
+            if self._on_device is not None:
+                received = received._replace(on_device=self._rows(self._on_device))
+            return answer.is_last, received
         area = connection.area
         if answer.offset + answer.size > len(area):
             raise EmbstoreError("expected rows in the shared memory, found them outside")
@@ -255,6 +272,20 @@ class _Call:
         wire.results.add(id(loan))
         view = np.asarray(_Result(loan, area, answer.offset, answer.size))
         return answer.is_last, Received(answer.header, view.data)
+
+    def _rows(self, message: DeviceMessage) -> OnDevice:
+        """Return the rows of an answer, which keep the connection unless they are copied."""
+        wire, loan, area = self._wire, self._loan, self._connection.device.area
+        assert area is not None
+        kept = len(wire.results)
+        if kept >= RESULTS_MAX or kept * area.byte_count > RESULTS_BYTES_MAX:
+            return message.rows(area, None)
+
+        def lend() -> object:
+            wire.results.add(id(loan))
+            return loan
+
+        return message.rows(area, lend)
 
     def end(self) -> None:
         """Let the connection go; it is free when no array of the result is left."""
@@ -274,6 +305,7 @@ class _Connection:
 
     def __init__(self, path: Path, deadline: float) -> None:
         self.area: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.device = DeviceSide()
         self._received = bytearray()
         self._descriptor = -1
         self._process = os.getpid()
@@ -320,12 +352,25 @@ class _Connection:
     def ask_for(self, size: int, deadline: float) -> None:
         """Have an area of at least `size` bytes in place of the one before."""
         self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
-        self.send([frames.area(size)], deadline)
+        self.take_area(frames.area_of(self._asked_for(frames.area(size), deadline)))
+
+    def ask_for_device_area(self, size: int, deadline: float) -> None:
+        """Have an area of at least `size` bytes of the GPU in place of the one before."""
+        self.device.close()
+        self.take_device_area(self._asked_for(device_frames.request(size), deadline))
+
+    def _asked_for(self, request: bytes, deadline: float) -> bytes:
+        self.send([request], deadline)
         kind, body = self.receive(deadline)
         if kind == Kind.ERROR:
             error = _error_of(frames.refusal_of(body))
             raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
-        self.take_area(frames.area_of(body))
+        return body
+
+    def take_device_area(self, body: bytes) -> None:
+        """Open the GPU's memory whose handles have come, with its tether."""
+        tether, self._descriptor = self._descriptor, -1
+        self.device.take(body, tether)
 
     def take_area(self, size: int) -> None:
         """Map the area whose descriptor has come."""
@@ -412,8 +457,9 @@ class _Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and what is open of the GPU's memory."""
         self._socket.close()
+        self.device.close()
         self._drop_descriptor()
 
 

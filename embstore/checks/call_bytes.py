@@ -38,11 +38,11 @@ def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     """Return the bytes of the rows that a command is answered with, if it reads rows."""
     match command:
         case c.Lookup(tables):
-            parts = [(len(part.keys), part, False) for part in tables]
+            parts = [(length(part.keys), part, False) for part in tables]
         case c.LookupPooled(part, bags):
             parts = [(len(bags.offsets) - 1, part, False)]
         case c.ReadRows(part):
-            parts = [(len(part.keys), part, True)]
+            parts = [(length(part.keys), part, True)]
         case _:
             return 0
     total = 0

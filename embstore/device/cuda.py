@@ -31,7 +31,16 @@ from cupy.cuda import compiler, function
 from cupy.cuda import runtime as cuda
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, UP, Argument, DeviceArray
+from embstore.arrays import device_address
+from embstore.device.runtime import (
+    BLOCK_THREADS,
+    COMPUTE,
+    DOWN,
+    UP,
+    Argument,
+    DeviceArray,
+    Exported,
+)
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 
@@ -42,6 +51,10 @@ _CAPTURED = range(900, 909)
 """
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
+_NOT_EXPORTED = (1, 2, 205, 801)
+"""cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorMapBufferObjectFailed,
+cudaErrorNotSupported: what is not exported harms nothing."""
+_SUCCESS, _NOT_READY = 0, 600
 _LEGACY_STREAM = 1
 """cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
 
@@ -164,7 +177,7 @@ class CudaRuntime:
         names no stream: the default stream is followed then.
         """
         interface = array.__cuda_array_interface__
-        address = _checked_address(interface, np.dtype(dtype))
+        address = device_address(interface, np.dtype(dtype))
         count, width = (*interface["shape"], 1)[:2]
         stream = interface.get("stream") if interface["version"] >= 3 else _LEGACY_STREAM
         if count * width:
@@ -277,6 +290,33 @@ class CudaRuntime:
     def wait(self, mark: Any) -> None:
         mark.synchronize()
 
+    # Other processes
+
+    @_on_device
+    def export(self, array: DeviceArray) -> Exported:
+        try:
+            event = cupy.cuda.Event(disable_timing=True, interprocess=True)
+            return Exported(
+                gpu=cuda.deviceGetPCIBusId(self.ordinal),
+                memory=bytes(cuda.ipcGetMemHandle(array.address)),
+                event=event,
+                event_handle=bytes(cuda.ipcGetEventHandle(event.ptr)),
+            )
+        except cuda.CUDARuntimeError as exc:
+            if exc.status not in _NOT_EXPORTED:
+                raise
+            raise CapacityError(
+                f"{self.name}: expected memory that another process can open, which CUDA refused "
+                f"({exc}); give arrays of the host"
+            ) from exc
+
+    @_on_device
+    def is_reached(self, event: Any) -> bool:
+        status = cuda.eventQuery(event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            raise cuda.CUDARuntimeError(status)
+        return bool(status == _SUCCESS)
+
     # Kernels
 
     @_on_device
@@ -349,25 +389,6 @@ def _compiled(verb: str, ordinal: int) -> bytes:
     # Without an architecture CuPy takes the device's, or the last one that NVRTC knows.
     binary, _ = compiler.compile_using_nvrtc(source(verb), OPTIONS, filename=f"{verb}.cu")
     return bytes(binary)
-
-
-def _checked_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
-    """Return where the elements of a `__cuda_array_interface__` are, all in a row."""
-    found = np.dtype(interface["typestr"])
-    if found != dtype or interface.get("mask") is not None:
-        raise InvalidArgumentError(f"expected an array of {dtype} without a mask, found {found}")
-    shape = interface["shape"]
-    if len(shape) not in (1, 2):
-        raise InvalidArgumentError(f"expected one or two dimensions, found shape {shape}")
-    strides = interface.get("strides")
-    if strides is not None and 0 not in shape:
-        row = found.itemsize * (shape[1] if len(shape) == 2 else 1)
-        wanted = (row, found.itemsize)[: len(shape)]
-        if any(s != w and n > 1 for s, w, n in zip(strides, wanted, shape, strict=True)):
-            raise InvalidArgumentError(
-                f"expected a C-contiguous array, found strides {strides} of shape {shape}"
-            )
-    return int(interface["data"][0])
 
 
 def _version(number: int) -> str:

@@ -13,6 +13,7 @@ from embstore.device.base import IndexArrays
 from embstore.device.buckets import STASH_KEYS, bucket_count, index_bytes
 from embstore.device.gpu_work import GpuWork
 from embstore.device.runtime import DeviceArray
+from embstore.device.shared import SharedArray
 from embstore.device.slabs import FLAT_SHIFT, METADATA_BYTES, SlabRows, Slabs, allocated_bytes
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.probe import BUCKET_WIDTH
@@ -136,6 +137,8 @@ class GpuMemory:
                 + f", found one at {address:#x}"
                 + (", read-only" if is_read_only else "")
             )
+        if isinstance(array, SharedArray):
+            return array.d_array if write else array.owned(self._work)
         if interface["version"] < 3 and hasattr(array, "__dlpack__"):
             self._have_waited_for(array)
         return self._work.runtime.adopt(array, dtype)

@@ -23,7 +23,14 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
+from embstore.device.runtime import (
+    BLOCK_THREADS,
+    COMPUTE,
+    Argument,
+    DeviceArray,
+    Exported,
+    Runtime,
+)
 from embstore.errors import DeviceError
 
 _BLOCKS_PER_MULTIPROCESSOR = 16
@@ -143,6 +150,14 @@ class Recorder:
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """See Runtime."""
         return self._runtime.adopt(array, dtype)
+
+    def export(self, array: DeviceArray) -> Exported:
+        """See Runtime."""
+        return self._runtime.export(array)
+
+    def is_reached(self, event: Any) -> bool:
+        """See Runtime."""
+        return self._runtime.is_reached(event)
 
     def compile(self, verbs: Iterable[str]) -> None:
         """See Runtime."""

@@ -13,7 +13,7 @@ waits, except `upload` from memory that is not from `allocate_host`.
 """
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -62,6 +62,24 @@ class DeviceArray:
         item = np.dtype(dtype).itemsize * width
         return DeviceArray(self.address, self.nbytes // item, dtype, self.owner, width=width)
 
+
+class Exported(NamedTuple):
+    """An allocation as another process opens it, and the event by which that one says that its work
+    on it is done."""
+
+    gpu: str
+    """The GPU's address on its bus, the same in every process and container of the host."""
+    memory: bytes
+    """A cudaIpcMemHandle_t, 64 bytes."""
+    event: Any
+    """Ours; whoever opened it records it. One that was never recorded is reached."""
+    event_handle: bytes
+    """A cudaIpcEventHandle_t, 64 bytes."""
+
+
+EXPORTED_MULTIPLE_BYTES = 2 << 20
+"""What is exported is a multiple of it: CUDA may cut smaller allocations from one block, which is
+exported whole (CUDA C++ Programming Guide, "Interprocess Communication")."""
 
 Argument = DeviceArray | np.generic
 """Of a kernel: an array, as its address, or a NumPy scalar of exactly the parameter's type."""
@@ -122,6 +140,21 @@ class Runtime(Protocol):
 
     def wait(self, mark: Any) -> None:
         """Block the host until the mark is reached."""
+
+    def export(self, array: DeviceArray) -> Exported:
+        """Return what another process opens a whole allocation by, of a multiple of
+        EXPORTED_MULTIPLE_BYTES. It must not be freed before that process has closed it.
+
+        Raises
+        ------
+        CapacityError : the device, its driver or the container does not export memory.
+        """
+
+    def is_reached(self, event: Any) -> bool:
+        """Return whether the work is done that another process last recorded an event behind.
+
+        Any thread. What is queued from then on sees that work.
+        """
 
     def compile(self, verbs: Iterable[str]) -> None:
         """Make the kernels of verbs (`.cu` files) ready: no later launch waits for a compiler."""

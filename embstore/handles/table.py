@@ -102,7 +102,8 @@ class Table:
         ----------
         keys : (n,) int64; of an embedded store on a GPU also an array in its memory (of CuPy,
             PyTorch or Numba: of what has `__cuda_array_interface__`), and `out` likewise, which
-            then must be given
+            then must be given; and so of a server that shares its GPU's memory, where rows without
+            `out` are a CuPy array in it
         admit : keep missed rows in the cache; False reads around it, for evaluation
         out : (n, dim) float32 to fill and return
         counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
@@ -174,7 +175,7 @@ class Table:
 
         Parameters
         ----------
-        keys : (n,) int64; of an embedded store on a GPU also an array in its memory, see `lookup`
+        keys : (n,) int64; may also be in the memory of the store's GPU, see `lookup`
         grads : (n, dim) float32, likewise
         learning_rate : for this update only; None: the table's
         gradient_scale : multiplies every sum, finite and >= 0

@@ -36,6 +36,7 @@ from embstore.arrays import check_on_host
 from embstore.errors import InvalidArgumentError
 from embstore_proto import deltas, narrow
 from embstore_proto.deltas import Deltas
+from embstore_proto.device_places import DEVICE_OFFSET, OnDevice, checked_place
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20
@@ -396,6 +397,8 @@ class Received(NamedTuple):
     """Of a sender that is not trusted."""
     is_read_once: bool = False
     """Whoever executes the command reads its rows once, so that they need no copy."""
+    on_device: OnDevice | None = None
+    """What has the arrays that lie in a GPU's memory."""
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -480,6 +483,10 @@ def array_of(
     Raises InvalidArgumentError: another dtype or number of dimensions, or outside the payload;
     `what` names the array in the message.
     """
+    if received.on_device is not None and place.offset >= DEVICE_OFFSET:
+        there = checked_place(place, dtype, dimensions, what)
+        array: NDArray[Any] = received.on_device.array(there, what)  # or what the engine adopts
+        return array
     expected = np.dtype(dtype).newbyteorder("<")
     if place.dtype == pb.DTYPE_INT64_DELTA and expected == np.int64 and len(place.shape) == 1:
         return _summed_up(received, place, what)

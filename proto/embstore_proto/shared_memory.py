@@ -13,6 +13,7 @@ it is, is said on the socket, of which each side reads a byte once.
     RESULT     server    header, payload: the answer, or the last one
     PART       server    header, payload: an answer, others come
     ERROR      server    the error's class and text; the call has ended
+    DEVICE_AREA, ON_DEVICE    of arrays in a GPU's memory: see device_area.py
 
 A payload in the area is named by its offset and size. Where a payload of the server lies in a new
 area, an AREA comes before it. A client that does not want an answer any more ends its connection;
@@ -53,6 +54,8 @@ class Kind(IntEnum):
     RESULT = 5
     PART = 6
     ERROR = 7
+    DEVICE_AREA = 8
+    ON_DEVICE = 9
 
 
 class Call(NamedTuple):
@@ -86,7 +89,8 @@ class Refusal(NamedTuple):
     """It is no use to send the call again."""
 
 
-def _frame(kind: Kind, *parts: bytes, small: int = 0) -> bytes:
+def frame_of(kind: Kind, *parts: bytes, small: int = 0) -> bytes:
+    """Return a frame of a kind."""
     return b"".join((_HEAD.pack(sum(map(len, parts)), kind, small), *parts))
 
 
@@ -97,7 +101,7 @@ def head_of(data: bytes | bytearray) -> tuple[int, int, int]:
 
 def greeting(process: str) -> bytes:
     """Return what a server says first."""
-    return _frame(Kind.GREETING, PROTOCOL, process.encode())
+    return frame_of(Kind.GREETING, PROTOCOL, process.encode())
 
 
 def process_of(body: bytes) -> str:
@@ -112,7 +116,7 @@ def process_of(body: bytes) -> str:
 
 def hello(authorization: str, label: str) -> bytes:
     """Return what a client says first."""
-    return _frame(Kind.HELLO, f"{authorization}\n{label}".encode())
+    return frame_of(Kind.HELLO, f"{authorization}\n{label}".encode())
 
 
 def said(body: bytes) -> tuple[str, str]:
@@ -123,12 +127,12 @@ def said(body: bytes) -> tuple[str, str]:
 
 def area(size: int) -> bytes:
     """Return a request for an area, or what goes with its descriptor."""
-    return _frame(Kind.AREA, _AREA.pack(size))
+    return frame_of(Kind.AREA, _AREA.pack(size))
 
 
 def area_of(body: bytes) -> int:
     """Return the bytes of an area."""
-    _check(len(body) == _AREA.size)
+    check(len(body) == _AREA.size)
     (size,) = _AREA.unpack(body)
     return int(size)
 
@@ -147,11 +151,11 @@ def call(
 
 def call_of(body: bytes, name_bytes: int) -> Call:
     """Return the request of a frame."""
-    _check(len(body) >= _CALL.size + name_bytes)
+    check(len(body) >= _CALL.size + name_bytes)
     seconds, header_bytes, offset, size = _CALL.unpack_from(body)
     begin = _CALL.size + name_bytes
     name = body[_CALL.size : begin].decode("ascii", "replace")
-    _check(seconds == seconds and seconds > 0)
+    check(seconds == seconds and seconds > 0)
     header, inline, place = _parts(body, begin, header_bytes, offset, size)
     return Call(name, seconds, header, inline, place, size)
 
@@ -170,7 +174,7 @@ def answer(
 
 def answer_of(kind: int, body: bytes) -> Answer:
     """Return the answer of a frame."""
-    _check(len(body) >= _ANSWER.size)
+    check(len(body) >= _ANSWER.size)
     header_bytes, offset, size = _ANSWER.unpack_from(body)
     header, inline, place = _parts(body, _ANSWER.size, header_bytes, offset, size)
     return Answer(kind == Kind.RESULT, header, inline, place, size)
@@ -178,7 +182,7 @@ def answer_of(kind: int, body: bytes) -> Answer:
 
 def refusal(code: int, name: str, text: str, *, is_final: bool) -> bytes:
     """Return what ends a call by an error."""
-    return _frame(Kind.ERROR, bytes([code, is_final]), f"{name}\n{text}".encode())
+    return frame_of(Kind.ERROR, bytes([code, is_final]), f"{name}\n{text}".encode())
 
 
 def refusal_of(body: bytes) -> Refusal:
@@ -192,14 +196,15 @@ def _parts(
 ) -> tuple[bytes, bytes, int | None]:
     """Return (header, inline payload, its offset in the area)."""
     end = begin + header_bytes
-    _check(end <= len(body))
+    check(end <= len(body))
     if offset != _INLINE:
-        _check(end == len(body))
+        check(end == len(body))
         return body[begin:end], b"", offset
-    _check(len(body) - end == size)
+    check(len(body) - end == size)
     return body[begin:end], body[end:], None
 
 
-def _check(is_right: bool) -> None:
+def check(is_right: bool) -> None:
+    """Raise InvalidArgumentError, unless a frame is as it should be."""
     if not is_right:
         raise InvalidArgumentError("expected a frame of the shared-memory protocol, found garbage")

@@ -98,6 +98,7 @@ class TransportStats:
     )
     connections: int | None = gauge("Connections; none where the transport does not say.")
     area_bytes: int = gauge("Memory that is shared with clients.")
+    device_area_bytes: int = gauge("Memory of the GPU that is shared with clients.")
 
 
 class Memory(NamedTuple):

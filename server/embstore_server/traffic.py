@@ -17,6 +17,8 @@ class Traffic:
         """None where the library does not say."""
         self.area_bytes = 0
         """Of memory that is shared with clients."""
+        self.device_area_bytes = 0
+        """Of a GPU's memory that is shared with clients."""
 
     def count(self, caller: Caller) -> None:
         """Count a call that has ended."""

@@ -1,6 +1,7 @@
 """Examples of README and guide are pasted by everybody, so they run as they stand.
 
-Replaced are addresses, as a server of the test's own answers on free ports, and BACKUPS. The
+Replaced are addresses, as a server of the test's own answers on free ports, and BACKUPS. What takes
+a GPU is marked `py` in place of `python`, and is not run. The
 guide's tables of settings, errors, metrics, limits and routes are held against the code.
 """
 

@@ -1,6 +1,7 @@
-"""What `cuda.py` takes CuPy to be, checked where CuPy is installed; no device is needed.
+"""What `cuda.py`, and the client's `cupy_gpu.py`, take CuPy to be, checked where CuPy is installed;
+no device is needed.
 
-Names and parameters are read from the syntax tree of `cuda.py`. CuPy's compiled functions have no
+Names and parameters are read from their syntax trees. CuPy's compiled functions have no
 signature that `inspect` can read, but their docstrings begin with one.
 """
 
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from embstore.arrays import device_address
 from embstore.device.runtime import Runtime
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS
@@ -23,8 +25,14 @@ cupy = pytest.importorskip("cupy", reason="needs CuPy (a device is not needed)")
 from cupy.cuda import compiler, function  # noqa: E402
 
 from embstore.device import cuda as module  # noqa: E402
+from embstore_client import cupy_gpu  # noqa: E402
+from embstore_proto.device_area import Handles  # noqa: E402
 
-TREE = ast.parse(Path(module.__file__).read_text())
+NODES = [
+    node
+    for tree in (ast.parse(Path(m.__file__).read_text()) for m in (module, cupy_gpu))
+    for node in ast.walk(tree)
+]
 ALIASES = {"cupy", "compiler", "cuda", "function"}
 MEMBERS = [
     (cupy.cuda.Event, ["record", "synchronize"]),
@@ -68,8 +76,8 @@ def parameters(callee):
     return [name for name in declared if name not in ("self", "/", "*")]
 
 
-CALLS = [node for node in ast.walk(TREE) if isinstance(node, ast.Call) and chain(node.func)]
-NAMES = {".".join(chain(n)) for n in ast.walk(TREE) if isinstance(n, ast.Attribute) and chain(n)}
+CALLS = [node for node in NODES if isinstance(node, ast.Call) and chain(node.func)]
+NAMES = {".".join(chain(n)) for n in NODES if isinstance(n, ast.Attribute) and chain(n)}
 
 
 def test_every_name_of_cupy_exists():
@@ -258,6 +266,48 @@ def test_no_memory_is_a_capacity_error_that_tells_the_bytes(current, monkeypatch
     assert current.device == 0
 
 
+@pytest.mark.parametrize("status", [1, 205, 801])
+def test_memory_that_cuda_does_not_export_is_a_capacity_error_and_no_loss(
+    current, monkeypatch, status
+):
+    def refuse(address):
+        raise cuda_error(status)
+
+    event = SimpleNamespace(ptr=5)
+    monkeypatch.setattr(module.cupy.cuda, "Event", lambda **flags: event)
+    monkeypatch.setattr(module.cuda, "deviceGetPCIBusId", lambda ordinal: "0000:01:00.0")
+    monkeypatch.setattr(module.cuda, "ipcGetMemHandle", refuse)
+    runtime = plain_runtime()
+    with pytest.raises(CapacityError, match="cuda:1: expected memory that another process"):
+        runtime.export(SimpleNamespace(address=4096))
+    assert not runtime.is_lost
+
+
+def test_an_event_is_reached_not_yet_or_the_device_is_lost(current, monkeypatch):
+    status = 0
+    monkeypatch.setattr(module.cuda, "eventQuery", lambda event: status)
+    runtime, event = plain_runtime(), SimpleNamespace(ptr=5)
+    assert runtime.is_reached(event) is True
+    status = 600
+    assert runtime.is_reached(event) is False
+    status = 700
+    with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
+        runtime.is_reached(event)
+    assert runtime.is_lost
+
+
+def test_a_gpu_that_a_client_does_not_see_is_refused(monkeypatch):
+    def refuse(address):
+        raise cuda_error(101)
+
+    names = {name: getattr(cupy_gpu.cuda, name) for name in dir(cupy_gpu.cuda)}
+    names["deviceGetByPCIBusId"] = refuse
+    monkeypatch.setattr(cupy_gpu, "cuda", SimpleNamespace(**names))
+    handles = Handles(2 << 20, bytes(64), bytes(64), "0000:01:00.0")
+    with pytest.raises(InvalidArgumentError, match=r"GPU 0000:01:00\.0.*CUDA_VISIBLE_DEVICES"):
+        cupy_gpu.CupyGpu().open(handles)
+
+
 def test_pinned_memory_lives_as_long_as_a_view_of_it():
     behind = np.arange(100, dtype=np.uint8)
 
@@ -299,7 +349,7 @@ def interface(**other):
     ],
 )
 def test_contiguous_arrays_of_callers_are_taken(found):
-    assert module._checked_address(found, np.dtype(np.float32)) == 4096
+    assert device_address(found, np.dtype(np.float32)) == 4096
 
 
 @pytest.mark.parametrize(
@@ -316,7 +366,7 @@ def test_contiguous_arrays_of_callers_are_taken(found):
 )
 def test_other_arrays_of_callers_are_refused(found, why):
     with pytest.raises(InvalidArgumentError, match=why):
-        module._checked_address(found, np.dtype(np.float32))
+        device_address(found, np.dtype(np.float32))
 
 
 def test_the_runtime_has_the_protocols_methods_and_parameters():

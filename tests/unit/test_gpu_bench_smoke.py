@@ -27,6 +27,7 @@ def test_every_part_runs_on_the_emulated_device(tmp_path: pathlib.Path) -> None:
     assert all(results["host"][verb] > 0 for verb in ("lookup", "its_update", "update"))
     assert results["tiers"]["host_tier"]["came"] >= results["tiers"]["host_tier"]["rows"]
     assert results["tiers"]["storage"]["origins"]["initializer"] == 0
+    assert results["shared"]["same"]
     assert all(one["same"] for one in results["digests"].values())
     goals = reached(results["goals"])
     assert goals["optimizers with one digest on CPU and device"]

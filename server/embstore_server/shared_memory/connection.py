@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
+from embstore_proto import device_area as device_wire
 from embstore_proto import shared_memory as wire
 from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, Received
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
@@ -31,6 +32,7 @@ from embstore_server.caller import Caller
 from embstore_server.calls import BRIEF_BYTES
 from embstore_server.inflight import Reservation
 from embstore_server.shared_memory.area import Area, area_bytes
+from embstore_server.shared_memory.device_area import DeviceCall, DeviceSide
 
 if TYPE_CHECKING:
     from embstore_server.shared_memory.port import SharedMemoryPort
@@ -58,6 +60,7 @@ class Connection:
         self.peer = peer
         self.authorization = self.label = ""
         self.area: Area | None = None
+        self.device = DeviceSide(self)
         self.idle_since: float | None = None
         """None: a call is under way."""
         self._socket = own
@@ -76,6 +79,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._give_up_area()
+        self.device.close()
         self.port.closed(self)
 
     # In
@@ -109,6 +113,8 @@ class Connection:
             return None
         size, kind, small = wire.head_of(received)
         if kind != Kind.CALL or len(received) != wire.HEAD_BYTES + size:
+            return None
+        if self.device.announced is not None:  # its arrays are elsewhere
             return None
         try:
             asked = wire.call_of(bytes(received[wire.HEAD_BYTES :]), small)
@@ -148,6 +154,10 @@ class Connection:
                         await self._answer_call(SharedIncoming(self, wire.call_of(body, small)))
                     case Kind.AREA:
                         await self._grow_for(wire.area_of(body))
+                    case Kind.DEVICE_AREA:
+                        await self.device.grow_for(device_wire.size_of(body))
+                    case Kind.ON_DEVICE:
+                        self.device.announced = device_wire.size_of(body)
                     case Kind.HELLO:
                         self.authorization, label = wire.said(body)
                         self.label = label[:_LABEL_CHARACTERS_MAX]
@@ -204,7 +214,7 @@ class Connection:
             caller = Caller("Area", self.peer, monotonic(), principal=principal)
             await self.grow(size, caller)
         except EmbstoreError as exc:
-            await self.send([_refusal(exc)])
+            await self.refuse(exc)
 
     async def grow(self, size: int, caller: Caller) -> None:
         """Have an area of at least `size` bytes in place of the one before, and pass it."""
@@ -247,13 +257,17 @@ class Connection:
         async with calls.answered(verb.name, call) as caller:
             request: list[Any] = [call.request(verb)]
             caller.received_bytes = len(asked.header) + asked.size
+            if call.device is not None:
+                caller.received_bytes += call.device.announced
+                await call.device.begin(verb.name, caller)
             caller.brief = verb.is_bulk and caller.received_bytes <= BRIEF_BYTES
             if verb.is_bulk:
                 most, limit = service.call_bytes_max(caller)
-                if asked.size > most + HEADER_BYTES_MAX:  # with what aligns arrays, as elsewhere
+                sent_bytes = caller.received_bytes - len(asked.header)
+                if sent_bytes > most + HEADER_BYTES_MAX:  # with what aligns arrays, as elsewhere
                     raise InvalidArgumentError(
                         f"expected a call of at most {most} bytes ({limit}), found "
-                        f"{asked.size}; split the call"
+                        f"{sent_bytes}; split the call"
                     )
             with service.reservation(caller) as reservation:
                 if verb.is_bulk:
@@ -261,6 +275,10 @@ class Connection:
                 await calls.answer(verb, call, caller, request, reservation)
 
     # Out
+
+    async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
+        """Send an error."""
+        await self.send([_refusal(error, is_final=is_final)])
 
     async def send(self, pieces: "list[bytes | memoryview]", descriptor: int | None = None) -> None:
         """Send a frame, and wait until the client has taken all but what its socket holds."""
@@ -319,6 +337,7 @@ class SharedIncoming:
         self._caller: Caller | None = None
         self._area = connection.area  # of this call: a later one's is not written to
         self._end = 0  # of what of the area is used
+        self.device: DeviceCall | None = connection.device.call()
 
     def caller(self, verb: str) -> Caller:
         """Return who calls, by when."""
@@ -333,7 +352,7 @@ class SharedIncoming:
         asked, area = self.asked, self._area
         copies = self._connection.port.traffic.copies
         if asked.offset is None:
-            return Received(asked.header, memoryview(asked.inline))
+            return Received(asked.header, memoryview(asked.inline), on_device=self.device)
         size = 0 if area is None else area.size
         end = asked.offset + asked.size
         if not verb.is_bulk or area is None or end > size or asked.offset % ALIGNMENT:
@@ -343,7 +362,8 @@ class SharedIncoming:
             )
         self._end = end
         payload = area.memory[asked.offset : end]
-        return Received(asked.header, payload, copies, is_read_once=verb.name in _READ_ONCE)
+        once = verb.name in _READ_ONCE
+        return Received(asked.header, payload, copies, None, once, self.device)
 
     def has_room(self, count: int) -> bool:
         """Tell whether `expect` of so many bytes has nothing to do."""
@@ -354,6 +374,9 @@ class SharedIncoming:
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Have room for so many bytes in the area, which counts as in flight already."""
+        if self.device is not None:
+            await self.device.expect(count)
+            return
         if self.has_room(count):
             return
         assert self._caller is not None
@@ -369,6 +392,8 @@ class SharedIncoming:
         dtype: str,
     ) -> Blank:
         """Return a message whose payload is in the area, or small. Any thread."""
+        if self.device is not None:
+            return self.device.blank(shapes, dtype)
         return Blank(room, shapes, others, self._lend, dtype)
 
     def _lend(self, size: int) -> memoryview:
@@ -419,7 +444,7 @@ class SharedIncoming:
 
     async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
         """End the call by an error."""
-        await self._connection.send([_refusal(error, is_final=is_final)])
+        await self._connection.refuse(error, is_final=is_final)
 
 
 def _refusal(error: Exception, *, is_final: bool = False) -> bytes:

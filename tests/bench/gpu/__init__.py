@@ -25,6 +25,7 @@ it runs, no figure.
 * ``stores.py``    a store on the device, called with arrays that are there
 * ``step.py``      lookup and update of a resident working set; bytes beside the rows
 * ``host.py``      what a call of few keys costs the host above the runtime
+* ``shared.py``    a trainer's calls to a server of the same GPU
 * ``tiers.py``     the cache at 0.8 of the footprint; rows from storage, and the host tier
 * ``peer_torch.py`` torch on the same GPU
 * ``guard.py``     the digests of CPU and device are the same

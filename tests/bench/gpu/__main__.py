@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.bench import gpu
-from tests.bench.gpu import guard, host, kernels, peer_torch, report, scale, step, tiers
+from tests.bench.gpu import guard, host, kernels, peer_torch, report, scale, shared, step, tiers
 from tests.bench.gpu.machine import Machine, packages
 from tests.bench.program import NOTHING, Program, Run
 
@@ -34,6 +34,10 @@ def measure(run: Run, wanted: Sequence[str]) -> None:
         run.keep("step", step.measure, machine, run.scale, run.folder / "step")
     if "host" in wanted:
         run.keep("host", host.measure, machine, run.scale, run.folder / "host")
+    if "shared" in wanted:
+        found = run.keep("shared", shared.measure, machine, run.scale, run.folder / "shared")
+        if found is not None and not found["same"]:
+            run.results["failed"]["shared"] = "arrays of the GPU and of the host differ"
     if "torch" in wanted:
         run.keep("torch", peer_torch.measure, run.scale)
     if "tiers" in wanted:
@@ -44,7 +48,7 @@ PROGRAM = Program(
     name="gpu",
     about=gpu.__doc__ or "",
     room="about 20 GB",
-    parts=["digests", "digests-large", "kernels", "step", "host", "torch", "tiers"],
+    parts=["digests", "digests-large", "kernels", "step", "host", "shared", "torch", "tiers"],
     measure=measure,
     scale=scale,
     report=report,

@@ -145,6 +145,15 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
     return ["", f"the host above the runtime, {host['keys']:,} keys, ms: {spent}"]
 
 
+def _shared_lines(shared: dict[str, Any]) -> list[str]:
+    lines = ["", f"{shared['keys']:,} keys, dim {shared['dim']}, through memory of"]
+    return lines + [
+        f"    {way:12} lookup {shared[way]['lookup_ms']:.3f} ms, update "
+        f"{shared[way]['update_ms']:.3f} ms"
+        for way in ("in process", "the GPU", "the host")
+    ]
+
+
 def _peer_lines(results: Results) -> list[str]:
     lines = [""]
     peer = results.get("torch")
@@ -164,6 +173,7 @@ def table(results: Results) -> str:
         lines += _verb_lines(found)
     lines += _step_lines(results["step"]) if "step" in results else []
     lines += _host_lines(results["host"]) if "host" in results else []
+    lines += _shared_lines(results["shared"]) if "shared" in results else []
     lines += _tier_lines(results["tiers"]) if "tiers" in results else []
     lines += _peer_lines(results)
     return "\n".join([*lines, "", *closing_lines(results)])

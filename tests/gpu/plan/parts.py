@@ -137,6 +137,19 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
         run.benchmark("kernels", "every kernel beside its bytes", 90),
         run.benchmark("step", "the step with all rows resident", 40),
         run.benchmark("host", "Python of a call above the runtime", 20),
+        Part(
+            "shared-memory",
+            "memory of the GPU between two processes: events, ends of either, digests",
+            run.pytest(["tests/gpu/test_shared_memory_on_gpu.py"], ["tests/service/device"]),
+            90,
+            _missing(SERVERS_MODULES),
+        ),
+        run.benchmark(
+            "shared",
+            "a trainer's calls through memory of the GPU, of the host, and in process",
+            60,
+            lacks=_missing(SERVERS_MODULES),
+        ),
         run.benchmark("tiers", "the cache at 0.8 of the footprint", 90),
         run.benchmark("torch", "torch on the same step", 40, lacks=_missing(["torch"])),
         Part(

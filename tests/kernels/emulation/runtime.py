@@ -29,10 +29,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
+from embstore.device.runtime import (
+    COMPUTE,
+    DOWN,
+    EXPORTED_MULTIPLE_BYTES,
+    UP,
+    DeviceArray,
+    Exported,
+)
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import VERBS, kernels_of, source
 from tests.kernels.emulation.build import Kernel, KernelError, Parameter, build
+from tests.kernels.emulation.exports import Export, InterprocessEvent, export, freed
 
 GARBAGE = 0xA5
 WAITS_A_LOOK = 8
@@ -133,6 +141,9 @@ class EmulatedRuntime:
         self.fibers = fibers
         self.live_bytes = 0
         self.launches = 0
+        self.uploaded_bytes = 0
+        """From the host, in all; and to it."""
+        self.downloaded_bytes = 0
         self._seed = seed << 32
         self._memory_bytes = memory_bytes
         self._sources = sources
@@ -203,6 +214,8 @@ class EmulatedRuntime:
 
     def _give_back(self, memory: Memory) -> None:
         self._note_damage(memory)
+        if freed(memory):
+            self._damages.append(f"{memory.label}: freed while another process has it open")
         self._given_back.append(([s.given for s in self._streams.values()], memory))
 
     def _bytes(self, array: DeviceArray) -> np.ndarray:
@@ -267,6 +280,7 @@ class EmulatedRuntime:
     def upload(self, source: np.ndarray, target: DeviceArray, *, stream: int = COMPUTE) -> None:
         self._check()
         source_bytes, target_bytes = _bytes_of(source), self._bytes(target)
+        self.uploaded_bytes += target.nbytes
         assert len(source_bytes) == target.nbytes, f"{len(source_bytes)} into {target.nbytes} bytes"
         begin = source_bytes.ctypes.data
         is_pinned = any(low <= begin < high for low, high in list(self._pinned.items()))
@@ -280,6 +294,7 @@ class EmulatedRuntime:
     def download(self, source: DeviceArray, target: np.ndarray, *, stream: int = COMPUTE) -> None:
         self._check()
         source_bytes, target_bytes = self._bytes(source), _bytes_of(target)
+        self.downloaded_bytes += source.nbytes
         assert source.nbytes == len(target_bytes), f"{source.nbytes} into {len(target_bytes)} bytes"
         begin = target_bytes.ctypes.data
         end = begin + len(target_bytes)
@@ -352,6 +367,30 @@ class EmulatedRuntime:
         damage = memory.damage()
         if damage:
             self._damages.append(damage)
+
+    # Other processes, each with a runtime of its own
+
+    def export(self, array: DeviceArray) -> Exported:
+        self._check()
+        memory = self._live[array.address]  # a whole allocation
+        assert array.nbytes == len(memory.content) and array.nbytes % EXPORTED_MULTIPLE_BYTES == 0
+        return export(memory)
+
+    def is_reached(self, event: InterprocessEvent) -> bool:
+        self._check()
+        return event.is_reached()
+
+    def open(self, exported: Export) -> DeviceArray:
+        """Have another runtime's memory as if it were this one's."""
+        memory = exported.memory
+        self._live[memory.address] = memory
+        self._starts = None
+        return DeviceArray(memory.address, len(memory.content), np.uint8, None)
+
+    def close_opened(self, opened: DeviceArray) -> None:
+        """Have it no longer; work that was given before must have been waited for."""
+        del self._live[opened.address]
+        self._starts = None
 
     # Failures
 

@@ -1,0 +1,222 @@
+"""Memory of a server's GPU, opened by CuPy: `OpenArea` and `Gpu` of device_area.py.
+
+The memory is opened on the GPU that has it, which this process must see (CUDA_VISIBLE_DEVICES): the
+event can only be recorded in a stream of that GPU. Copies from and to another GPU of this process
+need peer access between the two; without it CUDA would take them through the host, so they are
+refused.
+
+Every method sets the GPU as the thread's current device, and puts back what it found. A copy is
+waited for where the library of `out` names no stream, and before anything is closed: to close what
+queued work still uses is undefined.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import cupy
+from cupy.cuda import runtime as cuda
+
+from embstore.errors import DeviceError, InvalidArgumentError
+from embstore_proto.device_area import Handles
+from embstore_proto.device_places import Place
+
+_CALLERS_MISTAKES = (1, 400)
+"""cudaErrorInvalidValue, cudaErrorInvalidResourceHandle."""
+_ENABLED_ALREADY = 704
+"""cudaErrorPeerAccessAlreadyEnabled."""
+_LEGACY_STREAM = 1
+"""cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CupyGpu:
+    """CUDA, as far as this process sees it."""
+
+    def open(self, handles: Handles) -> "CupyArea":
+        """See `Gpu`."""
+        try:
+            ordinal = cuda.deviceGetByPCIBusId(handles.gpu)
+        except cuda.CUDARuntimeError as exc:
+            raise InvalidArgumentError(
+                f"the rows are on the GPU {handles.gpu}, which this process does not see ({exc}): "
+                "add it to CUDA_VISIBLE_DEVICES, or give arrays of the host"
+            ) from exc
+        try:
+            with cupy.cuda.Device(ordinal):
+                return CupyArea(ordinal, handles)
+        except cuda.CUDARuntimeError as exc:
+            raise InvalidArgumentError(
+                f"CUDA does not open the memory of the server's GPU {handles.gpu} ({exc}): its "
+                "process must be on this host and in this IPC namespace; or give arrays of the host"
+            ) from exc
+
+
+def _on_device(
+    call: Callable[Concatenate["CupyArea", P], R],
+) -> Callable[Concatenate["CupyArea", P], R]:
+    """Run a method on the area's GPU; CUDA's errors are refusals of arrays, or DeviceErrors."""
+
+    @wraps(call)
+    def called(self: "CupyArea", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with cupy.cuda.Device(self.ordinal):
+                return call(self, *args, **kwargs)
+        except cuda.CUDARuntimeError as exc:
+            if exc.status in _CALLERS_MISTAKES:
+                raise InvalidArgumentError(
+                    f"expected arrays and streams of this process's GPUs, found an address or a "
+                    f"stream that CUDA does not know ({exc})"
+                ) from exc
+            raise DeviceError(
+                f"cuda:{self.ordinal} of this process: {call.__name__}: {exc}; it, or work queued "
+                "before it, has failed"
+            ) from exc
+
+    return called
+
+
+class CupyArea:
+    """Memory and event of a server, on the GPU `ordinal` of this process."""
+
+    def __init__(self, ordinal: int, handles: Handles) -> None:
+        self.ordinal = ordinal
+        self.byte_count = handles.byte_count
+        self._address = cuda.ipcOpenMemHandle(handles.memory)
+        try:
+            self._event = cuda.ipcOpenEventHandle(handles.event)
+        except cuda.CUDARuntimeError:
+            cuda.ipcCloseMemHandle(self._address)
+            raise
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._peers = {ordinal}
+        """GPUs of this process whose memory this one copies from and to."""
+
+    @_on_device
+    def follow(self, arrays: Sequence[Any]) -> None:
+        """See `OpenArea`."""
+        for array in arrays:
+            device, interface = self._device_of(array), array.__cuda_array_interface__
+            if interface["version"] < 3 and hasattr(array, "__dlpack__"):
+                self._ask_library(array, device)
+                continue
+            stream = interface.get("stream") if interface["version"] >= 3 else _LEGACY_STREAM
+            if stream is not None:
+                self._check_capture(stream)
+                self._after(stream, self._stream.ptr, device)
+        self._check_capture(self._stream.ptr)  # a library may have drawn it into one
+
+    def _ask_library(self, array: Any, device: int) -> None:
+        """Have our stream follow the one that a library uses now; only DLPack tells it to."""
+        try:
+            if device == self.ordinal:
+                array.__dlpack__(stream=self._stream.ptr)
+                return
+            with cupy.cuda.Device(device):  # a library takes streams of its array's GPU
+                theirs = cupy.cuda.Stream(non_blocking=True)
+                array.__dlpack__(stream=theirs.ptr)
+        except Exception as exc:  # whatever a library raises
+            raise InvalidArgumentError(
+                f"expected an array that its library gives away by DLPack: {exc}"
+            ) from exc
+        self._after(theirs.ptr, self._stream.ptr, device)
+
+    def _after(self, first: int, then: int, device: int) -> None:
+        """Have work of a stream wait for what another one, of a device, has been given."""
+        with cupy.cuda.Device(device):
+            event = cupy.cuda.Event(disable_timing=True)
+            cuda.eventRecord(event.ptr, first)
+        cuda.streamWaitEvent(then, event.ptr)
+
+    def _check_capture(self, stream: int) -> None:
+        if cuda.streamIsCapturing(stream):
+            raise InvalidArgumentError(
+                "expected an array whose stream does its work, found one that is being captured "
+                "into a CUDA graph: call the store outside of the capture"
+            )
+
+    def _device_of(self, array: Any) -> int:
+        """Return the GPU that has an array, from which this one can copy."""
+        interface = array.__cuda_array_interface__
+        if 0 in interface["shape"]:
+            return self.ordinal
+        place = cuda.pointerGetAttributes(int(interface["data"][0]))
+        if place.type not in (cuda.memoryTypeDevice, cuda.memoryTypeManaged):
+            raise InvalidArgumentError("expected an array in a GPU's memory, found one on the host")
+        device = int(place.device)
+        if device not in self._peers:
+            if not cuda.deviceCanAccessPeer(self.ordinal, device):
+                raise InvalidArgumentError(
+                    f"expected an array on a GPU with peer access to cuda:{self.ordinal}, which "
+                    f"has the server's rows, found one on cuda:{device}; give arrays of the host"
+                )
+            try:
+                cuda.deviceEnablePeerAccess(device)
+            except cuda.CUDARuntimeError as exc:
+                if exc.status != _ENABLED_ALREADY:
+                    raise
+            self._peers.add(device)
+        return device
+
+    @_on_device
+    def write(self, array: Any, offset: int, byte_count: int) -> None:
+        """See `OpenArea`."""
+        source = int(array.__cuda_array_interface__["data"][0])
+        self._copy(self._address + offset, source, byte_count)
+
+    def _copy(self, target: int, source: int, byte_count: int) -> None:
+        cuda.memcpyAsync(target, source, byte_count, cuda.memcpyDefault, self._stream.ptr)
+
+    @_on_device
+    def record(self) -> None:
+        """See `OpenArea`."""
+        cuda.eventRecord(self._event, self._stream.ptr)
+
+    @_on_device
+    def read(self, place: Place, out: Any) -> None:
+        """See `OpenArea`."""
+        if not place.byte_count:
+            return
+        device, interface = self._device_of(out), out.__cuda_array_interface__
+        self._copy(int(interface["data"][0]), self._address + place.offset, place.byte_count)
+        stream = interface.get("stream") if interface["version"] >= 3 else None
+        if stream is None:
+            self._stream.synchronize()
+            return
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(self._stream)
+        with cupy.cuda.Device(device):
+            cuda.streamWaitEvent(stream, event.ptr)
+
+    @_on_device
+    def lent(self, place: Place, owner: object) -> Any:
+        """See `OpenArea`; a `cupy.ndarray`."""
+        memory = cupy.cuda.UnownedMemory(
+            self._address, self.byte_count, owner, device_id=self.ordinal
+        )
+        pointer = cupy.cuda.MemoryPointer(memory, place.offset)
+        return cupy.ndarray(place.shape, place.dtype, memptr=pointer)
+
+    @_on_device
+    def copied(self, place: Place) -> Any:
+        """See `OpenArea`; a `cupy.ndarray`, of CuPy's pool."""
+        own = cupy.empty(place.shape, place.dtype)
+        if place.byte_count:
+            self._after(cupy.cuda.get_current_stream().ptr, self._stream.ptr, self.ordinal)
+            self._copy(int(own.data.ptr), self._address + place.offset, place.byte_count)
+            self._stream.synchronize()
+        return own
+
+    @_on_device
+    def close(self) -> None:
+        """See `OpenArea`; raises nothing where the server, or this process's GPU, has failed."""
+        for close in (
+            self._stream.synchronize,
+            partial(cuda.eventDestroy, self._event),
+            partial(cuda.ipcCloseMemHandle, self._address),
+        ):
+            with suppress(cuda.CUDARuntimeError):
+                close()

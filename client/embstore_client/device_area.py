@@ -1,0 +1,122 @@
+"""The GPU's memory that a server shares with this process: opened, written, read, closed.
+
+`embstore_proto.device_area` says what travels. A connection has at most one area, open from the
+server's handles until the next one takes its place, or the connection ends and no array of it is
+left. Its tether is ended after that, so that the server frees nothing that is open here.
+
+**Streams.** Copies run in a stream of our own, on the server's GPU, also where the trainer computes
+on another one. It follows the streams in which the arrays of a call are made, copies them, and
+records the server's event. Rows are there when the answer is; those for `out` are copied in the
+same stream, which the stream of `out` follows. Where an array names no stream, as PyTorch's, its
+library is asked for its order by DLPack, and a copy into it is waited for.
+
+**Rows that are lent** lie in the area, and it is free when the last array of them is gone. GPUs
+work behind Python: what was queued on these rows may still run then. The next call over the
+connection waits for the streams of its own arrays, so lent rows are for a trainer that uses them
+in the stream in which it makes its next keys or gradients. Whoever uses several, that do not follow
+each other, gives `out`.
+
+Only `cupy_gpu` knows CuPy, and is imported when the first call needs it.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore_proto import device_area as frames
+from embstore_proto.device_area import Handles
+from embstore_proto.device_places import Place
+
+
+class OpenArea(Protocol):
+    """Memory of another process's GPU, opened. One thread at a time, but for `close`."""
+
+    byte_count: int
+
+    def follow(self, arrays: Sequence[Any]) -> None:
+        """Have copies wait for what the streams of arrays have been given so far.
+
+        Raises InvalidArgumentError: an array that its library does not give away, or of a stream
+        that is being captured.
+        """
+
+    def write(self, array: Any, offset: int, byte_count: int) -> None:
+        """Copy a caller's array into the area."""
+
+    def record(self) -> None:
+        """Record the server's event behind all copies so far."""
+
+    def read(self, place: Place, out: Any) -> None:
+        """Copy an array of the area into a caller's, before its own stream goes on."""
+
+    def lent(self, place: Place, owner: object) -> Any:
+        """Return an array of the area itself, which keeps `owner`."""
+
+    def copied(self, place: Place) -> Any:
+        """Return a copy of an array of the area, in memory of our own."""
+
+    def close(self) -> None:
+        """Wait for the copies, and close memory and event. Any thread."""
+
+
+class Gpu(Protocol):
+    """What opens the memory of GPUs."""
+
+    def open(self, handles: Handles) -> OpenArea:
+        """Open a server's memory.
+
+        Raises InvalidArgumentError: its GPU is not in sight of this process, or CUDA refuses.
+        """
+
+
+def opened_gpu() -> Gpu:
+    """Return CuPy's; raises InvalidArgumentError where it is not installed."""
+    try:
+        from embstore_client.cupy_gpu import CupyGpu
+    except ImportError as exc:
+        raise InvalidArgumentError(
+            f"arrays in a GPU's memory need CuPy ({exc}): pip install 'embstore[cuda12]' (or "
+            "cuda13, by the driver's version); or give arrays of the host"
+        ) from exc
+    return CupyGpu()
+
+
+class DeviceSide:
+    """What a connection has of the server's GPU: an area, or none."""
+
+    def __init__(self) -> None:
+        self.area: OpenArea | None = None
+        self._tether = -1  # no object, which might be finalized before this is
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def take(self, body: bytes, descriptor: int) -> None:
+        """Open the memory of a frame, in place of what was open; `descriptor` is its tether."""
+        self.close()
+        if descriptor < 0:
+            raise EmbstoreError("expected the tether of a GPU's memory, found none")
+        self._tether = descriptor
+        try:
+            self.area = opened_gpu().open(frames.handles_of(body))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close what is open, then end its tether. Any thread; a fork leaves both to its parent."""
+        if os.getpid() != self._process:
+            return
+        area, self.area = self.area, None
+        tether, self._tether = self._tether, -1
+        try:
+            if area is not None:
+                area.close()
+        finally:
+            if tether >= 0:
+                with socket.socket(fileno=tether) as ended, suppress(OSError):
+                    ended.shutdown(socket.SHUT_RDWR)  # a child that was forked has it as well

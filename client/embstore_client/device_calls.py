@@ -1,0 +1,193 @@
+"""Calls whose arrays are in a GPU's memory: which they are, and what travels of them.
+
+Lookups and updates of a server that shares its GPU's memory (`device_area`). Keys are not made
+unique, and gradients not summed: the server does both on the GPU, where they are. If one of a
+call's arrays is on the device its rows come there, too: to `out`, or lent. Arrays of the host
+beside them (counts, offsets of bags, keys) travel as ever.
+
+Of a step its gradients may be there; those of several ranks the server copies to the host, where
+ranks are added. Its rows come to the host: they come in parts, which are put together there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import device_address, is_on_device, refusal, shape_of
+from embstore.checks.call_bytes import ConfigOf, reply_bytes
+from embstore.checks.parts import length
+from embstore.errors import InvalidArgumentError
+from embstore_client import device_area
+from embstore_client.device_area import OpenArea
+from embstore_proto import device_area as frames
+from embstore_proto.device_places import DEVICE_ALIGNMENT, OnDevice, Place, Places, aligned
+from embstore_proto.frame import Framed, Message
+from embstore_proto.v1 import embstore_pb2 as pb
+
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
+"""Of keys, and of rows and gradients, by their dimensions."""
+
+
+def message_for(
+    command: Any, out: Any, config_of: ConfigOf, wire_dtype: str
+) -> "DeviceMessage | None":
+    """Return the message of a call that has arrays in a GPU's memory; None: it has none, or is of
+    a verb that takes none there.
+
+    Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; a `wire_dtype`
+    of two bytes, which is for the network.
+    """
+    arrays = _arrays_of(command)
+    if arrays is None or not any(map(is_on_device, (*arrays, *(out or ())))):
+        return None
+    shapes: list[tuple[str, tuple[int, int]]] = []
+    match command:
+        case c.Lookup(tables):
+            shapes = [(p.table, (length(p.keys), _dim(config_of, p))) for p in tables]
+        case c.LookupPooled(keys, bags):
+            shapes = [(keys.table, (len(bags.offsets) - 1, _dim(config_of, keys)))]
+    outs = list(out) if out else [None] * len(shapes)
+    if wire_dtype != "float32":
+        raise InvalidArgumentError(
+            f'expected arrays of the host with wire_dtype="{wire_dtype}", found some in a GPU\'s '
+            "memory: where that is shared nothing is rounded"
+        )
+    for (table, shape), own in zip(shapes, outs, strict=True):
+        _check_out(table, shape, own)
+    size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
+    return DeviceMessage(outs, size if shapes else 0)
+
+
+def _arrays_of(command: Any) -> list[Any] | None:
+    """Return what a command has that may be on a device; None: it is of a verb that takes none."""
+    match command:
+        case c.Lookup(tables):
+            return [part.keys for part in tables]
+        case c.LookupPooled(keys):
+            return [keys.keys]
+        case c.Update(tables):
+            return [array for part in tables for array in (part.keys, part.gradients)]
+        case c.UpdatePooled(part):
+            return [part.keys, part.gradients]
+        case c.UpdateStep(tables=shares):
+            return [part.gradients for part in shares]
+    return None
+
+
+def _dim(config_of: ConfigOf, part: Any) -> int:
+    return config_of(part.table, part.table_id).dim
+
+
+def _check_out(table: str, shape: tuple[int, int], out: Any) -> None:
+    if out is None:
+        return
+    if not is_on_device(out):
+        raise refusal(
+            table, "out in the GPU's memory, as other arrays of the call", "one on the host"
+        )
+    found, interface = shape_of(out), out.__cuda_array_interface__
+    if found != shape:
+        raise refusal(table, f"out of shape {shape}", found)
+    device_address(interface, _DTYPES[2])
+    if interface["data"][1]:
+        raise refusal(table, "out that may be written", "a read-only array")
+
+
+class DeviceMessage(Message):
+    """A message whose arrays are in a GPU's memory; those of the host are its payload."""
+
+    def __init__(self, outs: Sequence[Any], rows_bytes: int) -> None:
+        super().__init__()
+        self.outs = outs
+        self.rows_bytes = rows_bytes
+        """About the bytes of the rows that come back."""
+        self._places = Places()
+        self._arrays: list[tuple[Any, Place]] = []
+
+    def add(self, array: Any) -> pb.Array:
+        """Append an array, and return its place for the header."""
+        if not is_on_device(array):
+            return super().add(array)
+        shape = shape_of(array)
+        dtype = _DTYPES.get(len(shape))
+        if dtype is None:
+            raise InvalidArgumentError(f"expected one or two dimensions, found shape {shape}")
+        device_address(array.__cuda_array_interface__, dtype)
+        place = self._places.add(shape, dtype)
+        self._arrays.append((array, place))
+        return place.stored()
+
+    def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
+        """Copy the arrays to where the server reads them, in a connection's area, which grows if it
+        must; return the frame that says so.
+
+        Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
+        server's GPU not be shared.
+        """
+        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
+        byte_count = self._places.byte_count
+        wanted = max(aligned(byte_count) + rows_bytes, 1)
+        area = connection.device.area
+        if area is None or area.byte_count < wanted:
+            connection.ask_for_device_area(wanted, deadline)
+            area = connection.device.area
+        area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
+        for array, place in self._arrays:
+            if place.byte_count:
+                area.write(array, place.offset, place.byte_count)
+        area.record()
+        return frames.on_device(byte_count)
+
+    def rows(self, area: OpenArea, lend: Callable[[], object] | None) -> OnDevice:
+        """Return what takes the rows of the answer from an area; `lend` returns what lent rows
+        keep, None: they are copied."""
+        return _Rows(area, self.outs, lend)
+
+    def total_bytes(self, header: bytes) -> int:
+        """Refuse to be sent without shared memory; so do all that a network needs."""
+        self._refuse()
+
+    def joined(self, header: bytes) -> bytes:
+        """See `total_bytes`."""
+        self._refuse()
+
+    def framed(self, header: bytes) -> Framed:
+        """See `total_bytes`."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InvalidArgumentError(
+            "expected arrays of the host, found some in a GPU's memory, which is shared only with "
+            "a server of this host and user, by shared memory, and the connection is by gRPC"
+        )
+
+
+class _Rows:
+    """The rows of one answer, table after table."""
+
+    def __init__(
+        self, area: OpenArea, outs: Sequence[Any], lend: Callable[[], object] | None
+    ) -> None:
+        self._area, self._lend = area, lend
+        self._outs = iter(outs)
+
+    def array(self, place: Place, what: str) -> Any:
+        """Return an array of the answer: the caller's, filled, or one of the area."""
+        if place.end > self._area.byte_count:
+            raise InvalidArgumentError(
+                f"{what}: expected rows in the GPU's memory, found them outside"
+            )
+        out = next(self._outs, None)
+        if out is not None:
+            if shape_of(out) != place.shape:
+                raise InvalidArgumentError(
+                    f"{what}: expected rows of shape {shape_of(out)}, found {place.shape}: the "
+                    "table has become another one"
+                )
+            self._area.read(place, out)
+            return out
+        return (
+            self._area.copied(place) if self._lend is None else self._area.lent(place, self._lend())
+        )

@@ -1,0 +1,103 @@
+"""Memory of a GPU that another process has opened, and writes into while we work.
+
+A server exports an allocation (`Runtime.export`), and a client of the same host copies keys and
+gradients into it, and reads rows there. Nothing of it passes through the host.
+
+**What the other process may do.** It can change every byte at any moment, also between our check
+and our use. A key that changed behind the check of its table's bounds would be an access out of
+bounds, so keys are copied to memory of our own, by COMPUTE, and only the copy is looked at.
+Gradients are copied as well. The kernels would not need it: each gradient is read once, into the
+sum that is checked and applied. But where commands are logged an update is read twice, by the
+kernels and by the log, and both must have the same bytes: else a replay has another digest. A copy
+costs twice the bytes in the GPU's own memory, a small share of what its update reads and writes.
+There is one copy of an array, whoever adopts it how often. Rows are written there alone.
+
+**Order.** The other process records an event of ours behind its copies. We ask whether it is
+reached (`are_inputs_there`) before a call takes its turn, and COMPUTE never waits for it: the event
+of a process that hangs, or was killed, is never reached perhaps, and the store would hang with it.
+For the same reason it is not waited for once it was reached: it may have been recorded again since.
+In the other direction no event is needed, because a call waits for its GPU before it returns.
+
+**Its content at first** is zeros: memory of the device may have had other clients' rows.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from embstore.device.base import Device
+from embstore.device.gpu_work import GpuWork
+from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES, DeviceArray
+from embstore.errors import InvalidArgumentError
+
+
+class SharedMemory:
+    """An allocation of its own that another process can open. In its turn of the device, but for
+    `are_inputs_there`.
+
+    It is freed with the last reference to it and to its arrays; not before the other process has
+    closed it, which is the owner's part.
+    """
+
+    def __init__(self, work: GpuWork, byte_count: int) -> None:
+        assert byte_count % EXPORTED_MULTIPLE_BYTES == 0
+        self._runtime = work.runtime
+        self._memory = work.scratch.plain(byte_count, np.uint8)
+        work.runtime.fill(self._memory, 0)
+        work.wait()
+        self.exported = work.runtime.export(self._memory)
+
+    @property
+    def are_inputs_there(self) -> bool:
+        """Whether the other process's last recorded work on it is done. Any thread."""
+        return self._runtime.is_reached(self.exported.event)
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "SharedArray":
+        """Return an array in it, which is inside. Any thread."""
+        count, width = (*shape, 1)[:2]
+        d_bytes = self._memory[offset : offset + count * width * dtype.itemsize]
+        return SharedArray(d_bytes.view(dtype, width=width), shape)
+
+
+class SharedArray:
+    """An array in shared memory, as a command has it: where a caller's own would be."""
+
+    def __init__(self, d_array: DeviceArray, shape: tuple[int, ...]) -> None:
+        self.d_array = d_array
+        self.shape, self.dtype = shape, d_array.dtype
+        self._own: DeviceArray | None = None
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": d_array.dtype.str,
+            "data": (d_array.address, False),
+            "version": 3,
+            "stream": None,
+        }
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def owned(self, work: GpuWork) -> DeviceArray:
+        """Return the copy in memory of our own, made when it is first asked for."""
+        if self._own is None:
+            there = self.d_array
+            self._own = work.scratch.take(there.count, there.dtype, width=there.width)
+            work.runtime.copy(there, self._own)
+        return self._own
+
+
+def share(device: Device, byte_count: int) -> SharedMemory:
+    """Return memory of a device for another process; in a turn of the device.
+
+    Raises
+    ------
+    InvalidArgumentError : the device is no GPU.
+    CapacityError : it has no such memory, or cannot export it.
+    """
+    work = getattr(device, "work", None)
+    if not isinstance(work, GpuWork):
+        raise InvalidArgumentError(
+            f"expected arrays of the host, found some in a GPU's memory: the rows are on "
+            f"{device.name}"
+        )
+    return SharedMemory(work, byte_count)

@@ -1,0 +1,190 @@
+"""What no client says of a GPU's memory that it shares: it costs the call, or the connection."""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore_proto import device_area as frames
+from embstore_proto import shared_memory
+from embstore_proto.device_places import DEVICE_OFFSET
+from embstore_proto.shared_memory import Kind
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_proto.verbs import VERBS
+from tests.service.device.samples import GpuServer
+from tests.service.faults.losing import needs_compiler
+from tests.service.faults.served import Served, on_loop_call, until
+from tests.service.faults.sharing import EndedError, RawSharer, make_wide
+from tests.serving import patient
+
+pytestmark = needs_compiler
+
+PATIENCE_S = 30.0
+COUNT, KEYS_BYTES = 10, 80
+AREA_BYTES = 2 << 20
+KEYS = np.arange(COUNT)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
+    path = tmp_path_factory.mktemp("device")
+    with GpuServer(path / "store", socket=str(path / "socket")) as made:
+        yield made
+        made.runtime.check_guards(everywhere=True)
+
+
+class Sharer(RawSharer):
+    """A connection with an area of the device, which it does not open."""
+
+    def ask_for_device(self, size: int) -> Any:
+        """Ask for an area, and return what is said."""
+        self.say(frames.request(size))
+        return self.next()
+
+    def end_tether(self) -> None:
+        """Say that nothing is open."""
+        os.close(self._descriptors.pop())
+
+    def call(self, verb: str, header: bytes, announced: int | None) -> Any:
+        """Send a call, and return what it is answered by."""
+        front = b"" if announced is None else frames.on_device(announced)
+        self.say(front + b"".join(shared_memory.call(verb, PATIENCE_S, header, b"", None)))
+        return self.answer()
+
+
+@pytest.fixture
+def sharer(server: GpuServer) -> Iterator[Sharer]:
+    with Sharer(server.socket) as made:
+        assert made.ask_for_device(1).kind == Kind.DEVICE_AREA
+        yield made
+    until(lambda: area_bytes(server) == 0, PATIENCE_S)
+
+
+def area_bytes(server: Served) -> int:
+    found: int = on_loop_call(lambda: server.service.traffic["shared_memory"].device_area_bytes)
+    return found
+
+
+def lookup_header(**changed: Any) -> bytes:
+    """Return the header of a lookup whose keys are in the area; `changed` is of their place."""
+    command = c.Lookup((c.TableKeys("wide", None, KEYS),))
+    outgoing = VERBS["Lookup"].outgoing(command)
+    place = {"dtype": pb.DTYPE_INT64, "shape": [COUNT], "offset": DEVICE_OFFSET} | changed
+    outgoing.head.tables[0].keys.CopyFrom(pb.Array(**place))
+    return outgoing.serialised(None)
+
+
+def assert_serves(server: GpuServer) -> None:
+    with patient(f"unix:{server.socket}") as store:
+        assert store.lookup({"wide": KEYS})["wide"].shape[0] == COUNT
+
+
+def test_a_call_that_is_right_is_answered(sharer: Sharer) -> None:
+    said = sharer.call("Lookup", lookup_header(), KEYS_BYTES)
+    assert said.kind == Kind.RESULT  # of keys that are zeros, as the area is at first
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"offset": DEVICE_OFFSET + 64},
+        {"offset": DEVICE_OFFSET + AREA_BYTES},
+        {"offset": DEVICE_OFFSET + 8},
+        {"offset": 2**64 - 64},
+        {"offset": DEVICE_OFFSET - 64},
+        {"shape": [COUNT + 1]},
+        {"shape": [2**61]},
+        {"shape": [2**63, 0]},
+        {"shape": [2, 5]},
+        {"shape": []},
+        {"dtype": pb.DTYPE_FLOAT32},
+        {"dtype": pb.DTYPE_INT64_DELTA},
+        {"dtype": 77},
+    ],
+    ids=str,
+)
+def test_keys_elsewhere_or_of_another_kind_are_refused(
+    server: GpuServer, sharer: Sharer, place: dict[str, Any]
+) -> None:
+    said = sharer.call("Lookup", lookup_header(**place), KEYS_BYTES)
+    assert said.refusal.name == "InvalidArgumentError"
+    assert sharer.call("Lookup", lookup_header(), KEYS_BYTES).kind == Kind.RESULT
+
+
+@pytest.mark.parametrize("announced", [AREA_BYTES + 1, 2**64 - 1, None])
+def test_more_than_the_area_has_is_refused(
+    server: GpuServer, sharer: Sharer, announced: int | None
+) -> None:
+    """And so are places of a GPU's memory in a call that announces none."""
+    said = sharer.call("Lookup", lookup_header(), announced)
+    assert said.refusal.name == "InvalidArgumentError"
+    assert sharer.call("Lookup", lookup_header(), KEYS_BYTES).kind == Kind.RESULT
+
+
+def test_a_call_without_an_area_is_refused(server: GpuServer) -> None:
+    with Sharer(server.socket) as sharer:
+        said = sharer.call("Lookup", lookup_header(), KEYS_BYTES)
+        assert "shared memory of a GPU of 0 bytes" in said.refusal.text
+
+
+@pytest.mark.parametrize("verb", ["GetStats", "ReadRows", "Assign", "LookupStep", "PutRows"])
+def test_verbs_that_use_no_memory_of_a_gpu_refuse_it(sharer: Sharer, verb: str) -> None:
+    said = sharer.call(verb, b"", 0)
+    assert f"arrays of the host in {verb}" in said.refusal.text
+
+
+def test_rows_of_two_bytes_are_refused(sharer: Sharer) -> None:
+    head = VERBS["Lookup"].request.Header.FromString(lookup_header())
+    head.rows_dtype = pb.DTYPE_FLOAT16
+    said = sharer.call("Lookup", head.SerializeToString(), KEYS_BYTES)
+    assert "float32 rows" in said.refusal.text
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1])
+def test_an_area_above_the_most_is_refused(server: GpuServer, size: int) -> None:
+    with Sharer(server.socket) as sharer:
+        assert "split the call" in sharer.ask_for_device(size).refusal.text
+        assert sharer.ask_for_device(1).kind == Kind.DEVICE_AREA
+    until(lambda: area_bytes(server) == 0, PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", [Kind.DEVICE_AREA, Kind.ON_DEVICE])
+@pytest.mark.parametrize("body", [b"", bytes(7), bytes(9)])
+def test_frames_that_are_none_end_the_connection(
+    server: GpuServer, kind: Kind, body: bytes
+) -> None:
+    with Sharer(server.socket) as sharer:
+        sharer.say(struct.pack("<IBB", len(body), kind, 0) + body)
+        assert sharer.next().refusal.name == "InvalidArgumentError"
+        with pytest.raises(EndedError):
+            sharer.next()
+    assert_serves(server)
+
+
+def test_an_area_is_freed_when_its_tether_has_ended_and_not_before(server: GpuServer) -> None:
+    with Sharer(server.socket) as sharer:
+        sharer.ask_for_device(1)
+        sharer.ask_for_device(1)
+        assert area_bytes(server) == 2 * AREA_BYTES
+        sharer._descriptors.reverse()
+        sharer.end_tether()  # of the first
+        until(lambda: area_bytes(server) == AREA_BYTES, PATIENCE_S)
+        sharer.socket.close()
+        until(lambda: server.service.traffic["shared_memory"].connections == 0, PATIENCE_S)
+        assert area_bytes(server) == AREA_BYTES
+        sharer.end_tether()
+        until(lambda: area_bytes(server) == 0, PATIENCE_S)
+
+
+def test_a_server_on_the_cpu_refuses_to_share_its_memory(tmp_path: Path) -> None:
+    with Served(tmp_path / "store", socket=str(tmp_path / "socket")) as served:
+        served.on_engine(make_wide)
+        with Sharer(served.socket) as sharer:
+            assert "the rows are on cpu" in sharer.ask_for_device(1).refusal.text
+            assert sharer.call("Lookup", lookup_header(), KEYS_BYTES).kind == Kind.ERROR
+        served.assert_free()
