@@ -58,6 +58,9 @@ from embstore_server.service import Service
 BRIEF_BYTES = 1 << 10
 """Of a brief request: at most a hundred keys, a fraction of a millisecond where rows are cached and
 milliseconds where the disk is asked for each."""
+AT_ONCE_BYTES = 16 << 20
+"""Of rows that are looked up at once, together. If they are in the cache that takes a few
+milliseconds, in which the engine would be busy anyway."""
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
 """Of rows: a few dozen microseconds."""
 _POSITION_BYTES = 4
@@ -163,7 +166,11 @@ class Calls:
         What it spares is a task for each, its time-out and turns of the event loop, which together
         cost more than to look up a thousand rows; and those that came together are one lookup.
         """
-        asked = [self._asked(*one) for one in calls]
+        asked, left = [], AT_ONCE_BYTES
+        for call, request in calls:
+            one = self._asked(call, request, left)
+            left -= one.bytes if one else 0
+            asked.append(one)
         replies: list[Framed | None] = [None] * len(calls)
         for admit in (True, False):
             places = [i for i, one in enumerate(asked) if one and one.command.admit is admit]
@@ -174,7 +181,7 @@ class Calls:
 
     def _looked_up(self, asked: Sequence["_Asked"]) -> list[Framed]:
         """Return the replies to lookups with one `admit`; none, if not all can be answered."""
-        calls, callers, commands, rows = zip(*asked, strict=True)
+        calls, callers, commands, rows, _ = zip(*asked, strict=True)
         try:
             answered = self._service.look_up_at_once(callers, commands, rows)
         except Exception:  # whichever it is of; the usual way says what is wrong
@@ -190,22 +197,23 @@ class Calls:
             replies.append(reply)
         return replies
 
-    def _asked(self, call: Incoming, request: Received) -> "_Asked | None":
-        """Return a lookup that may be answered at once."""
+    def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":
+        """Return a lookup that may be answered at once, of so many bytes of rows at most."""
         caller = call.caller(_LOOKUP.name)
         try:
             caller.principal = self._service.callers.principal(
                 call.authorization, call.certificate_names
             )
             arrived = self._arrived(_LOOKUP, caller, request)
+            command: Any = arrived.command
+            size = self._service.expected_bytes(command)
         except Exception:  # the usual way says what is wrong
             return None
-        command: Any = arrived.command
         is_plain = not arrived.stages and arrived.rows_dtype not in NARROW
-        if not is_plain or not call.has_room(self._service.expected_bytes(command)):
+        if not is_plain or size > bytes_max or not call.has_room(size):
             return None
         caller.received_bytes = len(request.header) + len(request.payload)
-        return _Asked(call, caller, command, _Rows(call))
+        return _Asked(call, caller, command, _Rows(call), size)
 
     def _arrived(self, verb: Verb, caller: Caller, request: Request) -> Arrived:
         """Take a command apart, and see that its caller may give it. Any thread."""
@@ -423,6 +431,8 @@ class _Asked(NamedTuple):
     caller: Caller
     command: Lookup
     rows: _Rows
+    bytes: int
+    """Of the rows, about."""
 
 
 async def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:

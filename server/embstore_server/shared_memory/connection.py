@@ -42,9 +42,8 @@ TRANSPORT = "shared_memory"
 _READ_ONCE = {"Update"}
 """Verbs whose rows the engine reads once: an update is made, checked and logged of their sums."""
 _LOOKUP = VERBS["Lookup"]
-AT_ONCE_BYTES = 512 << 10
-"""Of the keys of lookups that are answered at once, together: if their rows are in the cache, that
-takes a few milliseconds at most, in which the engine would be busy anyway."""
+_AT_ONCE_BYTES = 512 << 10
+"""Of the keys of a lookup that may be answered at once: they are copied first."""
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
 _FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
@@ -118,7 +117,7 @@ class Connection:
             return None
         try:
             asked = wire.call_of(bytes(received[wire.HEAD_BYTES :]), small)
-            if asked.verb != _LOOKUP.name or asked.size > AT_ONCE_BYTES:
+            if asked.verb != _LOOKUP.name or asked.size > _AT_ONCE_BYTES:
                 return None
             call = SharedIncoming(self, asked)
             return call, call.request(_LOOKUP)

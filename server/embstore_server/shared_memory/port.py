@@ -25,7 +25,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_proto.addresses import unix_socket_address
 from embstore_server.calls import Calls
 from embstore_server.service import Service
-from embstore_server.shared_memory.connection import AT_ONCE_BYTES, TRANSPORT, Connection
+from embstore_server.shared_memory.connection import TRANSPORT, Connection
 
 _IDLE_S = 120.0
 """A connection without a call is ended then, and its area is free."""
@@ -107,17 +107,12 @@ class SharedMemoryPort:
 
     def _readable(self) -> None:
         """Read from the connections that have something; answer what can be at once."""
-        found, size = [], 0
+        found = []
         for descriptor, _ in self._epoll.poll(0):
             connection = self._by_descriptor.get(descriptor)
             one = connection and connection.read()
-            if not one:
-                continue
-            size += len(one[1].payload)
-            if size <= AT_ONCE_BYTES:
+            if one:
                 found.append(one)
-            else:
-                one[0].answer_at_once(None)
         if found:
             for (call, _), reply in zip(found, self.calls.at_once(found), strict=True):
                 call.answer_at_once(reply)

@@ -20,6 +20,7 @@ from embstore_proto import shared_memory as frames
 from embstore_proto.frame import Received
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
+from embstore_server import calls
 from tests.service.faults.served import Served, on_loop_call
 from tests.service.faults.sharing import DIM, RawSharer, Said, keys, make_wide
 
@@ -149,6 +150,20 @@ def test_rows_that_are_not_in_the_cache_come_as_well(
         for sharer, one in zip(sharers, together(sharers, commands), strict=True):
             assert (rows_of(sharer, one)[0] == 7.0).all()
     assert turns == [CLIENTS]  # the second time
+
+
+def test_what_is_too_much_for_one_turn_takes_turns(
+    sharers: list[RawSharer], turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the event loop would stand still for all of it."""
+    row_bytes = 4 * DIM
+    monkeypatch.setattr(calls, "AT_ONCE_BYTES", 2500 * row_bytes)
+    sizes = (1000, 1000, 1000, 200, 1, 2600)
+    said = together(sharers, [asked(("a", keys(size))) for size in sizes])
+    for sharer, one, size in zip(sharers, said, sizes, strict=True):
+        (rows,) = rows_of(sharer, one)
+        assert (rows == keys(size)[:, None]).all()
+    assert turns == [4]
 
 
 def test_while_the_engine_is_at_work_they_wait(
