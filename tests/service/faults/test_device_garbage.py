@@ -89,6 +89,15 @@ def test_a_call_that_is_right_is_answered(sharer: Sharer) -> None:
     assert said.kind == Kind.RESULT  # of keys that are zeros, as the area is at first
 
 
+def test_a_lookup_that_comes_after_its_announcement_has_its_arrays_there(
+    server: GpuServer, sharer: Sharer
+) -> None:
+    """By itself it looks like one that may be answered where it is read."""
+    sharer.say(frames.on_device(KEYS_BYTES))
+    assert_serves(server)  # it has been read by then
+    assert sharer.call("Lookup", lookup_header(), None).kind == Kind.RESULT
+
+
 @pytest.mark.parametrize(
     "place",
     [
