@@ -389,6 +389,32 @@ def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
     assert refused(lambda: rank.stub.Announce(request)) == INVALID
 
 
+@pytest.mark.parametrize("given", [["a"], ["a", "wide", "idle"], ["a", "a", "wide"]])
+def test_an_update_of_a_step_names_the_announced_tables_and_no_others(
+    stub: Any, server: Watched, given: list[str]
+) -> None:
+    """One that was announced without keys too; its gradients have no row. In any order."""
+    server.on_engine(lambda store: add(store, "idle"))
+    opened(stub, "a", "wide", "idle")
+    rank, payload = Rank(stub, "s"), Payload(0)
+    header = pb.AnnounceRequest.Header(member=rank.member)
+    tables = header.steps.add(step=1).tables
+    tables.add(table="a", keys=payload.add([7], "<i8"))
+    tables.add(table="wide", keys=payload.add([], "<i8"))
+    stub.Announce(pb.AnnounceRequest(header=header, payload=payload.content))
+    counts = {"a": (1, DIM), "wide": (0, 512), "idle": (0, DIM)}
+
+    def update(names: list[str]) -> Any:
+        payload = Payload(0)
+        header = pb.UpdateStepRequest.Header(member=rank.member, step=1)
+        for name in names:
+            header.tables.add(table=name, gradients=payload.add(np.ones(counts[name]), "<f4"))
+        return stub.UpdateStep(pb.UpdateStepRequest(header=header, payload=payload.content))
+
+    assert refused(lambda: update(given)) == INVALID
+    assert dict(update(["wide", "a"]).header.t) == {"a": 1, "wide": 1, "idle": 0}
+
+
 def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) -> None:
     header = pb.AnnounceRequest.Header(member=rank.member)
     for step in range(1, 1026):

@@ -1,7 +1,8 @@
 """A TCP proxy that cuts connections: at once, or after so many bytes in either direction.
 
 What a client sees then is what a network does to it: a frame that ends in the middle, a reply that
-never comes. A cut is a reset or an orderly end, in turn.
+never comes. A cut is a reset or an orderly end, in turn. So that a call is done before its reply is
+lost, replies can be dropped first.
 """
 
 import socket
@@ -21,6 +22,7 @@ class _Link:
     def __init__(self, proxy: "Proxy", client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
         self._ends = (client, server)
+        self.is_silent = False  # the client gets nothing any more
         self._threads = [
             threading.Thread(target=self._pump, args=ends)
             for ends in ((client, server), (server, client))
@@ -31,6 +33,8 @@ class _Link:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while piece := source.recv(_PIECE_BYTES):
+                if self.is_silent and source is self._ends[1]:
+                    continue
                 allowed = self._proxy.allowed(len(piece))
                 sink.sendall(piece[:allowed])
                 if allowed < len(piece):
@@ -87,6 +91,12 @@ class Proxy:
         """Cut every connection when `count` more bytes have passed; what comes later passes."""
         with self._lock:
             self._left = count
+
+    def silence(self) -> None:
+        """Pass nothing to the clients of the connections that there are, which stay."""
+        with self._lock:
+            for link in self._links:
+                link.is_silent = True
 
     def allowed(self, count: int) -> int:
         """Return how many of `count` bytes may pass."""
