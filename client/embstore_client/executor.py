@@ -29,6 +29,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from embstore import commands as c
+from embstore.arithmetic.denormals import kept
 from embstore.arrays import Rows, as_out, check_on_host
 from embstore.checks import checked
 from embstore.checks.call_bytes import check_call_bytes
@@ -223,6 +224,7 @@ class RemoteExecutor:
     def __repr__(self) -> str:
         return f"at {self.transport.address}"
 
+    @kept
     def execute(
         self,
         command: Command[R],

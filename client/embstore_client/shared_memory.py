@@ -12,7 +12,6 @@ forked has none of them.
 import mmap
 import os
 import socket
-import struct
 import threading
 from array import array
 from collections import deque
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
-from embstore_client.copying import Copier
+from embstore_client.copying import copy
 from embstore_client.device_area import DeviceSide
 from embstore_client.device_calls import DeviceMessage
 from embstore_client.wire import WireError
@@ -48,7 +47,6 @@ _READ_BYTES = 32 << 10
 _FREE_MAX = 8
 _FRESH_S = 0.05
 _LOOK_S = 1.0
-_TIMEVAL = struct.Struct("@ll")
 T = TypeVar("T")
 _CODES = {code.value[0]: code for code in StatusCode}
 
@@ -69,7 +67,6 @@ class SharedMemoryWire:
         """Of the server that the newest connection is to."""
         self.copies = Copies()
         """Of results that were copied out of shared memory."""
-        self.copier = Copier()
         self.results: set[int] = set()
         """Of results whose arrays are in use, the ids of their loans."""
 
@@ -84,7 +81,6 @@ class SharedMemoryWire:
         for connection in connections:
             connection.cut_off()
         self.retire()
-        self.copier.close()
 
     def retire(self) -> None:
         """Begin no further call; those that run go on."""
@@ -232,7 +228,7 @@ class _Call:
                 view = memoryview(bytearray(size))
             else:
                 offset, view = 0, connection.area[:size].data
-            message.write(view, self._wire.copier.copy)
+            message.write(view, copy)
         seconds = max(self._deadline - monotonic(), 0.001)
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)
@@ -311,13 +307,12 @@ class _Connection:
         self._process = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._deadline = deadline
-        self._bound_s = 0.0
+        self._look_s = 0.0
         self._used_at = monotonic()
         try:
             self._socket.settimeout(max(deadline - monotonic(), 0.001))
             with unix_socket_address(path) as address:
                 self._socket.connect(address)
-            self._socket.settimeout(None)
         except OSError as exc:
             self._socket.close()
             raise WireError(StatusCode.UNAVAILABLE, f"{path}: {exc.strerror or exc}") from exc
@@ -395,29 +390,23 @@ class _Connection:
     def _until(self, deadline: float, late: str, call: Callable[..., T], *arguments: Any) -> T:
         """Return what a call of the socket returns, by a deadline; `late` says that it did not.
 
-        A time-out of Python's is three calls of the system for each of ours. So the socket has one
-        of its own, which is set where it changes: for most calls it is the same.
+        To set a time-out is a call of the system itself; so it is set where it changes, which it
+        does for the last second alone, and the time is looked at in between.
         """
         while True:
             left = deadline - monotonic()
             if left <= 0:
                 raise WireError(StatusCode.DEADLINE_EXCEEDED, late)
-            self._bound(min(left, _LOOK_S))
+            seconds = min(left, _LOOK_S)
+            if seconds != self._look_s:
+                self._socket.settimeout(seconds)
+                self._look_s = seconds
             try:
                 return call(*arguments)
-            except BlockingIOError:
-                continue  # a look at the time
+            except TimeoutError:
+                continue
             except OSError as exc:
                 raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
-
-    def _bound(self, seconds: float) -> None:
-        if seconds == self._bound_s:
-            return
-        self._bound_s = seconds
-        micros = max(int(seconds * 1e6), 1)
-        pair = _TIMEVAL.pack(*divmod(micros, 1_000_000))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)
 
     def receive(self, deadline: float) -> tuple[int, bytes]:
         """Return the kind and the body of the next frame. Raises WireError."""

@@ -89,10 +89,7 @@ def _seem_unique(keys: Keys) -> bool:
 
 
 def summed(part: TableGradients) -> TableGradients:
-    """Return the gradients of a call as one sum for each key, computed where they are sent from.
-
-    There it raises DeviceError if the thread flushes denormals.
-    """
+    """Return the gradients of a call as one sum for each key, computed where they are sent from."""
     once = UniqueKeys.of(part)
     inverse, gradients = once.inverse, part.gradients
     if inverse is None:

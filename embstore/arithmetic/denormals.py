@@ -4,8 +4,9 @@ Flush-to-zero and denormals-are-zero are bits of a thread's control register (MX
 on ARM). A library compiled with -ffast-math sets them for whichever thread loads it,
 `torch.set_flush_denormal` for its caller, JAX and TensorFlow for the threads that run callbacks;
 and a thread inherits them from the one that started it. Then tiny values become zero without a
-trace, and two stores drift apart. No import-time check can see this: each function that sums or
-applies (`kept`) looks at its own thread first, which costs about a microsecond.
+trace, and two stores drift apart. No import-time check can see this: every executor of commands,
+and each function here that trainers call by themselves, looks at its own thread first (`kept`),
+which costs about a microsecond. What computes on several threads does so in each (`keeping`).
 
 Where they are flushed, it runs in C's default floating-point environment, and what the thread had
 is put back at its end: the register is the thread's own, so nobody else sees the change. Rejected:
@@ -24,6 +25,7 @@ import numpy as np
 from embstore.errors import DeviceError
 
 _SMALLEST_BITS = 1
+_SMALLEST = np.full(1, _SMALLEST_BITS, np.uint32).view(np.float32)
 _ENVIRONMENT_BYTES = 256
 """No C library has a larger fenv_t."""
 _DEFAULT = ctypes.c_void_p(-1)
@@ -35,9 +37,8 @@ R = TypeVar("R")
 
 def keeps_denormals() -> bool:
     """Add two denormals in the calling thread, and say whether there is a sum."""
-    smallest = np.full(1, _SMALLEST_BITS, np.uint32).view(np.float32)
     # Bits are compared as integers: with denormals-are-zero a denormal compares equal to 0.0.
-    return int((smallest + smallest).view(np.uint32)[0]) == 2 * _SMALLEST_BITS
+    return int((_SMALLEST + _SMALLEST).view(np.uint32)[0]) == 2 * _SMALLEST_BITS
 
 
 def check_denormals() -> None:

@@ -31,6 +31,7 @@ come from the system and go back to it, page by page, every time."""
 Scalars = NDArray[np.float32]
 
 
+@kept
 def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> Scalars:
     """Return the (8,) float32 scalars of one update, computed in float64 and rounded once.
 
@@ -48,6 +49,7 @@ def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int)
     return np.frombuffer(packed, np.float32)
 
 
+@kept
 @np.errstate(all="ignore")
 def scale_sums(sums: Rows, gradient_scale: float) -> Rows:
     """Return g = scale * sums, new, one multiplication per element also where the scale is 1."""

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.nans import canonicalize_nans
 from embstore.arithmetic.sums import sum_groups
 from embstore.arrays import Rows
@@ -28,6 +29,7 @@ def _check(mode: Pooling, weights: NDArray[np.float32] | None) -> None:
     assert mode == "sum" or (mode == "mean" and weights is None), "weights go with sum only"
 
 
+@kept
 @np.errstate(all="ignore")
 def pool_rows(
     rows: Rows,
@@ -57,6 +59,7 @@ def pool_rows(
     return pooled
 
 
+@kept
 @np.errstate(all="ignore")
 def bag_gradients(
     gradients: Rows,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from weakref import ref
 
 from embstore import commands as c
+from embstore.arithmetic.denormals import kept
 from embstore.checks import checked
 from embstore.commands import Command, Effect, Progress
 from embstore.config import Limits
@@ -159,6 +160,7 @@ class Engine:
     def __repr__(self) -> str:
         return f"in {self.storage.files.root}"
 
+    @kept
     def execute(
         self,
         command: Command[R],
@@ -200,6 +202,7 @@ class Engine:
                 admin.check_checkpoint(self, command)
             self.commits.prepare(progress)
 
+    @kept
     def begin(
         self,
         command: Command[Any],

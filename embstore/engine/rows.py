@@ -7,6 +7,7 @@ device's memory must be this device's.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,7 +151,8 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
 
         def log(pools: list[tuple[Keys, Rows]]) -> None:
             """Log what the update is: the sums, scaled."""
-            tables = tuple(_summed(share.table, pools) for share in shares)
+            parts = _by_table(pools)
+            tables = tuple(_summed(share.table, parts) for share in shares)
             frame.logs(c.Update(tables, replace(command.options, gradient_scale=1.0)))
 
         applied = writes.update(
@@ -162,15 +164,22 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
         return _acknowledged(engine, shares, applied)
 
 
-def _summed(table: TableState, pools: list[tuple[Keys, Rows]]) -> c.TableGradients:
-    """Return a table's part of its pool's unique row keys and their sums."""
+def _by_table(pools: list[tuple[Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
+    """Return each table's part of the unique row keys of its pool and of their sums, by its id. The
+    keys of a table are one after the other."""
+    found = {}
     for keys, sums in pools:
-        (places,) = np.nonzero(keys >> KEY_BITS == table.table_id)
-        if len(places):  # one after the other
-            part = slice(places[0], places[-1] + 1)
-            return c.TableGradients(table.name, table.table_id, keys[part] & KEY_MASK, sums[part])
+        ids = keys >> KEY_BITS
+        cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
+        for low, high in pairwise(cuts):
+            if low < high:
+                found[int(ids[low])] = keys[low:high] & KEY_MASK, sums[low:high]
+    return found
+
+
+def _summed(table: TableState, parts: dict[int, tuple[Keys, Rows]]) -> c.TableGradients:
     nothing = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
-    return c.TableGradients(table.name, table.table_id, *nothing)
+    return c.TableGradients(table.name, table.table_id, *parts.get(table.table_id, nothing))
 
 
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:

@@ -102,6 +102,14 @@ class Frame:
             yield
 
     @property
+    def is_taken(self) -> bool:
+        """Whether a call has the lock now, or a slice of longer work."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return False
+        return True
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether a call waits for the one that runs."""
         return bool(self._waiting)

@@ -175,26 +175,29 @@ class Calls:
         for admit in (True, False):
             places = [i for i, one in enumerate(asked) if one and one.command.admit is admit]
             found = self._looked_up([cast(_Asked, asked[i]) for i in places]) if places else []
+            if not found and len(places) > 1:  # it may be for one of them
+                found = [(self._looked_up([cast(_Asked, asked[i])]) or [None])[0] for i in places]
             for i, reply in zip(places, found, strict=False):
                 replies[i] = reply
         return replies
 
-    def _looked_up(self, asked: Sequence["_Asked"]) -> list[Framed]:
+    def _looked_up(self, asked: Sequence["_Asked"]) -> "list[Framed | None]":
         """Return the replies to lookups with one `admit`; none, if not all can be answered."""
         calls, callers, commands, rows, _ = zip(*asked, strict=True)
         try:
             answered = self._service.look_up_at_once(callers, commands, rows)
+            if answered is None:
+                return []
+            replies: list[Framed | None] = [
+                _LOOKUP.framed(value, answered.context, places=own.blank)
+                for own, value in zip(rows, answered.value, strict=True)
+            ]
         except Exception:  # whichever it is of; the usual way says what is wrong
             return []
-        if answered is None:
-            return []
-        replies = []
-        for call, caller, own, value in zip(calls, callers, rows, answered.value, strict=True):
-            reply = _LOOKUP.framed(value, answered.context, places=own.blank)
-            caller.sent_bytes = reply.total_bytes
+        for call, caller, reply in zip(calls, callers, replies, strict=True):
+            caller.sent_bytes = reply.total_bytes if reply else 0
             self._service.traffic[call.transport].count(caller)
             observe(caller, "OK", self._service.metrics, self._service.settings.slow_call_ms)
-            replies.append(reply)
         return replies
 
     def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":

@@ -96,7 +96,9 @@ class Metrics:
             for verb, counts in verbs:
                 found = getattr(counts, stat.name)
                 if is_histogram:
-                    family.add_metric([verb], found.buckets(), found.total_s)
+                    buckets = found.buckets()
+                    if buckets[-1][1]:
+                        family.add_metric([verb], buckets, found.total_s)
                 elif stat.label:
                     for name, number in found.copy().items():
                         family.add_metric([verb, name], number)

@@ -368,14 +368,15 @@ class Service:
         something has. The lookups have one `admit`."""
         if self._engine is None or self.stopping or self.long_works.running:
             return None
-        if not self._engine.is_prompt:
+        if not self._engine.is_prompt or self._engine.tables.frame.is_taken:
             return None
+        log = self._engine.log
+        if self.durable is not None and log is not None and not self.durable.has(log.mark):
+            return None  # what it reads may have to wait
         began = monotonic()
         work = answering(lambda e: e.look_up_resident(commands, outs), self.instance)
         answered: Answered | None = self.worker.at_once(work)
         if answered is None or answered.value is None:
-            return None
-        if self.durable is not None and not self.durable.has(answered.mark):
             return None
         for caller in callers:
             caller.run_s = (monotonic() - began) / len(callers)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import embstore
 from embstore.arithmetic import (
     add_ranks,
     apply_update,
@@ -10,11 +11,13 @@ from embstore.arithmetic import (
     denormals,
     implementation,
     pool_rows,
+    scale_sums,
     update_scalars,
 )
 from embstore.arithmetic.denormals import keeps_denormals
-from embstore.config import Sgd
+from embstore.config import Adagrad, Constant, Sgd
 from embstore.errors import DeviceError
+from tests.serving import Server, patient
 from tests.unit.flushing import (
     DENORMALS_ARE_ZERO,
     FLUSH_TO_ZERO,
@@ -102,3 +105,53 @@ def test_a_refused_update_has_changed_nothing(monkeypatch):
     )
     assert isinstance(found, DeviceError)
     assert weights.tolist() == ROWS.tolist()
+
+
+def lived(folder, durability="checkpoint"):
+    """Do what computes, on numbers that come out small; return the bits of it."""
+    with embstore.open(folder, cache_bytes=1 << 20, durability=durability, threads=1) as store:
+        keys = np.array([1, 2, 1])
+        tables = {}
+        for name, optimizer, value in (
+            ("sgd", Sgd(1.0), 1e-40),
+            ("rate", Sgd(1e-39), 0.0),
+            ("accumulated", Adagrad(1.0, epsilon=1e-8, initial_accumulator=1e-40), 0.0),
+        ):
+            tables[name] = store.create_table(
+                name, dim=4, rows=10, optimizer=optimizer, initializer=Constant(value)
+            )
+        small, ones = np.full((3, 4), 1e-34, np.float32), np.ones((3, 4), np.float32)
+        store.update_ranks([{"sgd": (keys, small)}, {"sgd": (keys, small)}], gradient_scale=2**-16)
+        tables["sgd"].update(keys, ones, gradient_scale=1e-39)
+        tables["rate"].update(keys, ones)
+        tables["rate"].update(keys, ones, learning_rate=1e-40)
+        tables["accumulated"].update(keys, small, gradient_scale=2**-16)
+        pooled = tables["sgd"].lookup_pooled(keys, [0, 3], "mean")
+        found = [table.digest() for table in tables.values()]
+        return [*found, pooled.tobytes(), scale_sums(small, 2**-16).tobytes()]
+
+
+@needs_glibc
+@pytest.mark.parametrize("durability", ["checkpoint", "commands"])
+def test_a_life_in_a_thread_that_flushes_is_that_of_any_other(durability, tmp_path):
+    pytest.importorskip("numba")
+    expected = lived(tmp_path / "usual", durability)
+    flushing = FLUSH_TO_ZERO | DENORMALS_ARE_ZERO
+    assert in_new_thread(lambda: lived(tmp_path / "flushing", durability), flushing) == expected
+
+
+@needs_glibc
+def test_a_client_in_a_thread_that_flushes_sends_what_any_other_does(tmp_path):
+    pytest.importorskip("numba")
+    keys, tiny = np.zeros(3, np.int64), np.full((3, 2), 5, np.uint32).view(np.float32)
+
+    def opened():
+        return embstore.open(tmp_path / "served", cache_bytes=1 << 20)
+
+    with Server(opened, tmp_path / "served") as server, patient(server.address) as store:
+        table = store.create_table(
+            "a", dim=2, rows=9, optimizer=Sgd(1.0), initializer=Constant(0.0)
+        )
+        done = in_new_thread(lambda: table.update(keys, -tiny), FLUSH_TO_ZERO | DENORMALS_ARE_ZERO)
+        assert done.t == 1
+        assert (table.lookup(keys).view(np.uint32) == 15).all()

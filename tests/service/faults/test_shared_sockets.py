@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from embstore import commands as c
 from embstore.errors import (
+    DeadlineError,
     EmbstoreError,
     InvalidArgumentError,
     PermissionDeniedError,
@@ -47,6 +49,8 @@ from tests.serving import patient
 
 SEED = 20_261_302
 KILLS, SOAKED = 20, 1000
+TICKS = 500
+"""Of a signal, in ten seconds."""
 COUNT = 2500
 
 
@@ -251,3 +255,29 @@ def test_closed_store_is_closed(served: Served) -> None:
     store.close()
     with pytest.raises(StoreClosedError):
         store.tables()
+
+
+# Deadlines
+
+
+def test_a_deadline_passes_however_often_signals_interrupt(served: Served) -> None:
+    """Each has the system begin to wait anew."""
+    ticks = []
+
+    def tick(*_: object) -> None:
+        ticks.append(1)
+        if len(ticks) >= TICKS:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    with connect(f"unix:{served.socket}", timeout_s=PATIENCE_S) as store, ExitStack() as held:
+        store.lookup({"marks": [1]})
+        held.enter_context(served.held())
+        before = signal.signal(signal.SIGALRM, tick)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+            with pytest.raises(DeadlineError):
+                store.executor.execute(lookup(10, "marks"), timeout_s=0.5)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert 0 < len(ticks) < TICKS
