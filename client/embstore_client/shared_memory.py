@@ -307,7 +307,7 @@ class _Connection:
         self._process = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._deadline = deadline
-        self._look_s = 0.0
+        self._wait_s = -1.0
         self._used_at = monotonic()
         try:
             self._socket.settimeout(max(deadline - monotonic(), 0.001))
@@ -337,7 +337,8 @@ class _Connection:
         if monotonic() - self._used_at < _FRESH_S:
             return True
         try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self._wait_at_most(0.0)  # with a time-out Python would wait for something to read
+            self._socket.recv(1, socket.MSG_PEEK)
             return False  # its end, or what nobody asked for
         except BlockingIOError:
             return True
@@ -397,16 +398,18 @@ class _Connection:
             left = deadline - monotonic()
             if left <= 0:
                 raise WireError(StatusCode.DEADLINE_EXCEEDED, late)
-            seconds = min(left, _LOOK_S)
-            if seconds != self._look_s:
-                self._socket.settimeout(seconds)
-                self._look_s = seconds
+            self._wait_at_most(min(left, _LOOK_S))
             try:
                 return call(*arguments)
             except TimeoutError:
                 continue
             except OSError as exc:
                 raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
+
+    def _wait_at_most(self, seconds: float) -> None:
+        if seconds != self._wait_s:
+            self._socket.settimeout(seconds)
+            self._wait_s = seconds
 
     def receive(self, deadline: float) -> tuple[int, bytes]:
         """Return the kind and the body of the next frame. Raises WireError."""

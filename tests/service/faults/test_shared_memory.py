@@ -16,11 +16,12 @@ import pytest
 from embstore import commands as c
 from embstore.errors import DeadlineError, OutcomeUnknownError, StoreClosedError
 from embstore.handles.store import Store
+from embstore_client import shared_memory as client_wire
 from embstore_client.shared_memory import RESULTS_MAX
 from embstore_proto import shared_memory as frames
 from embstore_proto.shared_memory import Kind
 from embstore_server.shared_memory import port
-from tests.service.faults.served import PATIENCE_S, Served, until
+from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
 from tests.service.faults.sharing import (
     DIM,
     TRANSPORT,
@@ -170,6 +171,21 @@ def test_what_is_copied_is_keys_of_large_calls_and_neither_rows_nor_gradients(
     store.table("wide").read_rows(keys(COUNT))
     assert copied_bytes(shared) == before + 8 * COUNT
     assert wire_of(store).copies.bytes == 0
+
+
+def test_a_connection_that_was_idle_is_used_again(
+    shared: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_wire, "_FRESH_S", 0.0)
+    rows_of(store, 10)
+    wire = wire_of(store)
+    (connection,) = wire._free
+    for _ in range(3):
+        rows_of(store, 10)
+        assert wire._free[0] is connection
+    on_loop_call(lambda: [one.close() for one in tuple(shared._sharing._connections)])
+    rows_of(store, 10)  # its server has ended it
+    assert connection not in wire._free
 
 
 # Room
