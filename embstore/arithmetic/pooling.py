@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.nans import canonicalize_nans
 from embstore.arithmetic.sums import sum_groups
 from embstore.arrays import Rows
@@ -28,6 +29,7 @@ def _check(mode: Pooling, weights: NDArray[np.float32] | None) -> None:
     assert mode == "sum" or (mode == "mean" and weights is None), "weights go with sum only"
 
 
+@kept
 @np.errstate(all="ignore")
 def pool_rows(
     rows: Rows,
@@ -45,7 +47,7 @@ def pool_rows(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals, and cannot be told not to.
     """
     _check(mode, weights)
     counts = np.diff(offsets)
@@ -57,6 +59,7 @@ def pool_rows(
     return pooled
 
 
+@kept
 @np.errstate(all="ignore")
 def bag_gradients(
     gradients: Rows,
@@ -64,7 +67,12 @@ def bag_gradients(
     mode: Pooling = "sum",
     weights: NDArray[np.float32] | None = None,
 ) -> Rows:
-    """Return the (n, dim) gradient that each occurrence receives from its bag's, (bags, dim)."""
+    """Return the (n, dim) gradient that each occurrence receives from its bag's, (bags, dim).
+
+    Raises
+    ------
+    DeviceError : this thread flushes denormals, and cannot be told not to.
+    """
     _check(mode, weights)
     counts = np.diff(offsets)
     if mode == "mean":
