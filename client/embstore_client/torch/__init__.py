@@ -16,6 +16,7 @@
     gradients    what backward passes have left, in the order of the forwards
     rows         where a forward's rows come from: the store, or an announced step
     scaling      what a GradScaler says, and what it must know
+    ranks        those of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
     connection   the store of a module, also of one that was sent to another process
     forwards     all features of one forward, by these

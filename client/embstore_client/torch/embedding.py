@@ -9,6 +9,7 @@ Not to be shared between threads; backward passes may run in Torch's own.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -21,6 +22,7 @@ from embstore_client.torch import saving
 from embstore_client.torch.connection import Connection
 from embstore_client.torch.forwards import Given, activations_of, keys_by_table
 from embstore_client.torch.gradients import KeptGradients
+from embstore_client.torch.ranks import by_first, rank_and_size
 from embstore_client.torch.rows import AnnouncedStep, Found, from_store
 from embstore_client.torch.scaling import Verdict
 from embstore_client.torch.tables import Ids
@@ -127,7 +129,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
         """
         verdict = Verdict(scaler)
-        _, world_size = _ranks(self._group if group is None else group)
+        _, world_size = rank_and_size(self._group if group is None else group)
         gradients = self._gradients.by_table()
         done: AcknowledgedUpdate | None = None
         if verdict.is_overflow:
@@ -190,7 +192,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         if self._step is not None:
             raise InvalidArgumentError("expected the loop before to have ended")
         self._check_sent()
-        rank, world_size = _ranks(group)
+        rank, world_size = rank_and_size(group)
         opened = self.store.session(
             tuple(self.tables),
             lookahead=lookahead,
@@ -238,8 +240,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Make a checkpoint of the store, and a file of the other parts, under one label.
 
-        Behind `step`, in a loop or outside. The place of the loop's session is part of it. Of
-        several ranks each may call it, and rank 0 does it: the others wait in their next step.
+        Behind `step`, in a loop or outside. The place of the loop's session is part of it. Every
+        rank of a group calls it, and rank 0 does it; dense parts are the same on all.
 
         Parameters
         ----------
@@ -251,12 +253,11 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; a part has no state.
         What `Store.checkpoint` raises. The label can be used then.
+        RankFailedError : on the other ranks, where rank 0 has failed.
         """
         self._check_sent()
-        rank, _ = _ranks(self._group if group is None else group)
-        if rank == 0:
-            place = self.last_step
-            saving.save(self.store, label, parts, last_step=place, directory=directory)
+        save = partial(saving.save, self.store, label, parts, last_step=self.last_step)
+        by_first(self._group if group is None else group, partial(save, directory=directory))
 
     def load(
         self,
@@ -268,7 +269,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> int:
         """Go back to what `save` has kept: the store, the session's place, and the other parts.
 
-        Outside a loop. Of several ranks each calls it; rank 0 restores the store, the others wait.
+        Outside a loop. Every rank of a group calls it; rank 0 restores the store, the others wait.
 
         Returns
         -------
@@ -282,22 +283,10 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         TableHeldError : a session is open, perhaps that of a trainer that was killed: it ends with
             its lease. Nothing has changed.
         OSError : the file cannot be read.
+        RankFailedError : on the other ranks, where rank 0 has failed.
         """
-        rank, world_size = _ranks(group)
-        self.last_step = saving.load(
-            self.store, label, parts, restores=rank == 0, directory=directory
-        )
-        if world_size > 1:
-            torch.distributed.barrier(group)
+        found = saving.read(self.store, label, parts, directory=directory)
+        by_first(group, partial(self.store.restore, label))
+        self.last_step = found.load(parts)
         self._gradients.clear()
         return self.last_step
-
-
-def _ranks(group: Any) -> tuple[int, int]:
-    """Return this process's rank in a group of torch.distributed, and how many there are."""
-    if group is None:
-        return 0, 1
-    rank = torch.distributed.get_rank(group)
-    if rank < 0:
-        raise InvalidArgumentError("expected a group that this process is in")
-    return rank, torch.distributed.get_world_size(group)

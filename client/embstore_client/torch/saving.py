@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -58,37 +58,45 @@ def save(
         raise
 
 
-def load(
-    store: Store,
-    label: str,
-    parts: Mapping[str, Any],
-    *,
-    restores: bool,
-    directory: str | os.PathLike[str],
-) -> int:
-    """Bring parts, and with `restores` the store, to what `label` has; return the place.
+class Saved(NamedTuple):
+    """What a file has."""
 
-    The file is read, and held against the parts, before anything changes.
+    last_step: int
+    states: dict[str, Any]
+
+    def load(self, parts: Mapping[str, Any]) -> int:
+        """Bring the parts to what it has; return the place."""
+        for name, part in parts.items():
+            part.load_state_dict(self.states[name])
+        return self.last_step
+
+
+def read(
+    store: Store, label: str, parts: Mapping[str, Any], *, directory: str | os.PathLike[str]
+) -> Saved:
+    """Return what the file of a checkpoint has for the parts; changes nothing.
+
+    Raises
+    ------
+    CheckpointNotFoundError : the label is not kept.
+    InvalidArgumentError : `save` has not made it, or with other parts.
+    OSError : the file cannot be read.
     """
     kept = {checkpoint.label: checkpoint for checkpoint in store.checkpoints()}
     if label not in kept:
         raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
-    name = kept[label].metadata.get(_NAME_KEY)
-    if name is None:
+    file_name = kept[label].metadata.get(_NAME_KEY)
+    if file_name is None:
         raise InvalidArgumentError(f"checkpoint {label!r}: expected one that `save` has made")
-    found = torch.load(Path(directory, name), weights_only=True)
-    states = found["states"]
-    if states.keys() != parts.keys():
+    found = Saved(**torch.load(Path(directory, file_name), weights_only=True))
+    if found.states.keys() != parts.keys():
         raise InvalidArgumentError(
-            f"checkpoint {label!r}: expected the parts {sorted(states)}, found {sorted(parts)}"
+            f"checkpoint {label!r}: expected the parts {sorted(found.states)}, found "
+            f"{sorted(parts)}"
         )
-    for part_name, part in parts.items():
-        _having(part, part_name, "load_state_dict")
-    if restores:
-        store.restore(label)
-    for part_name, part in parts.items():
-        part.load_state_dict(states[part_name])
-    return int(found["last_step"])
+    for name, part in parts.items():
+        _having(part, name, "load_state_dict")
+    return found
 
 
 def _having(part: Any, name: str, method: str) -> Any:
