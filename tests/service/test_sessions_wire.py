@@ -393,7 +393,7 @@ def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
 def test_an_update_of_a_step_names_announced_tables_and_no_others(
     stub: Any, server: Watched, given: list[str]
 ) -> None:
-    """Each at most once, in any order; one that has no keys counts, one that is left out does not."""
+    """Each at most once, in any order; one without keys counts, one left out does not."""
     server.on_engine(lambda store: add(store, "idle"))
     opened(stub, "a", "wide", "idle")
     rank, payload = Rank(stub, "s"), Payload(0)
