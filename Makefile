@@ -1,6 +1,7 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...)
 #   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
+#   make test-frameworks   .venv-frameworks, then the tests of the adapters for frameworks
 #   make soak     .venv, then the tests that kill trainers and servers, again and again, that send
 #                 mutated messages by the million and requests made of the OpenAPI document, and a
 #                 crowd of clients for minutes (SOAK=11)
@@ -15,6 +16,7 @@
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
+# .venv-frameworks is separate because frameworks are large, and the client must work without them;
 # .venv-bench is separate because the peers (torch, FBGEMM) are large and pin their own versions;
 # .venv-docs is small: the site is made from sources, and imports nothing of embstore.
 
@@ -32,11 +34,15 @@ SOAK ?= 11
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test soak check bench gpu docs proto format clean
+.PHONY: demo test test-frameworks soak check bench gpu docs proto format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-frameworks: .venv-frameworks/stamp
+	@echo "embstore: running the tests of the adapters for frameworks"
+	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs $(PYTEST_ARGS)
 
 soak: .venv/stamp
 	@echo "embstore: killing trainers and servers, thousands of times, and sending what is almost right"
@@ -83,18 +89,20 @@ format: .venv/stamp
 
 clean:
 	@echo "embstore: removing environments and caches"
-	@rm -rf .venv .venv-bench .venv-docs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-frameworks .venv-bench .venv-docs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/stamp: EXTRAS = server,dev
+.venv-frameworks/stamp: EXTRAS = server,dev,torch
+.venv-frameworks/stamp: EXACTLY = torch==2.13.0 # as for the benchmarks: what was tested
 .venv-bench/stamp: EXTRAS = server,bench
 .venv-docs/stamp: EXTRAS = docs
 
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.
-.venv/stamp .venv-bench/stamp .venv-docs/stamp: pyproject.toml
+.venv/stamp .venv-frameworks/stamp .venv-bench/stamp .venv-docs/stamp: pyproject.toml
 	@echo "embstore: preparing $(@D) with the extras $(EXTRAS) (needs the network; once per pyproject.toml)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "embstore needs Python 3.11 or newer, found %d.%d: set PYTHON" % sys.version_info[:2])'
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install -qq --no-input --disable-pip-version-check --editable ".[$(EXTRAS)]"
+	@$(@D)/bin/python -m pip install -qq --no-input --disable-pip-version-check --editable ".[$(EXTRAS)]" $(EXACTLY)
 	@touch $@

@@ -118,6 +118,7 @@ def connect(
     StoreClosedError : transport="shared_memory", and the server is not on this host.
     InvalidArgumentError : a bad argument; the server is too old for `wire_dtype`.
     """
+    arguments = {name: value for name, value in locals().items() if name != "token"}
     if wire_dtype not in WIRE_DTYPES:
         expected = " or ".join(f'"{name}"' for name in WIRE_DTYPES)
         raise InvalidArgumentError(f"expected wire_dtype to be {expected}, found {wire_dtype!r}")
@@ -156,6 +157,7 @@ def connect(
             must_share = transport == "shared_memory"
             wire = NearestWire(wire, label=label, token=token, must_share=must_share)
     executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s), wire_dtype)
+    executor.connected_by = arguments
     try:
         return Store(executor, timeout_s=connect_timeout_s)
     except DeadlineError as exc:
@@ -218,6 +220,8 @@ class RemoteExecutor:
         self._wire_dtype = wire_dtype
         self.limits = Limits()
         """The server's, as told when it was connected to."""
+        self.connected_by: dict[str, Any] | None = None
+        """The arguments of `connect`, all but the token, by which another process can connect."""
         self._seen: dict[str, TableDescription] = {}  # as tables last were: ids, dims do not change
         self._places: dict[str, _Place] = {}  # by member, until it closes or has expired
 

@@ -327,6 +327,33 @@ class Step:
             sums[table] = self._run._sum(table, once, rows)
         return self._update(sums, UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
 
+    def update_unique(
+        self,
+        gradients: Mapping[str, ArrayLike],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update, with one gradient for each distinct key.
+
+        Parameters
+        ----------
+        gradients : by table, (u, dim) float32, in the order of `lookup_unique`: sums by key
+            (`embstore.arithmetic.sum_by_key`), which are sent as they are
+
+        Raises
+        ------
+        InvalidArgumentError : as `update`.
+        """
+        self._check_open("updated")
+        check_names(gradients, self._once, "gradients")
+        sums = {
+            table: _as_gradients(values, len(self._once[table].keys), table)
+            for table, values in gradients.items()
+        }
+        return self._update(sums, UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
+
     def update_pooled(
         self,
         gradients: Mapping[str, ArrayLike],

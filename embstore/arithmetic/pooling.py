@@ -47,7 +47,7 @@ def pool_rows(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals, and cannot be told not to.
     """
     _check(mode, weights)
     counts = np.diff(offsets)
@@ -67,7 +67,12 @@ def bag_gradients(
     mode: Pooling = "sum",
     weights: NDArray[np.float32] | None = None,
 ) -> Rows:
-    """Return the (n, dim) gradient that each occurrence receives from its bag's, (bags, dim)."""
+    """Return the (n, dim) gradient that each occurrence receives from its bag's, (bags, dim).
+
+    Raises
+    ------
+    DeviceError : this thread flushes denormals, and cannot be told not to.
+    """
     _check(mode, weights)
     counts = np.diff(offsets)
     if mode == "mean":

@@ -132,10 +132,13 @@ class Finishing:
         if session.facts.world_size > 1:
             ranks = [step.shares[r].gradient_shares(step.sent[r].gradients) for r in session.world]
             return writes.update_ranks(ranks, options.update, session=session.name, stages=stages)
-        shares = step.shares[0].gradient_shares(step.sent[0].gradients)
-        return writes.update_batches(
-            step.shares[0].batches(shares), shares, options.update, stages=stages
-        )
+        share = step.shares[0]
+        shares = share.gradient_shares(step.sent[0].gradients)
+        if len(shares) < len(share.places):  # the step's batches are of all its tables
+            return writes.update_ranks(
+                [shares], options.update, session=session.name, stages=stages
+            )
+        return writes.update_batches(share.batches(shares), shares, options.update, stages=stages)
 
     def _gradients(self, session: Session, share: RankShare, command: Finish) -> dict[str, Rows]:
         if not isinstance(command, c.UpdateStep):
@@ -154,6 +157,7 @@ def _logged(session: Session, step: Step, options: Options) -> c.Command[Any] | 
         tuple(
             c.TableGradients(name, session.tables[name].table_id, share.keys_of(name), rows[name])
             for name in share.places
+            if name in rows
         )
         for share, rows in ((step.shares[r], step.sent[r].gradients) for r in session.world)
     ]
@@ -170,11 +174,12 @@ def _options_of(command: Finish) -> Options:
 def _checked_gradients(
     session: Session, share: RankShare, command: c.UpdateStep
 ) -> dict[str, Rows]:
-    """Return gradients as announced; of several ranks a copy, which waits for the others'."""
+    """Return gradients as announced, of some tables; of several ranks a copy, which waits for the
+    others'."""
     given = {part.table: part.gradients for part in command.tables}
-    if given.keys() != share.places.keys():
+    if not given.keys() <= share.places.keys():
         raise InvalidArgumentError(
-            f"session {session.name!r}: expected gradients of the announced tables "
+            f"session {session.name!r}: expected gradients of announced tables, of "
             f"{sorted(share.places)}, found {sorted(given)}"
         )
     if session.facts.world_size == 1 and any(map(is_on_device, given.values())):
@@ -182,6 +187,7 @@ def _checked_gradients(
     rows = {
         name: host_rows_of(session.tables[name], given[name], shape, "gradients")
         for name, shape in share.shapes.items()
+        if name in given
     }
     if session.facts.world_size == 1:
         return rows

@@ -217,10 +217,11 @@ class RankShare:
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
     def gradient_shares(self, gradients: Mapping[str, Rows]) -> list[Share]:
-        """Return the tables' shares in announced order, with one gradient a key."""
+        """Return the shares of the tables that have gradients, one a key, in announced order."""
         return [
             Share(table, keys, Gradients(gradients_of(table, gradients[name], len(keys))))
             for name in self.places
+            if name in gradients
             for table, keys in ((self.table(name), self.keys_of(name)),)
         ]
 

@@ -54,6 +54,10 @@ LIBRARIES = {
     "google": ("proto", "server/embstore_server/rpc.py"),
     "fastapi": ("server/embstore_server/rest",),
     "starlette": ("server/embstore_server/rest",),
+    "torch": (
+        "client/embstore_client/torch/",
+        "client/embstore_training/hotcold/torch_replica.py",
+    ),
     "typer": ("server/embstore_server/cli", "server/embstore_tools"),
 }
 """Where alone a library is used; the rest of the project does not know it."""

@@ -7,6 +7,7 @@ import embstore
 from embstore.arithmetic import (
     add_ranks,
     apply_update,
+    bag_gradients,
     check_denormals,
     denormals,
     implementation,
@@ -48,6 +49,8 @@ def test_a_thread_that_flushes_is_found(mxcsr_bits):
 IDS, ROWS = np.zeros(1, np.int32), np.ones((1, 2), np.float32)
 TINY = np.full((2, 2), 3, np.uint32).view(np.float32)  # denormals, as their sums are
 BOTH = np.zeros(2, np.int32)
+LARGER, TWICE = (np.full((2, 2), bits, np.uint32).view(np.float32) for bits in (6, 12))
+HALVES = np.full(2, 0.5, np.float32)
 
 
 def tiny_updated():
@@ -60,6 +63,8 @@ CALLS = {
     "sum_by_key": lambda: implementation("numpy").sum_by_key(BOTH, 1, TINY),
     "compiled sum_by_key": lambda: implementation("compiled").sum_by_key(BOTH, 1, TINY),
     "pool_rows": lambda: pool_rows(TINY, np.array([0, 2])),
+    "pool_rows of weighted rows": lambda: pool_rows(LARGER, np.array([0, 2]), weights=HALVES),
+    "bag_gradients of means": lambda: bag_gradients(TWICE[:1], np.array([0, 2]), "mean"),
     "add_ranks": lambda: add_ranks(1, [(IDS, TINY[:1]), (IDS, TINY[:1])]),
     "apply_update": tiny_updated,
 }

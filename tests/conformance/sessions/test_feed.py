@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from embstore.arithmetic import sum_by_key
 from embstore.config import Adam
 from embstore.errors import InvalidArgumentError, TableHeldError
 from tests.conformance.cases import assert_same, config, generator, normal, ones
@@ -134,6 +135,40 @@ def test_steps_that_are_not_finished_by_the_loop_are_released(twin):
             twin.reference.command_number += 1
     with twin.store.session(tables=["a", "b"], name="run") as run:
         assert run.last_step == 8
+
+
+def test_gradients_may_be_sums_by_key(twin):
+    with twin.store.session(tables=["a", "b"]) as run:
+        for step in run.steps(batches(generator(813), 5), keys=keys_of):
+            sums = {}
+            for name, (rows, inverse) in step.lookup_unique().items():
+                sums[name] = sum_by_key(inverse, len(rows), step.batch.gradients[name])
+            step.update_unique(sums, gradient_scale=0.5)
+            twin.reference.update(share(step.batch), gradient_scale=0.5)
+    twin.check()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_table_that_is_left_out_has_no_gradient(twin, world_size):
+    """It keeps its t, unless another rank names it."""
+    loaders = [batches(generator(814 + rank), 8) for rank in range(world_size)]
+
+    def named(rank, number):
+        return [["a"], ["a", "b"], ["b"], []][(number + rank) % 4]
+
+    def work(rank):
+        session = twin.store.session(["a", "b"], name="run", rank=rank, world_size=world_size)
+        with session as run:
+            for step in run.steps(loaders[rank], keys=keys_of):
+                step.update({n: step.batch.gradients[n] for n in named(rank, step.number)})
+
+    with ThreadPoolExecutor(world_size) as pool:
+        list(pool.map(work, range(world_size)))
+    for number, step in enumerate(zip(*loaders, strict=True), 1):
+        twin.reference.update_ranks(
+            [{n: share(b)[n] for n in named(rank, number)} for rank, b in enumerate(step)]
+        )
+    twin.check()
 
 
 def test_update_twice_is_refused(twin):

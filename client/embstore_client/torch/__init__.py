@@ -1,0 +1,56 @@
+"""Embedding tables of a store as PyTorch modules. Importing this package loads torch.
+
+    ebc = EmbeddingBagCollection(
+        store, [Bag("ads", dim=64, rows=10**7, features=["c1"], optimizer=RowWiseAdagrad(0.05))]
+    )
+    for x, f, y in ebc.ahead(loader, features=lambda batch: batch[1], name="job", lookahead=16):
+        loss = bce(dense(x, ebc(f)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ebc.step()
+
+    tables       which tables and features a module has
+    features     ids in the shapes of Torch, taken apart into keys and bags
+    pooling      rows to activations; their gradients are kept on the way back
+    gradients    what backward passes have left, in the order of the forwards
+    rows         where a forward's rows come from: the store, or an announced step
+    scaling      what a GradScaler says, and what it must know
+    ranks        those of torch.distributed
+    saving       a checkpoint of the store, and a file of Torch, under one label
+    connection   the store of a module, also of one that was sent to another process
+    forwards     all features of one forward, by these
+    embedding    what all modules are
+    modules      the four of them
+
+**A step.** The modules have no parameters. A forward looks rows up, each key once; a backward keeps
+the gradients of what the forward returned; `step` sends them as one update, and the store's own
+optimizer applies it. So what lies between does not matter: micro-batches, several backwards, a
+forward that is computed again, one whose output is not used. What has no gradient is not updated.
+
+**Exactness.** A bag's gradient becomes that of its ids as contract.md, rule 8 says, and those of an
+id are added by rule 2, in the order of the forwards, then of the features, then of the ids. The
+digest of a table is that of a program in NumPy that is given the same gradients of bags. The sums
+of the forward are Torch's own, on the device of the ids, and promise what Torch promises.
+
+Rejected: `lookup_pooled`, which sends less where bags are long, but has neither gradients of
+weights nor early rows nor several tables in one call; and Torch's autograd through the pooling,
+whose gradients of means are products with a reciprocal and whose sums by key have no order.
+"""
+
+from embstore_client.torch.modules import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+)
+from embstore_client.torch.tables import Bag, Ids
+
+__all__ = [
+    "Bag",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "Ids",
+]

@@ -1,0 +1,292 @@
+"""What all modules are: tables of a store, forwards over some features, and a step.
+
+Outside a loop of `ahead`, a forward looks rows up in the store, and `step` is an update of its own.
+Within it, both are those of the step at hand (`rows.AnnouncedStep`): its tables have no other
+writer, and its place is part of every checkpoint.
+
+Not to be shared between threads; backward passes may run in Torch's own.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError
+from embstore.handles.store import Store
+from embstore.results import AcknowledgedUpdate
+from embstore_client.torch import saving
+from embstore_client.torch.connection import Connection
+from embstore_client.torch.forwards import Given, activations_of, keys_by_table
+from embstore_client.torch.gradients import KeptGradients
+from embstore_client.torch.ranks import by_first, rank_and_size
+from embstore_client.torch.rows import AnnouncedStep, Found, from_store
+from embstore_client.torch.scaling import Verdict
+from embstore_client.torch.tables import Ids
+
+
+class _Announced(NamedTuple):
+    """A batch of a loop, with the keys of its forwards."""
+
+    batch: Any
+    keys: dict[str, Keys]
+
+
+class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """Tables of a store as a module without parameters. Its classes are in `modules`."""
+
+    def __init__(self, store: Store, tables: Mapping[str, Ids], dtype: Any) -> None:
+        """Make the tables that are not there; see `Store.create_table`."""
+        super().__init__()
+        self.tables = dict(tables)
+        """The tables by name."""
+        self.dtype = dtype
+        """Of activations; None: float32, or that of per-sample weights."""
+        self.last_step = 0
+        """The last finished step of the loop's session: the place that `save` keeps."""
+        self._connection = Connection(store)
+        self._gradients = KeptGradients()
+        self._step: AnnouncedStep | None = None  # None outside a loop of `ahead`.
+        self._group: Any = None  # Of that loop.
+        for table in self.tables.values():
+            table.create(store)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Address, names and configuration: no rows, no gradients, no step."""
+        return self.__dict__ | {"_step": None, "_group": None}
+
+    def extra_repr(self) -> str:
+        """Return the tables, for `repr`."""
+        return "\n".join(map(repr, self.tables.values()))
+
+    @property
+    def store(self) -> Store:
+        """The store. A module that was sent to another process connects now.
+
+        Raises
+        ------
+        InvalidArgumentError : its store was embedded in the process that it comes from.
+        """
+        return self._connection.store
+
+    def attach(self, store: Store) -> None:
+        """Use another store from now on, which has the tables."""
+        self._connection = Connection(store)
+
+    # Forward
+
+    def _given(self, *arguments: Any) -> Given:
+        """Return the ids of every feature from the arguments of `forward`."""
+        raise NotImplementedError
+
+    def _activations(self, given: Given) -> dict[str, Any]:
+        """Return the activations of every feature, in the order of the tables."""
+        look_up = self._step.rows if self._step is not None and self.training else self._looked_up
+        found = look_up(keys_by_table(self.tables, [given]))
+        gradients = self._gradients if self.training else None
+        return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
+
+    def _looked_up(self, keys: dict[str, Keys]) -> dict[str, Found]:
+        dims = {name: table.dim for name, table in self.tables.items()}
+        return from_store(self.store, keys, dims, admit=self.training)
+
+    # Step
+
+    def step(
+        self,
+        scaler: Any = None,
+        *,
+        learning_rate: float | None = None,
+        group: Any = None,
+    ) -> AcknowledgedUpdate | None:
+        """Send the gradients that backward passes have left, as one update of all their tables.
+
+        A table without any is not updated, and its t stays. In a loop of `ahead` the step is
+        finished by it. Of several ranks every one calls it.
+
+        Parameters
+        ----------
+        scaler : a `torch.amp.GradScaler`, between its `step` and its `update`: the store's part is
+            skipped where the dense part was; where the store's own gradients overflow, only the
+            store's is, and the scaler lowers its scale
+        learning_rate : for this update only; None: the tables'
+        group : of torch.distributed; None: that of the loop, else this trainer is alone. Gradients
+            are divided by its number of ranks, as DistributedDataParallel divides those of the
+            dense part. In a loop of `ahead` the ranks' gradients are one update, the mean. Outside,
+            each rank's is an update of its own, in any order: for `Sgd` the sum is the same.
+
+        Returns
+        -------
+        What the store says; None: there were no gradients, or the dense part was skipped, and no
+        step had to be finished.
+
+        Raises
+        ------
+        InvalidArgumentError : a gradient is not finite, and there is no scaler; the scaler has
+            looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
+        """
+        verdict = Verdict(scaler)
+        _, world_size = rank_and_size(self._group if group is None else group)
+        gradients = self._gradients.by_table()
+        done: AcknowledgedUpdate | None = None
+        if verdict.is_overflow:
+            done = None if self._step is None else self._step.skip()
+        elif not gradients:
+            done = None if self._step is None else self._step.release()
+        else:
+            update = self.store.update if self._step is None else self._step.update
+            done = update(
+                gradients,
+                learning_rate=learning_rate,
+                gradient_scale=verdict.scale / world_size,
+                on_nonfinite=verdict.on_nonfinite,
+            )
+            if done.skipped:
+                verdict.note_skipped()
+        self._gradients.clear()
+        if self._step is not None:
+            self.last_step = self._step.number
+        return done
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that backward passes have left. `step` has done so too."""
+        self._gradients.clear()
+
+    # Look-ahead
+
+    def ahead(
+        self,
+        loader: Iterable[Any],
+        *,
+        features: Callable[[Any], Any],
+        name: str | None = None,
+        lookahead: int = 16,
+        group: Any = None,
+        **session: Any,
+    ) -> Iterator[Any]:
+        """Yield the batches of a loader, whose rows are brought into the cache ahead of the loop.
+
+        The body computes forwards of what was announced, and calls `step` once; a step that it does
+        not finish is released. To accumulate over micro-batches, let a batch be a list of them, and
+        `features` return a list.
+
+        Parameters
+        ----------
+        loader : any iterable, which a thread of its own iterates over
+        features : returns what `forward` takes, of a batch: one argument, a tuple of several, or a
+            list of such, of several forwards; called in that thread
+        name : by which the session goes on after `load`, and its ranks find each other
+        lookahead : steps that are announced ahead
+        group : of torch.distributed, whose ranks share each step; None: this trainer is alone
+        session : further arguments of `Store.session`
+
+        Raises
+        ------
+        InvalidArgumentError : there are gradients that `step` has not sent, at the beginning or
+            when the loop takes its next batch; within another loop.
+        What `Store.session` and its `Run` raise.
+        """
+        if self._step is not None:
+            raise InvalidArgumentError("expected the loop before to have ended")
+        self._check_sent()
+        rank, world_size = rank_and_size(group)
+        opened = self.store.session(
+            tuple(self.tables),
+            lookahead=lookahead,
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            **session,
+        )
+        with opened as run:
+            self.last_step = run.last_step
+            batches = (_Announced(batch, self._announced(features(batch))) for batch in loader)
+            try:
+                for step in run.steps(batches, keys=lambda announced: announced.keys):
+                    self._step, self._group = AnnouncedStep(step, step.batch.keys), group
+                    yield step.batch.batch
+                    self._check_sent()
+                    if not step.is_finished:
+                        step.release()
+                    self.last_step = run.last_step
+            finally:
+                self._step = self._group = None
+                self._gradients.clear()
+
+    def _announced(self, features: Any) -> dict[str, Keys]:
+        forwards = features if isinstance(features, list) else [features]
+        arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
+        return keys_by_table(self.tables, [self._given(*given) for given in arguments])
+
+    def _check_sent(self) -> None:
+        if len(self._gradients):
+            raise InvalidArgumentError(
+                "expected step() to have sent the gradients of the batch before; micro-batches are "
+                "one batch of the loop, and zero_grad() forgets gradients"
+            )
+
+    # Saving
+
+    def save(
+        self,
+        label: str,
+        *,
+        directory: str | os.PathLike[str] = ".",
+        group: Any = None,
+        **parts: Any,
+    ) -> None:
+        """Make a checkpoint of the store, and a file of the other parts, under one label.
+
+        Behind `step`, in a loop or outside. The place of the loop's session is part of it. Every
+        rank of a group calls it, and rank 0 does it; dense parts are the same on all.
+
+        Parameters
+        ----------
+        directory : of the file, which the checkpoint names
+        group : of torch.distributed; None: that of the loop, else this trainer is alone
+        parts : what has `state_dict()`, by name: dense=..., optimizer=..., scaler=...
+
+        Raises
+        ------
+        InvalidArgumentError : there are gradients that `step` has not sent; a part has no state.
+        What `Store.checkpoint` raises. The label can be used then.
+        RankFailedError : on the other ranks, where rank 0 has failed.
+        """
+        self._check_sent()
+        save = partial(saving.save, self.store, label, parts, last_step=self.last_step)
+        by_first(self._group if group is None else group, partial(save, directory=directory))
+
+    def load(
+        self,
+        label: str,
+        *,
+        directory: str | os.PathLike[str] = ".",
+        group: Any = None,
+        **parts: Any,
+    ) -> int:
+        """Go back to what `save` has kept: the store, the session's place, and the other parts.
+
+        Outside a loop. Every rank of a group calls it; rank 0 restores the store, the others wait.
+
+        Returns
+        -------
+        The place: so many steps of the session are done, and a loop of the same name goes on behind
+        them. Its batches must too: `itertools.islice(batches, place, None)`.
+
+        Raises
+        ------
+        CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
+            Nothing has changed.
+        TableHeldError : a session is open, perhaps that of a trainer that was killed: it ends with
+            its lease. Nothing has changed.
+        OSError : the file cannot be read.
+        RankFailedError : on the other ranks, where rank 0 has failed.
+        """
+        found = saving.read(self.store, label, parts, directory=directory)
+        by_first(group, partial(self.store.restore, label))
+        self.last_step = found.load(parts)
+        self._gradients.clear()
+        return self.last_step

@@ -1,0 +1,151 @@
+"""Ids in the shapes of Torch, taken apart into keys and bags.
+
+    (bags, length)          bags of one length                       bags, and ids
+    (n,) and offsets        bag b is ids[offsets[b]:offsets[b + 1]]  bags
+    any shape               a row for each                           ids
+    keys(), values() and    features one after the other in one      both
+    offsets() or lengths()  tensor: TorchRec's KeyedJaggedTensor
+
+What is returned is the host's, and a copy: a trainer may use its tensors again before `step`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError
+
+_ID_DTYPES = (torch.int32, torch.int64)
+
+
+class Occurrences(NamedTuple):
+    """The ids of one feature in one forward."""
+
+    keys: Keys
+    """(n,), one after the other."""
+    offsets: NDArray[np.int64] | None
+    """(bags + 1,), from 0 to n; None: not pooled."""
+    weights: Any
+    """(n,) tensor of the ids' weights, or None."""
+    shape: tuple[int, ...]
+    """Of the ids as they were given."""
+    device: Any
+    """Where they were, and where activations go."""
+
+
+def bags_of(
+    ids: Any, offsets: Any = None, weights: Any = None, *, has_last: bool, what: str
+) -> Occurrences:
+    """Return the bags of a feature; `what` names it in errors.
+
+    Parameters
+    ----------
+    ids : (bags, length), or (n,) with offsets
+    offsets : (bags,), where each begins; with `has_last` one more, which is n
+    weights : as many as ids
+
+    Raises
+    ------
+    InvalidArgumentError : any of that does not hold.
+    """
+    ids = _integers(ids, f"{what}: ids")
+    if ids.dim() not in (1, 2) or (ids.dim() == 1) != (offsets is not None):
+        raise InvalidArgumentError(
+            f"{what}: expected ids of shape (bags, length), or (n,) and offsets, found "
+            f"{tuple(ids.shape)} and {'no offsets' if offsets is None else 'offsets'}"
+        )
+    if offsets is None:
+        count, length = ids.shape
+        bounds = np.arange(count + 1, dtype=np.int64) * length
+    else:
+        bounds = _array(_integers(offsets, f"{what}: offsets"))
+        if not has_last:
+            bounds = np.append(bounds, ids.numel())
+        if not len(bounds) or bounds[0] or bounds[-1] != ids.numel() or (np.diff(bounds) < 0).any():
+            raise InvalidArgumentError(
+                f"{what}: expected offsets to rise from 0 to the number of ids, {ids.numel()}, "
+                f"found {bounds.tolist() if len(bounds) < 9 else bounds}"
+            )
+    if weights is not None:
+        if not isinstance(weights, torch.Tensor) or weights.shape != ids.shape:
+            raise InvalidArgumentError(
+                f"{what}: expected per_sample_weights of shape {tuple(ids.shape)}, found "
+                f"{tuple(np.shape(weights))}"
+            )
+        if weights.dtype not in (torch.float32, torch.float64):
+            raise InvalidArgumentError(
+                f"{what}: expected per_sample_weights of dtype float32 or float64, found "
+                f"{weights.dtype}"
+            )
+        weights = weights.reshape(-1)
+    return Occurrences(_array(ids), bounds, weights, tuple(ids.shape), ids.device)
+
+
+def ids_of(ids: Any, *, what: str) -> Occurrences:
+    """Return the ids of a feature that is not pooled, of any shape."""
+    ids = _integers(ids, f"{what}: ids")
+    return Occurrences(_array(ids), None, None, tuple(ids.shape), ids.device)
+
+
+def by_feature(given: Any) -> Iterator[tuple[str, tuple[Any, ...], bool]]:
+    """Yield name, arguments of `bags_of`, and `has_last` of each feature of a mapping, or of a
+    KeyedJaggedTensor.
+
+    Raises
+    ------
+    InvalidArgumentError : it is neither.
+    """
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            yield name, _arguments(value), False
+        return
+    if not all(callable(getattr(given, part, None)) for part in ("keys", "values")):
+        raise InvalidArgumentError(
+            "expected features to be a mapping, or to have keys(), values() and offsets(), found "
+            f"{type(given).__name__}"
+        )
+    names, values = list(given.keys()), given.values()
+    bounds = _bounds(given)
+    weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
+    count, left = divmod(len(bounds) - 1, max(len(names), 1))
+    if left:
+        raise InvalidArgumentError(
+            f"expected as many bags of each of {len(names)} features, found {len(bounds) - 1}"
+        )
+    for index, name in enumerate(names):
+        own = bounds[index * count : (index + 1) * count + 1]
+        of_ids = slice(int(own[0]), int(own[-1]))
+        weighted = None if weights is None else weights[of_ids]
+        yield name, (values[of_ids], torch.from_numpy(own - own[0]), weighted), True
+
+
+def _arguments(value: Any) -> tuple[Any, ...]:
+    """Return ids, offsets and weights of a feature; of ids alone that are (n,), bags of one."""
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, torch.Tensor) and value.dim() == 1:
+        return (value[:, None],)
+    return (value,)
+
+
+def _bounds(jagged: Any) -> NDArray[np.int64]:
+    if callable(getattr(jagged, "offsets", None)):
+        return _array(_integers(jagged.offsets(), "offsets()"))
+    lengths = _array(_integers(jagged.lengths(), "lengths()"))
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _integers(values: Any, what: str) -> Any:
+    if not isinstance(values, torch.Tensor) or values.dtype not in _ID_DTYPES:
+        found = getattr(values, "dtype", type(values).__name__)
+        raise InvalidArgumentError(f"{what}: expected a tensor of int32 or int64, found {found}")
+    return values
+
+
+def _array(values: Any) -> NDArray[np.int64]:
+    """Return a copy as (n,) int64 on the host."""
+    return np.array(values.detach().cpu().numpy(), np.int64).reshape(-1)

@@ -1,0 +1,54 @@
+"""Ranks of a group of torch.distributed, and what rank 0 does for all of them.
+
+A group None is this process alone. What one rank does for all is done when all have come, and what
+became of it is sent to the others: none goes on before it, or waits for what has failed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from embstore.errors import InvalidArgumentError, RankFailedError
+
+
+def rank_and_size(group: Any) -> tuple[int, int]:
+    """Return this process's rank in a group, and how many ranks there are.
+
+    Raises
+    ------
+    InvalidArgumentError : it is not in the group.
+    """
+    if group is None:
+        return 0, 1
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise InvalidArgumentError("expected a group that this process is in")
+    return rank, torch.distributed.get_world_size(group)
+
+
+def by_first(group: Any, work: Callable[[], object]) -> None:
+    """Have rank 0 do some work, when all ranks have come here.
+
+    Raises
+    ------
+    RankFailedError : on the others, where the work has raised something.
+    """
+    rank, world_size = rank_and_size(group)
+    if world_size == 1:
+        work()
+        return
+    torch.distributed.barrier(group)
+    failure: list[str | None] = ["it was interrupted"]
+    try:
+        if rank == 0:
+            try:
+                work()
+                failure = [None]
+            except Exception as exc:
+                failure = [f"{type(exc).__name__}: {exc}"]
+                raise
+    finally:
+        torch.distributed.broadcast_object_list(failure, group=group, group_src=0)
+    if failure[0] is not None:
+        raise RankFailedError(f"rank 0 failed: {failure[0]}")

@@ -1,0 +1,91 @@
+"""The same training in NumPy, given the gradients that Torch came to.
+
+A twin is told what each forward was given and what gradient its output got. It keeps the order of
+the contract: forwards, then features as the module has them, then ids; and it shares no arithmetic
+with the store (`tests.reference`).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from embstore_client.torch.embedding import StoreModule
+from tests.reference import ReferenceStore, spread_bags
+
+
+class Forward(NamedTuple):
+    """What one forward returned, with what it was given, by feature."""
+
+    given: dict[str, tuple[Any, Any, Any]]
+    """Ids (n,), offsets (bags + 1,) or None, weights (n,) or None."""
+    outputs: dict[str, Any]
+
+
+class Twin:
+    """The tables of a module in the reference model."""
+
+    def __init__(self, module: StoreModule) -> None:
+        self._module = module
+        self._reference = ReferenceStore()
+        for name in module.tables:
+            config = module.store.table(name).config
+            self._reference.create_table(
+                name,
+                dim=config.dim,
+                rows=config.rows,
+                optimizer=config.optimizer,
+                initializer=config.initializer,
+                seed=config.seed,
+            )
+
+    def share(self, forwards: list[Forward]) -> dict[str, tuple[Any, Any]]:
+        """Return keys and gradients by table, of the features whose output got a gradient."""
+        parts: dict[str, list[tuple[Any, Any]]] = {}
+        for forward in forwards:
+            for table in self._module.tables.values():
+                for feature in table.features:
+                    gradient = forward.outputs[feature].grad
+                    if gradient is not None:
+                        ids, *bags = forward.given[feature]
+                        rows = _of_ids(gradient, *bags, getattr(table, "mode", "sum"))
+                        parts.setdefault(table.name, []).append((ids, rows))
+        return {
+            name: (np.concatenate([k for k, _ in of]), np.concatenate([g for _, g in of]))
+            for name, of in parts.items()
+        }
+
+    def step(self, forwards: list[Forward], **options: Any) -> None:
+        """Apply the gradients of some forwards as one update."""
+        self._reference.update(self.share(forwards), **options)
+
+    def step_of_ranks(self, shares: list[dict[str, tuple[Any, Any]]], **options: Any) -> None:
+        """Apply those of several ranks as one update."""
+        self._reference.update_ranks(shares, **options)
+
+    def assert_same(self) -> None:
+        """Check that every table of the module has the twin's digest."""
+        for name in self._module.tables:
+            found = self._module.store.table(name).digest()
+            assert found == self._reference.table(name).digest(), name
+
+
+def _of_ids(gradient: Any, offsets: Any, weights: Any, mode: str) -> Any:
+    rows = gradient.to(torch.float32).numpy()
+    if offsets is None:
+        return rows.reshape(-1, rows.shape[-1])
+    return spread_bags(rows, np.asarray(offsets), mode, weights)
+
+
+def kept(outputs: Any) -> dict[str, Any]:
+    """Have outputs keep their gradients, and return them by feature."""
+    for output in outputs.values():
+        output.retain_grad()
+    return dict(outputs)
+
+
+def bags(rng: np.random.Generator, rows: int, bag_count: int = 6) -> tuple[Any, Any]:
+    """Return ids (n,) with repeats, also within a bag, and offsets (bags + 1,) with empty bags."""
+    lengths = rng.integers(0, 5, bag_count)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return rng.zipf(1.3, int(offsets[-1])) % rows, offsets

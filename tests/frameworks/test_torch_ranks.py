@@ -1,0 +1,88 @@
+"""Two ranks with DistributedDataParallel: the mean over ranks, in dense part and store alike."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
+
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+from embstore.handles.store import Store  # noqa: E402
+from tests.frameworks import rank_trainer as program  # noqa: E402
+from tests.frameworks.numpy_twin import Twin  # noqa: E402
+from tests.serving import Server, patient  # noqa: E402
+from tests.style.sources import ROOT  # noqa: E402
+
+TIMEOUT_S = 600
+
+
+def trained(address: str, directory: Path) -> list[Any]:
+    """Have all ranks train, and return what each has written."""
+    command = [sys.executable, "-m", "tests.frameworks.rank_trainer", address, str(directory)]
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(program.WORLD_SIZE)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode == 0 for rank in ranks), "\n".join(outputs)
+    return [dict(np.load(directory / f"rank-{n}.npz")) for n in range(program.WORLD_SIZE)]
+
+
+def share_of(written: Any, number: int, tables: Any) -> dict[str, Any]:
+    return {
+        name: (written[f"{number} {name} keys"], written[f"{number} {name} rows"])
+        for name in tables
+    }
+
+
+def alone(store: Store) -> Any:
+    """Train on the batches of all ranks in one process; return the dense weights."""
+    embedding, dense = program.embedding_of(store), program.dense_of()
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
+    for number in range(program.STEPS):
+        shares = [program.batch_of(number, rank) for rank in range(program.WORLD_SIZE)]
+        batch = tuple(torch.cat(parts) for parts in zip(*shares, strict=True))
+        outputs = embedding(program.features_of(batch))
+        optimizer.zero_grad()
+        program.loss_of(dense, outputs, batch).backward()
+        optimizer.step()
+        embedding.step()
+    return dense.weight.detach().numpy()
+
+
+def test_ranks_train_as_one_does(server: Server, embedded: Store, tmp_path: Path) -> None:
+    written = trained(server.address, tmp_path)
+    weights = alone(embedded)
+    for of_rank in written:
+        np.testing.assert_allclose(of_rank["weights"], weights, rtol=1e-5, atol=1e-6)
+    with patient(server.address) as store:
+        embedding = program.embedding_of(store)
+        twin = Twin(embedding)
+        for number in range(program.STEPS):
+            shares = [share_of(of_rank, number, embedding.tables) for of_rank in written]
+            twin.step_of_ranks(shares, gradient_scale=1 / program.WORLD_SIZE)
+        twin.assert_same()
+        assert [kept.label for kept in store.checkpoints()] == ["end"]
+        for name in embedding.tables:
+            rows = [s.table(name).lookup(np.arange(program.ROWS)) for s in (store, embedded)]
+            np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)
