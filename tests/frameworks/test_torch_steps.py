@@ -300,6 +300,29 @@ def test_a_batch_without_a_step_is_released(embedded: Store) -> None:
     assert embedded.table("t").t == 0
 
 
+# A compiler
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # looked at by the compiler
+def test_a_compiled_model_is_compiled_behind_its_embedding_and_not_in_it(embedded: Store) -> None:
+    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Adam(0.1))
+    dense, graphs = torch.nn.Linear(4, 1), []
+
+    def model(ids: Any) -> Any:
+        return dense(module(ids)).sin()
+
+    def compiled(graph: Any, _: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    ids = torch.tensor([[1, 2], [2, 3]])
+    found = torch.compile(model, backend=compiled)(ids)
+    torch.testing.assert_close(found, model(ids))
+    assert [len(targets) for targets in graphs] == [1]
+    found.sum().backward()
+    assert module.step().t == {"t": 1}
+
+
 # Copies
 
 

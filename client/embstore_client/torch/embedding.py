@@ -94,6 +94,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     # Step
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def step(
         self,
         scaler: Any = None,
