@@ -19,7 +19,9 @@ from embstore import (  # noqa: E402
 )
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import Bag, EmbeddingBagCollection  # noqa: E402
+from embstore_server.launch import ServerProcess  # noqa: E402
 from tests.frameworks.conftest import opening  # noqa: E402
+from tests.serving import patient  # noqa: E402
 
 BATCHES = [torch.tensor(np.random.default_rng(n).zipf(1.3, (5, 3)) % 90) for n in range(10)]
 
@@ -82,6 +84,41 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path) -> No
         assert second.embedding.last_step == 10
         assert second.state() == wanted
         assert first.losses[:4] + second.losses == whole.losses
+
+
+def test_a_loop_goes_on_when_its_server_was_killed(tmp_path: Path) -> None:
+    with opening(tmp_path / "whole")() as store:
+        whole = Trainer(store)
+        whole.train(BATCHES)
+        wanted = whole.state()
+    flags = ("--durability", "commands", "--socket", str(tmp_path / "s"), "--device", "cpu")
+
+    def restart() -> None:
+        server.kill()
+        server.start()
+
+    with (
+        ServerProcess(tmp_path / "served", *flags, "--cache-bytes", "16MiB") as server,
+        patient(f"unix:{tmp_path / 's'}") as store,
+    ):
+        trainer = Trainer(store)
+        trainer.train(BATCHES, restart, at=4)
+        assert trainer.state() == wanted
+        assert trainer.losses == whole.losses
+
+
+def test_the_session_of_a_trainer_that_was_killed_can_be_ended(
+    embedded: Store, tmp_path: Path
+) -> None:
+    trainer = Trainer(embedded)
+    trainer.train(BATCHES[:2])
+    trainer.embedding.save("two", directory=tmp_path, **trainer.parts)
+    embedded.sessions.open("job", ["t"])
+    embedded.sessions.join("job", 0)
+    with pytest.raises(TableHeldError):
+        trainer.embedding.load("two", directory=tmp_path, **trainer.parts)
+    embedded.sessions.end("job")
+    assert trainer.embedding.load("two", directory=tmp_path, **trainer.parts) == 2
 
 
 def test_the_place_is_part_of_it_for_every_store(store: Store, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from embstore_client.torch import (  # noqa: E402
     EmbeddingBagCollection,
 )
 from tests.frameworks.numpy_twin import Forward, Twin, bags, kept  # noqa: E402
+from tests.frameworks.worker_dataset import Activations  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
 
 ROWS = 40
@@ -299,6 +300,29 @@ def test_a_batch_without_a_step_is_released(embedded: Store) -> None:
     assert embedded.table("t").t == 0
 
 
+# A compiler
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # looked at by the compiler
+def test_a_compiled_model_is_compiled_behind_its_embedding_and_not_in_it(embedded: Store) -> None:
+    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Adam(0.1))
+    dense, graphs = torch.nn.Linear(4, 1), []
+
+    def model(ids: Any) -> Any:
+        return dense(module(ids)).sin()
+
+    def compiled(graph: Any, _: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    ids = torch.tensor([[1, 2], [2, 3]])
+    found = torch.compile(model, backend=compiled)(ids)
+    torch.testing.assert_close(found, model(ids))
+    assert [len(targets) for targets in graphs] == [1]
+    found.sum().backward()
+    assert module.step().t == {"t": 1}
+
+
 # Copies
 
 
@@ -337,6 +361,18 @@ def test_a_file_of_torch_has_no_rows(server: Server, tmp_path: Any) -> None:
     assert arrived.step() is None
     assert arrived(torch.tensor([[1]])).shape == (1, 64)
     arrived.store.close()
+
+
+def test_a_spawned_worker_of_a_loader_may_have_a_module(server: Server) -> None:
+    with patient(server.address) as store:
+        module = Embedding(store, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
+        wanted = torch.from_numpy(store.table("t").lookup(np.arange(ROWS)))
+        dataset = Activations(module, ROWS)
+        loader = torch.utils.data.DataLoader(
+            dataset, batch_size=ROWS, num_workers=1, multiprocessing_context="spawn"
+        )
+        (found,) = loader
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_module_of_an_embedded_store_asks_for_another(embedded: Store) -> None:

@@ -23,8 +23,8 @@
     embedding    what all modules are
     modules      the four of them
 
-**A step.** The modules have no parameters. A forward looks rows up, each key once; a backward keeps
-the gradients of what the forward returned; `step` sends them as one update, and the store's own
+**A step.** The modules have no parameters. A forward looks rows up; a backward keeps the gradients
+of what the forward returned; `step` sends them as one update, and the store's own
 optimizer applies it. So what lies between does not matter: micro-batches, several backwards, a
 forward that is computed again, one whose output is not used. What has no gradient is not updated.
 

@@ -90,11 +90,11 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
 
     def _looked_up(self, keys: dict[str, Keys]) -> dict[str, Found]:
-        dims = {name: table.dim for name, table in self.tables.items()}
-        return from_store(self.store, keys, dims, admit=self.training)
+        return from_store(self.store, keys, admit=self.training)
 
     # Step
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def step(
         self,
         scaler: Any = None,

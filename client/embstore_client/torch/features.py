@@ -28,11 +28,11 @@ class Occurrences(NamedTuple):
     keys: Keys
     """(n,), one after the other."""
     offsets: NDArray[np.int64] | None
-    """(bags + 1,), from 0 to n; None: not pooled."""
+    """(bags + 1,), from 0 to n; None: not pooled, or one id a bag."""
     weights: Any
     """(n,) tensor of the ids' weights, or None."""
     shape: tuple[int, ...]
-    """Of the ids as they were given."""
+    """Of activations that are not pooled, but for dim."""
     device: Any
     """Where they were, and where activations go."""
 
@@ -82,6 +82,8 @@ def bags_of(
                 f"{weights.dtype}"
             )
         weights = weights.reshape(-1)
+    if weights is None and (np.diff(bounds) == 1).all():  # a sum and a mean of one are itself
+        return Occurrences(_array(ids), None, None, (ids.numel(),), ids.device)
     return Occurrences(_array(ids), bounds, weights, tuple(ids.shape), ids.device)
 
 

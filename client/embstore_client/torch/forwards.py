@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
-from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore_client.torch.features import Occurrences
@@ -50,36 +49,29 @@ def activations_of(
     forward = 0 if gradients is None else gradients.next_forward()
     result: dict[str, Any] = {}
     for table in tables.values():
-        rows, inverse = found[table.name]
-        leaves: dict[Any, Any] = {}  # by device
         begin = 0
         for feature in table.features:
             of = given[feature]
-            if of.device not in leaves:
-                leaf = rows.to(of.device).detach()
-                leaves[of.device] = leaf.requires_grad_(gradients is not None)
             end = begin + len(of.keys)
             keep = _keep(gradients, (forward, len(result)), table, of)
-            output = _activation(table, of, leaves[of.device], inverse[begin:end], keep)
+            output = _activation(table, of, found[table.name], slice(begin, end), keep)
             result[feature] = output if dtype is None else output.to(dtype)
             begin = end
     return result
 
 
 def _activation(
-    table: Ids,
-    of: Occurrences,
-    rows: Any,
-    inverse: NDArray[np.int32],
-    keep: Callable[[Any], None] | None,
+    table: Ids, of: Occurrences, found: Found, place: slice, keep: Callable[[Any], None] | None
 ) -> Any:
-    places = Places(
-        torch.from_numpy(inverse.astype(np.int64)).to(of.device),
-        None if of.offsets is None else torch.from_numpy(of.offsets).to(of.device),
-        _mode(table),
-    )
+    rows, inverse = found.rows, None
+    if found.inverse is None:
+        rows = rows[place]
+    else:
+        inverse = torch.from_numpy(found.inverse[place].astype(np.int64)).to(of.device)
+    leaf = rows.to(of.device).detach().requires_grad_(keep is not None)
+    offsets = None if of.offsets is None else torch.from_numpy(of.offsets).to(of.device)
     weights = None if of.weights is None else of.weights.to(of.device)
-    output = activations(rows, places, weights, keep)
+    output = activations(leaf, Places(inverse, offsets, _mode(table)), weights, keep)
     return output if of.offsets is not None else output.reshape(*of.shape, table.dim)
 
 

@@ -9,6 +9,8 @@ EmbeddingCollection      tables, ids         likewise
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch  # type: ignore[import-not-found, unused-ignore]
+
 from embstore.config import Initializer, Optimizer
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
@@ -57,6 +59,7 @@ class EmbeddingBag(StoreModule):
         super().__init__(store, by_name([table], Bag), dtype)
         self.include_last_offset = include_last_offset
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         """Return the pooled rows of bags, (bags, dim); those of an empty bag are zeros.
 
@@ -112,6 +115,7 @@ class Embedding(StoreModule):
         )
         super().__init__(store, by_name([table], Ids), dtype)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
         """Return a row for each id, (*, dim), of int32 or int64 ids of any shape."""
         return next(iter(self._activations(self._given(input)).values()))
@@ -133,6 +137,7 @@ class EmbeddingBagCollection(StoreModule):
         """
         super().__init__(store, by_name(tables, Bag), dtype)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
         """Return the pooled rows of each feature, {feature: (bags, dim)}, in the tables' order.
 
@@ -164,6 +169,7 @@ class EmbeddingCollection(StoreModule):
         """
         super().__init__(store, by_name(tables, Ids), dtype)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
         """Return a row for each id, {feature: (*, dim)}, in the tables' order.
 

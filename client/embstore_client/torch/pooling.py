@@ -24,7 +24,7 @@ class Places(NamedTuple):
     """Where the ids of a feature are among the rows of a forward. All on one device."""
 
     inverse: Any
-    """(n,) int64 tensor, the row of each id."""
+    """(n,) int64 tensor, the row of each id; None: each has the next one."""
     offsets: Any = None
     """(bags + 1,) int64 tensor; None: not pooled."""
     mode: str = "none"
@@ -43,11 +43,15 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
     return _Pooled.apply(rows, weights, places, keep)
 
 
+def _spread(rows: Any, inverse: Any) -> Any:
+    return rows if inverse is None else rows.index_select(0, inverse)
+
+
 class _Spread(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, rows: Any, inverse: Any, keep: Keep) -> Any:
         ctx.keep = keep
-        return rows.index_select(0, inverse)
+        return rows.clone() if inverse is None else _spread(rows, inverse)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
@@ -64,10 +68,13 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         if weights is not None:
             ctx.save_for_backward(rows)
             rows = rows.to(weights.dtype)
-        if not len(places.inverse):  # which embedding_bag may refuse
+        inverse = places.inverse
+        if inverse is None:
+            inverse = torch.arange(len(rows), device=rows.device)
+        if not len(inverse):  # which embedding_bag may refuse
             return rows.new_zeros((len(places.offsets) - 1, rows.shape[1]))
         return torch.nn.functional.embedding_bag(
-            places.inverse,
+            inverse,
             rows,
             places.offsets,
             mode=places.mode,
@@ -84,5 +91,5 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             return None, None, None, None
         (rows,) = ctx.saved_tensors
         of_ids = torch.repeat_interleave(gradient, ctx.places.offsets.diff(), dim=0)
-        rows = rows.to(gradient.dtype).index_select(0, ctx.places.inverse)
+        rows = _spread(rows.to(gradient.dtype), ctx.places.inverse)
         return None, (of_ids * rows).sum(dim=1), None, None

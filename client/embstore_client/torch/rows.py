@@ -1,8 +1,9 @@
 """Where the rows of a forward come from: the store, or an announced step of a session.
 
-Rows come once for each key of a forward, with the row of each id, for all tables by one call. Those
-of a step come at its first forward; later ones of the same step (micro-batches, a forward that is
-computed again) find their keys among the announced ones.
+The store returns a row for each id, for all tables by one call; that keys travel once each is the
+client's doing. The rows of a step come once for each key, with the row of each id, at its first
+forward; later ones of the same step (micro-batches, a forward that is computed again) find their
+keys among the announced ones.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
 
-from embstore.arithmetic import sum_by_key, unique
+from embstore.arithmetic import sum_by_key
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
@@ -24,21 +25,14 @@ class Found(NamedTuple):
 
     rows: Any
     """(u, dim) float32 tensor on the host."""
-    inverse: NDArray[np.int32]
-    """(n,), the row of each id."""
+    inverse: NDArray[np.int32] | None
+    """(n,), the row of each id; None: u is n, in the order of the ids."""
 
 
-def from_store(
-    store: Store, keys: Mapping[str, Keys], dims: Mapping[str, int], *, admit: bool
-) -> dict[str, Found]:
+def from_store(store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
     """Return the rows of keys (n,) by table, by one call."""
-    once = {table: unique(of_table) for table, of_table in keys.items()}
-    out = {table: np.empty((len(named), dims[table]), "f4") for table, (named, _) in once.items()}
-    asked = {table: named for table, (named, _) in once.items() if len(named)}
-    if asked:
-        counts = {t: np.bincount(once[t][1], minlength=len(named)) for t, named in asked.items()}
-        store.lookup(asked, admit=admit, out={t: out[t] for t in asked}, counts=counts)
-    return {table: Found(torch.from_numpy(out[table]), once[table][1]) for table in keys}
+    found = store.lookup(keys, admit=admit)
+    return {table: Found(_tensor(rows), None) for table, rows in found.items()}
 
 
 class AnnouncedStep:
@@ -50,7 +44,8 @@ class AnnouncedStep:
         self.number = step.number
         """In its session."""
         self._keys = keys
-        self._found: dict[str, Found] = {}
+        self._rows: dict[str, Any] = {}  # By table; none before the first forward.
+        self._inverse: dict[str, NDArray[np.int32]] = {}
 
     def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
         """Return the rows of keys (n,) by table.
@@ -59,13 +54,11 @@ class AnnouncedStep:
         ------
         InvalidArgumentError : a key was not announced, or the step is finished.
         """
-        if not self._found or self._step.is_finished:
-            self._found = {
-                table: Found(_tensor(rows), inverse)
-                for table, (rows, inverse) in self._step.lookup_unique().items()
-            }
+        if not self._rows or self._step.is_finished:
+            for table, (rows, inverse) in self._step.lookup_unique().items():
+                self._rows[table], self._inverse[table] = _tensor(rows), inverse
         return {
-            table: Found(self._found[table].rows, self._places(table, of_table))
+            table: Found(self._rows[table], self._places(table, of_table))
             for table, of_table in keys.items()
         }
 
@@ -77,7 +70,7 @@ class AnnouncedStep:
         A key of theirs that was announced, and has no gradient, gets one of 0.
         """
         sums = {
-            table: sum_by_key(self._places(table, keys), len(self._found[table].rows), rows)
+            table: sum_by_key(self._places(table, keys), len(self._rows[table]), rows)
             for table, (keys, rows) in gradients.items()
         }
         done: AcknowledgedUpdate = self._step.update_unique(sums, **options)
@@ -94,16 +87,15 @@ class AnnouncedStep:
         return done
 
     def _places(self, table: str, keys: Keys) -> NDArray[np.int32]:
-        announced, (rows, inverse) = self._keys[table], self._found[table]
+        announced, inverse = self._keys[table], self._inverse[table]
         if np.array_equal(keys, announced):
             return inverse
-        known = np.empty(len(rows), np.int64)
+        known = np.empty(len(self._rows[table]), np.int64)
         known[inverse] = announced
         order = np.argsort(known)
         places = np.searchsorted(known, keys, sorter=order)
-        missing = places == len(known)
-        found = order[np.where(missing, 0, places)] if len(known) else places
-        missing = missing | (known[found] != keys) if len(known) else np.ones(len(keys), np.bool_)
+        found = np.append(order, 0)[places]  # 0 in place of one that there is not
+        missing = (places == len(known)) | (np.append(known, -1)[found] != keys)
         if missing.any():
             raise InvalidArgumentError(
                 f"table {table!r}: expected keys that were announced for step "
