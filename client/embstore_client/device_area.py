@@ -78,8 +78,8 @@ def opened_gpu() -> Gpu:
         from embstore_client.cupy_gpu import CupyGpu
     except ImportError as exc:
         raise InvalidArgumentError(
-            f"arrays in a GPU's memory need CuPy ({exc}): pip install 'embstore[cuda12]' (or "
-            "cuda13, by the driver's version); or give arrays of the host"
+            f"expected CuPy, which arrays in a GPU's memory need, found none ({exc}): pip install "
+            "'embstore[cuda12]' (or cuda13, by the driver's version), or give arrays of the host"
         ) from exc
     return CupyGpu()
 

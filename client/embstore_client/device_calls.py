@@ -9,7 +9,8 @@ Of a step its gradients may be there; those of several ranks the server copies t
 ranks are added. Its rows come to the host: they come in parts, which are put together there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -58,6 +59,23 @@ def message_for(
         _check_out(table, shape, own)
     size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
     return DeviceMessage(outs, size if shapes else 0)
+
+
+@contextmanager
+def named(command: Any) -> Iterator[None]:
+    """Have an error of a call's arrays name its first table."""
+    try:
+        yield
+    except InvalidArgumentError as exc:
+        if str(exc).startswith(("table ", "session ")):
+            raise
+        raise InvalidArgumentError(f"table {_first_table(command)!r}: {exc}") from exc
+
+
+def _first_table(command: Any) -> str:
+    part = getattr(command, "keys", None) or getattr(command, "gradients", None)
+    name: str = (part or command.tables[0]).table
+    return name
 
 
 def _arrays_of(command: Any) -> list[Any] | None:

@@ -52,7 +52,7 @@ from embstore.results import (
     TableDescription,
     Warmed,
 )
-from embstore_client.device_calls import message_for
+from embstore_client.device_calls import message_for, named
 from embstore_client.grpc_wire import GrpcWire
 from embstore_client.narrow_shares import narrower
 from embstore_client.nearest_wire import NearestWire
@@ -290,7 +290,9 @@ class RemoteExecutor:
         if on_device is not None:
             seconds = self._deadline_s(command, place, timeout_s)
             request, size = verb.outgoing(command, on_device), on_device.rows_bytes
-            return self.transport.send(verb, request, reply_bytes=size, timeout_s=seconds).value
+            with named(command):
+                answer = self.transport.send(verb, request, reply_bytes=size, timeout_s=seconds)
+            return answer.value
         smaller, spread = self._smaller(command, out)
         request = verb.outgoing(smaller, rows_dtype=self._wire_dtype)
         if verb.document and request.payload_bytes > self.limits.call_bytes_max:

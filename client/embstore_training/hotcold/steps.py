@@ -73,6 +73,9 @@ class HotColdStep(ABC):
             as before. Or it is finished already: as it is, where `is_finished` says so, after an
             interrupt (Ctrl-C) in here too.
         """
+        if not self.is_finished:
+            check_names(gradients, self.keys, "gradients")
+            check_names(self.keys, gradients, "the batch")
         options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
         return self._update(gradients, vars(options))
 
@@ -142,8 +145,6 @@ class HotStep(HotColdStep):
 
     def _update(self, gradients: Mapping[str, Any], options: dict[str, Any]) -> AcknowledgedUpdate:
         replica = self._open("updated")
-        check_names(gradients, self.keys, "gradients")
-        check_names(self.keys, gradients, "the batch")
         done = replica.update(
             {table: (self.keys[table], rows) for table, rows in gradients.items()},
             all_gather=self._all_gather,

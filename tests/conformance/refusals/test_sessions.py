@@ -177,7 +177,6 @@ BAD_UPDATES = {
     "another dim": ({"b": ones(2, 8)}, {}, ["'b'"]),
     "one dimension": ({"a": ones(1)[0]}, {}, ["'a'"]),
     "no numbers": ({"a": np.full((3, 4), "x")}, {}, ["'a'"]),
-    "a table missing": ({"b": None}, {}, ["'b'"]),
     "a table too many": ({"free": ones(1)}, {}, ["'free'"]),
     "no such table": ({"zebra": ones(1)}, {}, ["'zebra'"]),
     "negative rate": ({}, {"learning_rate": -1.0}, ["learning_rate"]),

@@ -34,7 +34,7 @@ def test_the_network_takes_arrays_of_the_host_alone(server: GpuServer, trainer: 
 def test_a_trainer_without_cupy_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "embstore_client.cupy_gpu", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(InvalidArgumentError, match=r"need CuPy.*pip install"):
+    with pytest.raises(InvalidArgumentError, match=r"expected CuPy.*pip install"):
         opened_gpu()
 
 
