@@ -1,7 +1,14 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
-#   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...)
-#   make test     .venv, then every test            (PYTEST_ARGS="-k cache" narrows it)
+#   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...);
+#                 with DEMO_ARGS="--framework torch" in .venv-frameworks
+#   make test     .venv, then the tests, where cases take turns (PYTEST_ARGS="-k cache" narrows it)
+#   make test-every   .venv, then every case of every test: of conformance on every backend
+#   make test-page   .venv, then the tests of the page in Chromium (Debian: chromium, chromium-driver);
+#                 `make test` runs them, too, and skips them where there is no Chromium
+#   make screenshots   .venv, then the pictures of the page and of `embstore top` in docs/guide/pictures
 #   make test-frameworks   .venv-frameworks, then the tests of the adapters for frameworks
+#   make test-lowest   .venv-lowest, the lowest versions of what pyproject.toml depends on, then the
+#                 tests of the wire, the client and the command line
 #   make soak     .venv, then the tests that kill trainers and servers, again and again, that send
 #                 mutated messages by the million and requests made of the OpenAPI document, and a
 #                 crowd of clients for minutes (SOAK=11)
@@ -18,7 +25,8 @@
 #   make clean    remove the environments and every cache
 # .venv-frameworks is separate because frameworks are large, and the client must work without them;
 # .venv-bench is separate because the peers (torch, FBGEMM) are large and pin their own versions;
-# .venv-docs is small: the site is made from sources, and imports nothing of embstore.
+# .venv-docs is small: the site is made from sources, and imports nothing of embstore. .venv-proto has
+# the protobuf compiler, which wants an older protobuf than the tests run with.
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -26,6 +34,7 @@ BENCH_ARGS ?=
 LOOKAHEAD_ARGS ?= $(filter --quick,$(BENCH_ARGS))
 HOT_ARGS ?= $(filter --quick,$(BENCH_ARGS))
 DEMO_ARGS ?=
+DEMO_VENV = $(if $(findstring --framework,$(DEMO_ARGS)),.venv-frameworks,.venv)
 GPU_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
@@ -34,31 +43,44 @@ SOAK ?= 11
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-frameworks soak check bench gpu docs proto format clean
+.PHONY: demo test test-every test-page screenshots test-frameworks test-lowest soak check bench gpu docs proto format clean
 
-test: .venv/stamp
+test: TURNS = --turns
+test test-every: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(TURNS) $(PYTEST_ARGS)
+
+test-page: .venv/stamp
+	@echo "embstore: driving the page in Chromium"
+	@.venv/bin/python -m pytest -q tests/page tests/service/test_page_files.py $(PYTEST_ARGS)
+
+screenshots: .venv/stamp
+	@echo "embstore: training, and making pictures of the page"
+	@.venv/bin/python -m tests.page.shots
 
 test-frameworks: .venv-frameworks/stamp
 	@echo "embstore: running the tests of the adapters for frameworks"
 	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs $(PYTEST_ARGS)
 
+test-lowest: .venv-lowest/stamp
+	@echo "embstore: running the tests of wire, client and command line with the lowest versions"
+	@.venv-lowest/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/commands tests/service --ignore tests/service/demo --ignore tests/service/faults $(PYTEST_ARGS)
+
 soak: .venv/stamp
 	@echo "embstore: killing trainers and servers, thousands of times, and sending what is almost right"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_standbys.py
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_standbys.py
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal --soak $(SOAK) tests/service/faults/test_mutations.py tests/service/faults/test_documented.py
 	@.venv/bin/python -m pytest -q --soak $(SOAK) tests/service/faults/test_crowd.py
 
-check: .venv/stamp
+check: .venv/stamp .venv-proto/stamp
 	@echo "embstore: checking format, lint, types and style"
 	@.venv/bin/python -m ruff format --check --output-format concise .
 	@.venv/bin/python -m ruff check --quiet .
 	@.venv/bin/python -m mypy --strict --no-error-summary
 	@.venv/bin/python -m pytest -q tests/style
 
-demo: .venv/stamp
-	@.venv/bin/python -m embstore_server demo $(DEMO_ARGS)
+demo: $(DEMO_VENV)/stamp
+	@$(DEMO_VENV)/bin/python -m embstore_server demo $(DEMO_ARGS)
 
 bench: .venv-bench/stamp
 	@echo "embstore: running the benchmarks"
@@ -74,9 +96,9 @@ docs: .venv-docs/stamp
 	@echo "embstore: building the site in build/site"
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
 
-proto: .venv/stamp
+proto: .venv-proto/stamp
 	@echo "embstore: generating the protobuf code"
-	@cd proto && ../.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. embstore_proto/v1/embstore.proto
+	@cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. embstore_proto/v1/embstore.proto
 
 image-test: .venv/stamp
 	@echo "embstore: building the image and training against it"
@@ -89,20 +111,26 @@ format: .venv/stamp
 
 clean:
 	@echo "embstore: removing environments and caches"
-	@rm -rf .venv .venv-frameworks .venv-bench .venv-docs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-frameworks .venv-bench .venv-docs .venv-proto .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/stamp: EXTRAS = server,dev
-.venv-frameworks/stamp: EXTRAS = server,dev,torch
+.venv-frameworks/stamp: EXTRAS = server,dev,torch,jax,keras
+.venv/stamp .venv-frameworks/stamp .venv-bench/stamp: AHEAD = $(@D)/bin/python -m embstore_server compile
 .venv-frameworks/stamp: EXACTLY = torch==2.13.0 # as for the benchmarks: what was tested
 .venv-bench/stamp: EXTRAS = server,bench
 .venv-docs/stamp: EXTRAS = docs
+.venv-proto/stamp: EXTRAS = proto
+.venv-lowest/stamp: EXTRAS = server,dev
+.venv-lowest/stamp: EXACTLY = grpcio==1.65.5 numpy==2.0.0 protobuf==5.26.1 rich==13.9.4 typer==0.26.1
 
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.
-.venv/stamp .venv-frameworks/stamp .venv-bench/stamp .venv-docs/stamp: pyproject.toml
+# Environments that run stores have the kernels compiled ahead, once for all of them (about 30 s of two cores).
+.venv/stamp .venv-frameworks/stamp .venv-bench/stamp .venv-docs/stamp .venv-proto/stamp .venv-lowest/stamp: pyproject.toml
 	@echo "embstore: preparing $(@D) with the extras $(EXTRAS) (needs the network; once per pyproject.toml)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "embstore needs Python 3.11 or newer, found %d.%d: set PYTHON" % sys.version_info[:2])'
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --no-input --disable-pip-version-check --editable ".[$(EXTRAS)]" $(EXACTLY)
+	@$(AHEAD)
 	@touch $@

@@ -55,13 +55,34 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
 
 
 def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
-    """Return `values` as an array of the host; `what` names it in errors."""
+    """Return `values` as an array of the host, whose memory is theirs where it can be; `what` names
+    it in errors. Tensors are known by what they can do: no framework is imported."""
+    if isinstance(values, np.ndarray):
+        return values
     if is_on_device(values):
         raise refusal(table, f"{what} in the host's memory", "an array in a device's; copy it")
+    if getattr(values, "requires_grad", False):
+        found = "a tensor that requires grad; pass its .detach()"
+        raise refusal(table, f"{what} that no graph of gradients belongs to", found)
     try:
         return np.asarray(values)
-    except (TypeError, ValueError, OverflowError) as exc:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
+        if _is_tensor(values):  # of a dtype that NumPy has not, as bfloat16; or sparse
+            found = f"a tensor of {values.dtype}; pass its .float(), dense"
+            raise refusal(table, f"{what} that NumPy can read", found) from None
         raise refusal(table, f"{what} to be an array", f"{type(values).__name__}: {exc}") from exc
+
+
+def _is_tensor(values: Any) -> bool:
+    """Tell whether values are a tensor of PyTorch, or one like it."""
+    return hasattr(values, "detach") and hasattr(values, "dtype")
+
+
+def _of_dtype(values: Any, found: Any, dtype: str) -> str:
+    """Return what dtype was found, and how to make it `dtype`."""
+    if _is_tensor(values):
+        return f"{found}; pass its .{'long' if dtype == 'int64' else 'float'}()"
+    return f"{found}; pass its .astype({dtype!r})" if hasattr(values, "astype") else str(found)
 
 
 def as_keys(keys: Any, table: str) -> Keys:
@@ -72,7 +93,7 @@ def as_keys(keys: Any, table: str) -> Keys:
     if array.ndim != 1:
         raise refusal(table, "keys of shape (n,)", array.shape)
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        raise refusal(table, "keys of dtype int64", array.dtype)
+        raise refusal(table, "keys of dtype int64", _of_dtype(keys, array.dtype, "int64"))
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -82,26 +103,33 @@ def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
     if array.size == 0 and 0 in shape and array.dtype == np.float64:
         array = array.astype(np.float32)  # an empty list has no dtype of its own
     if array.dtype not in (np.float32, np.float16):
-        raise refusal(table, f"{what} of dtype float32", array.dtype)
+        found = _of_dtype(rows, array.dtype, "float32")
+        raise refusal(table, f"{what} of dtype float32", found)
     if array.shape != shape:
         raise refusal(table, f"{what} of shape {shape}", array.shape)
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
-    """Check that `out` is a writable C-contiguous float32 array of `shape`; None: make one."""
+    """Return `out`, which is to be a writable C-contiguous float32 array of `shape`, or a tensor of
+    the host that is, as an array of the same memory; None: make one."""
     if out is None:
         return np.empty(shape, np.float32)
+    array = out
+    if _is_tensor(out) and str(out.dtype).endswith("float32"):
+        array = as_array(out, table, "out")
     if (
-        not isinstance(out, np.ndarray)
-        or out.dtype != np.float32
-        or out.shape != shape
-        or not (out.flags.c_contiguous and out.flags.writeable)
+        not isinstance(array, np.ndarray)
+        or array.dtype != np.float32
+        or array.shape != shape
+        or not (array.flags.c_contiguous and array.flags.writeable)
     ):
         expected = f"out to be a writable C-contiguous float32 array of shape {shape}"
-        found = f"{getattr(out, 'dtype', type(out).__name__)} {getattr(out, 'shape', '')}"
-        raise refusal(table, expected, found)
-    return out
+        dtype, found = getattr(out, "dtype", type(out).__name__), getattr(out, "shape", "")
+        strided = isinstance(array, np.ndarray) and not array.flags.c_contiguous
+        how = ", not contiguous" if strided else ""
+        raise refusal(table, expected, f"{dtype} {tuple(found) if found else ''}{how}")
+    return array
 
 
 def is_on_device(array: Any) -> bool:

@@ -38,6 +38,7 @@ from embstore.values import Value
 Pooling = Literal["sum", "mean"]
 OnNonfinite = Literal["refuse", "skip"]
 ProfileSource = Literal["counted", "imported"]
+Waits = results.Waits
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
 """Of a session that does not say."""
@@ -148,6 +149,9 @@ class Executor(Protocol):
         EmbstoreError : unless its docstring says otherwise, nothing has changed.
         """
 
+    rounds_rows: bool
+    """Rows of lookups come rounded, as by `connect(wire_dtype="float16")`."""
+
     def prefetch(self, command: "LookupStep") -> "Prefetched | None":
         """Ask for a step's rows, and return at once what waits for them; None: there is nothing to
         gain by it."""
@@ -200,7 +204,7 @@ class TableKeys(Part):
 
 
 class TableGradients(Part):
-    """Gradients of one table, (n, dim), or (bags, dim) of a pooled update."""
+    """Gradients of one table, (n, dim)."""
 
     table: str
     table_id: int | None
@@ -214,6 +218,25 @@ class Bags(Part):
     offsets: Offsets
     mode: Pooling = "sum"
     weights: Factors | None = None
+
+
+class PooledKeys(Part):
+    """Bags of keys of one table."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    bags: Bags
+
+
+class PooledGradients(Part):
+    """Gradients of bags of one table, (bags, dim)."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    gradients: Rows
+    bags: Bags
 
 
 class UpdateOptions(Part):
@@ -248,6 +271,12 @@ class ResizeCache(Command[None], effect=Effect.TUNES):
     """Give the cache another budget."""
 
     cache_bytes: int
+
+
+class SetPolicy(Command[None], effect=Effect.LONG):
+    """Evict rows by another policy, until the store is opened again."""
+
+    policy: str
 
 
 class CheckIntegrity(Command[str], effect=Effect.LONG, right=Right.ADMIN):
@@ -337,9 +366,10 @@ class ListCheckpoints(
 
 
 class Restore(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):
-    """Go back to a kept checkpoint."""
+    """Go back to a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
 
     label: str
+    force: bool = False
 
 
 class Backup(Command[results.BackupFacts], effect=Effect.LONG):
@@ -364,10 +394,9 @@ class Lookup(Command[results.RowsRead], effect=Effect.READS):
 
 
 class LookupPooled(Command[results.RowsRead], effect=Effect.READS):
-    """Pooled rows of one table's bags (rule 8)."""
+    """Pooled rows of bags of several tables (rule 8)."""
 
-    keys: TableKeys
-    bags: Bags
+    tables: tuple[PooledKeys, ...]
     admit: bool = True
 
 
@@ -385,10 +414,9 @@ class Update(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
 
 class UpdatePooled(Command[AcknowledgedUpdate], effect=Effect.WRITES):
-    """One update of one table by the gradients of bags (rule 8)."""
+    """One update of several tables by the gradients of bags, all or none (rule 8)."""
 
-    gradients: TableGradients
-    bags: Bags
+    tables: tuple[PooledGradients, ...]
     options: UpdateOptions = UpdateOptions()
 
 
@@ -415,6 +443,40 @@ class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
     add_t: int
 
 
+# Scans
+
+
+class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ):
+    """Make the written rows of a table readable in order, as they are at one command.
+
+    `scan` is its name, a secret of 16 to 64 characters. `label` is a kept checkpoint; None: the
+    store commits, and what that has is read. `since` leaves out what was not written after another.
+    """
+
+    scan: str
+    table: str
+    table_id: int | None = None
+    label: str | None = None
+    since: str | None = None
+
+
+class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.READ):
+    """The first rows of a scan, at most so many, whose key is not below `low`."""
+
+    scan: str
+    table: str
+    low: int
+    rows: int
+    with_state: bool = False
+
+
+class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ):
+    """End a scan; one that is not there is no error."""
+
+    scan: str
+    table: str
+
+
 # Look-ahead sessions
 
 
@@ -433,10 +495,15 @@ class StepKeys(Part):
 
 
 class StepGradients(Part):
-    """One gradient for each announced key of a table, (u, dim), in announced order."""
+    """One gradient for each announced key of a table, (u, dim), in announced order.
+
+    Or for each of some: `positions` (n,) says which, ascending, and gradients are (n, dim). The
+    others have none, and are not updated.
+    """
 
     table: str
     gradients: Rows
+    positions: Inverse | None = None
 
 
 class StepBags(Part):
@@ -445,6 +512,13 @@ class StepBags(Part):
     table: str
     inverse: Inverse
     bags: Bags
+
+
+class StepPositions(Part):
+    """Which announced keys of one table are meant, (n,), ascending."""
+
+    table: str
+    positions: Inverse
 
 
 class StepPut(Part):
@@ -468,6 +542,7 @@ class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES, right=Righ
     shared: bool = False
     lease_ms: int = LEASE_MS
     rank_timeout_ms: int = RANK_TIMEOUT_MS
+    waits: Waits = "late"
 
 
 class JoinSession(Command[results.Membership], effect=Effect.PROMPT, right=Right.WRITE):
@@ -499,10 +574,12 @@ class EndSession(Command[None], effect=Effect.TUNES, right=Right.WRITE):
 
 
 class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
-    """Say which keys coming steps will use."""
+    """Say which keys coming steps will use; `is_last`: and that the rank has no steps after them,
+    so that those of other ranks wait for it no more."""
 
     member: str
     steps: tuple[StepKeys, ...]
+    is_last: bool = False
 
 
 class LookupStep(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
@@ -521,13 +598,27 @@ class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS, right=Rig
     tables: tuple[StepBags, ...]
 
 
+class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WRITE):
+    """Weights and state of some announced keys, as they are when they are in the cache, whichever
+    step's turn it is: for a session that waits for nothing."""
+
+    member: str
+    step: int
+    tables: tuple[StepPositions, ...]
+
+
 class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
-    """One rank's gradients of a step; the last rank's applies them all (rule 6)."""
+    """One rank's gradients of a step; the last rank's applies them all (rule 6).
+
+    `rows_checksum` is of the rows that they were computed with, all that the rank announced
+    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied.
+    """
 
     member: str
     step: int
     tables: tuple[StepGradients, ...]
     options: UpdateOptions = UpdateOptions()
+    rows_checksum: int | None = None
 
 
 class ReleaseStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):

@@ -12,8 +12,10 @@
   + CheckpointExistsError                         a label is used once
   + TableMismatchError                            another format, version or endianness
   + TableHeldError                                a session holds the table, the rank or the name
-  + SessionExpiredError                           a session was closed, or ran out, or was lost
+  + SessionExpiredError                           a session or scan was closed, or ran out, or was
+                                                  lost
   + RankFailedError                               a rank of a session's step died or stalled
+  + ReplicaMismatchError                          rows at a trainer are not those of the store
   + StoreInUseError                               another process holds the directory
   + DeadlineError                                 no answer in time
   + OutcomeUnknownError                           the server changed while a mutating call was out
@@ -76,11 +78,16 @@ class TableHeldError(EmbstoreError):
 
 class SessionExpiredError(EmbstoreError):
     """The session was closed, its lease ran out, or its server ended. Opening its name again
-    resumes it."""
+    resumes it. Or a scan has ended, and another one is to be opened."""
 
 
 class RankFailedError(EmbstoreError):
     """A rank of the session died or stalled; it is named. Open the session again."""
+
+
+class ReplicaMismatchError(EmbstoreError):
+    """A trainer has computed with rows that are not those of the store. The step is not applied,
+    and its session has ended; the store is right."""
 
 
 class StoreInUseError(EmbstoreError):

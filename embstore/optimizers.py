@@ -4,7 +4,7 @@ A formula is the update of one element, in Python. It takes the gradient g, the 
 element's state and the scalars, and returns the new weight and state. It runs in three forms:
 
     NumPy   embstore.arithmetic.optimizers           arrays (n, dim), scalars np.float32
-    Numba   embstore.kernels.apply                   float32, inlined in the loop over a row
+    Numba   embstore.arithmetic.compiled_update      float32, inlined in the loop over a row
     Torch   embstore_training.hotcold.torch_replica  tensors (n, dim), scalars tensors (1,)
 
 All three must give the same bits, so a formula uses what rounds once in fp32 in each of them: + - *
@@ -37,7 +37,7 @@ from embstore.errors import InvalidArgumentError
 __all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Ftrl", "Optimizer", "RowWiseAdagrad", "Sgd"]
 
 # The operations that are no operators. NumPy's are the default; Torch registers its own by type,
-# and Numba compiles what `embstore.kernels.apply` gives it for them.
+# and Numba compiles what `embstore.arithmetic.compiled_update` gives it for them.
 
 
 @singledispatch

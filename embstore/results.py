@@ -1,10 +1,13 @@
 """What commands return. Data only; the same from an embedded store and from a server."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from embstore.arrays import Inverse, Rows
+from embstore.arrays import Inverse, Keys, Rows
 from embstore.config import Limits, TableConfig
+
+Waits = Literal["late", "none"]
+"""For what a trainer waits between two steps of a session."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,34 @@ class RowsRead:
 
 
 @dataclass(frozen=True)
+class ScanFacts:
+    """What a scan reads."""
+
+    table: TableDescription
+    """As of the command of the scan: its rows, learning rate and t."""
+    command: int
+    """The last command whose effect the scan has."""
+    rows: int
+    """That the scan has, all together."""
+    since_command: int = 0
+    """The last command whose rows it leaves out, unless they were written again; 0: it is whole."""
+    since_t: int = 0
+    """t of the table at that command."""
+
+
+@dataclass(frozen=True)
+class ScannedRows:
+    """Some rows of a scan, by ascending key."""
+
+    keys: Keys
+    """(n,)."""
+    rows: Rows
+    """(n, dim)."""
+    state: Rows | None
+    """(n, state_dim), where it was asked for."""
+
+
+@dataclass(frozen=True)
 class StepTableRows:
     """Some of a step's rows of one table."""
 
@@ -116,6 +147,15 @@ class StepRows:
     tables: tuple[StepTableRows, ...]
     early: bool = False
     """The others come later."""
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """Weights and state of rows of a step, by table as asked for."""
+
+    tables: tuple[TableRows, ...]
+    last_step: int
+    """The last step that they have seen: it was finished, and the next one was not."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +212,8 @@ class SessionFacts:
     shared: bool
     lease_ms: int
     rank_timeout_ms: int
+    waits: Waits = "late"
+    """"none": the trainer runs ahead of the store."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +225,7 @@ class Membership:
     rank: int
     last_step: int
     rank_timeout_ms: int
-    """Of the session."""
+    """How long its calls may wait for other ranks: the session's, or 0 where it has one rank."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +236,8 @@ class Announced:
     planned_step: int
     held_back: bool
     """Planning waits: the rows of the steps before leave no room for the next one's."""
+    ranks_at_work: int = 0
+    """That may still announce steps."""
 
 
 @dataclass(frozen=True)
@@ -248,14 +292,24 @@ class TableEntry:
 
 
 @dataclass(frozen=True)
+class Place:
+    """How far a session has come that may be resumed."""
+
+    step: int
+    """The last that is finished."""
+    table_ids: dict[str, int] = field(default_factory=dict)
+    """Of its tables, by name: one that was dropped and made again has not seen those steps."""
+
+
+@dataclass(frozen=True)
 class State:
     """The store at a commit."""
 
     commit: int = 0
     command: int = 0
     tables: tuple[TableEntry, ...] = ()
-    places: dict[str, int] = field(default_factory=dict)
-    """Of each session that may be resumed, the last finished step."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """Of each session that may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -265,3 +319,6 @@ class Checkpoint:
     label: str
     metadata: dict[str, Any]
     state: State
+    made_at: float | None = field(default=None, compare=False)
+    """Seconds since the Unix epoch, by the clock of its machine; None: not known, as of checkpoints
+    of older versions, and through a server. No part of what a checkpoint is."""

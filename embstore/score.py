@@ -2,12 +2,16 @@
 
     bit 63        PENDING: the slot has its key, its row comes later; the score is negative
     bits 52..62   pins: how many keep the row in its slot, at most PINS_MAX
-    bit 51        FORESEEN: the bits below rank the row by its next announced use
-    bits 40..50   where it is not foreseen: the count, which is the policy's (cache/policies.py)
-    bits 0..39    where it is not foreseen: the clock of the last call that touched the row
+    bit 51        FORESEEN: an announced step will use the row
+                  not foreseen                       foreseen
+                  bits 40..50  the count             bits 11..50  the rank of its next use
+                  bits 0..39   the clock of the      bits 0..10   the count
+                               last call that
+                               touched the row
 
 So the scores of slots that may be given away are [0, PIN_ONE), and among them a row that will be
-used is above every row of which nothing is known. A touch ends FORESEEN, and counts from 1.
+used is above every row of which nothing is known. The count is the policy's (cache/policies.py),
+and stays what it was when a row is foreseen, and when it is so no longer.
 
 The CUDA kernels have the same constants (`kernels/common.cuh`).
 """
@@ -19,6 +23,7 @@ PINS_MAX = (1 << 11) - 1
 FORESEEN = 1 << 51
 CLOCK_BITS = 40
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
+RANK_SHIFT = 11
 COUNT_MAX = (1 << 11) - 1
 COUNT_NONE, COUNT_UP, COUNT_KEEP = range(3)
 """What a touch does to the count: makes it 0, one more, or leaves it."""

@@ -23,6 +23,8 @@ class Stages:
 
     def __init__(self) -> None:
         self.by_name: dict[str, StageStats] = {}
+        self.of_call: dict[str, float] = {}
+        """Seconds by stage of the work at hand: whoever begins one puts a new dict here."""
         self._last = 0
 
     def start(self) -> None:
@@ -35,8 +37,10 @@ class Stages:
         stats = self.by_name.get(stage)
         if stats is None:
             stats = self.by_name[stage] = StageStats()
-        stats.seconds += (now - self._last) * 1e-9
+        seconds = (now - self._last) * 1e-9
+        stats.seconds += seconds
         stats.laps += 1
+        self.of_call[stage] = self.of_call.get(stage, 0.0) + seconds
         self._last = now
 
     def seconds(self) -> dict[str, float]:

@@ -2,9 +2,15 @@
 
 A machine that is lent for its GPU has CuPy, but may lack what the service's tests import, and
 pytest's plugins; what is not imported need not be there.
+
+With `--turns` cases take turns, so that a run is about half as long: each case of conformance runs
+in the embedded store and on one more backend, which depends on its name alone, and of a test that
+is marked `turns(n)` every nth case runs, or none of `turns()`. It is the same choice each time.
 """
 
 import re
+import signal
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,12 +23,15 @@ MARK = "pytest.mark.gpu"
 SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
 """How a test imports a server."""
 LEASE_S = 600.0
+OTHER_BACKENDS = "emulated", "tiered", "served", "shared"
+"""Of conformance, of which each case runs on one."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Have pyproject.toml's `timeout` accepted, and without effect, where its plugin is absent."""
     if not pluginmanager.has_plugin("timeout"):
         parser.addini("timeout", "seconds a test may take, by pytest-timeout")
+    parser.addoption("--turns", action="store_true", help="leave out cases whose turn it is not")
     parser.addoption("--soak", type=int, default=1, help="how many times tests that kill are run")
 
 
@@ -32,8 +41,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("soak", range(metafunc.config.getoption("soak")))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --turns, leave out the cases whose turn it is not."""
+    if config.getoption("turns"):
+        left = [item for item in items if not _has_turn(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
+def _has_turn(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("turns")
+    nth = 1 if mark is None else mark.args[0] if mark.args else 0
+    backend = getattr(item, "callspec", None) and item.callspec.params.get("backend")
+    if backend not in OTHER_BACKENDS:
+        return bool(nth) and zlib.crc32(item.nodeid.encode()) % nth == 0
+    number = zlib.crc32(item.nodeid.replace(backend, "").encode())
+    return bool(nth) and number % (nth * len(OTHER_BACKENDS)) == OTHER_BACKENDS.index(backend)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Have no case of Hypothesis fail for how slow the machine is, where Hypothesis is."""
+    """Have Ctrl-C end what tests start; have no case of Hypothesis fail for a slow machine."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # else it is of children, too
     try:
         from hypothesis import HealthCheck, settings
     except ModuleNotFoundError:

@@ -56,7 +56,7 @@ class Server:
     """
 
     def __init__(self, open_store: Callable[[], Store], data: Path, **settings: Any) -> None:
-        self._settings = Settings(data=data, listen="127.0.0.1:0", admin="off", **settings)
+        self._settings = Settings(data, **({"listen": "127.0.0.1:0", "admin": "off"} | settings))
         self._open_store = open_store
         self._lock = threading.Lock()
         self._stopped = False

@@ -14,12 +14,38 @@ It is light: NumPy, gRPC and protobuf; Numba only where it is installed and some
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embstore_client.executor import RemoteExecutor, connect
+    from embstore_client.connecting import connect
+    from embstore_client.executor import RemoteExecutor
+    from embstore_client.futures import (
+        BackgroundStore,
+        BackgroundTable,
+        Call,
+        background,
+        connect_async,
+    )
     from embstore_client.step_rows import StepRows
 
-__all__ = ["RemoteExecutor", "StepRows", "connect"]
+__all__ = [
+    "BackgroundStore",
+    "BackgroundTable",
+    "Call",
+    "RemoteExecutor",
+    "StepRows",
+    "background",
+    "connect",
+    "connect_async",
+]
 
-_HOMES = {"RemoteExecutor": "executor", "StepRows": "step_rows", "connect": "executor"}
+_HOMES = {
+    "BackgroundStore": "futures",
+    "BackgroundTable": "futures",
+    "Call": "futures",
+    "RemoteExecutor": "executor",
+    "StepRows": "step_rows",
+    "background": "futures",
+    "connect": "connecting",
+    "connect_async": "futures",
+}
 
 if not TYPE_CHECKING:
 

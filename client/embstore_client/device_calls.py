@@ -47,8 +47,8 @@ def message_for(
     match command:
         case c.Lookup(tables):
             shapes = [(p.table, (length(p.keys), _dim(config_of, p))) for p in tables]
-        case c.LookupPooled(keys, bags):
-            shapes = [(keys.table, (len(bags.offsets) - 1, _dim(config_of, keys)))]
+        case c.LookupPooled(pooled):
+            shapes = [(p.table, (len(p.bags.offsets) - 1, _dim(config_of, p))) for p in pooled]
     outs = list(out) if out else [None] * len(shapes)
     if wire_dtype != "float32":
         raise InvalidArgumentError(
@@ -69,26 +69,16 @@ def named(command: Any) -> Iterator[None]:
     except InvalidArgumentError as exc:
         if str(exc).startswith(("table ", "session ")):
             raise
-        raise InvalidArgumentError(f"table {_first_table(command)!r}: {exc}") from exc
-
-
-def _first_table(command: Any) -> str:
-    part = getattr(command, "keys", None) or getattr(command, "gradients", None)
-    name: str = (part or command.tables[0]).table
-    return name
+        raise InvalidArgumentError(f"table {command.tables[0].table!r}: {exc}") from exc
 
 
 def _arrays_of(command: Any) -> list[Any] | None:
     """Return what a command has that may be on a device; None: it is of a verb that takes none."""
     match command:
-        case c.Lookup(tables):
+        case c.Lookup(tables) | c.LookupPooled(tables):
             return [part.keys for part in tables]
-        case c.LookupPooled(keys):
-            return [keys.keys]
-        case c.Update(tables):
+        case c.Update(tables) | c.UpdatePooled(tables):
             return [array for part in tables for array in (part.keys, part.gradients)]
-        case c.UpdatePooled(part):
-            return [part.keys, part.gradients]
         case c.UpdateStep(tables=shares):
             return [part.gradients for part in shares]
     return None

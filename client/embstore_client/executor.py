@@ -9,8 +9,9 @@ the command is sent once more.
 
 **Steps.** A call of a step may wait for other ranks, so its deadline is the connection's and beyond
 it the session's `rank_timeout_ms`, as the server said when the member joined: a rank that is gone
-is named (RankFailedError) before it passes. A lost call is sent again, since the server knows each
-by member and step.
+is named (RankFailedError) before it passes. Where there are no others, it is the connection's
+alone: a server that is gone is noticed as by any call. A lost call is sent again, since the server
+knows each by member and step.
 
 **Restarted servers.** A session lives in the server's process. The next call after a restart raises
 SessionExpiredError, and has changed nothing; a call that finishes a step, of which an attempt was
@@ -19,14 +20,10 @@ the name again, and go on after the `last_step` that it has then, which is that 
 commit. What was looked up or announced of later steps is void.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar, cast
-
-import grpc
 
 from embstore import commands as c
 from embstore.arithmetic.denormals import kept
@@ -36,13 +33,11 @@ from embstore.checks.call_bytes import check_call_bytes
 from embstore.commands import Command, Progress
 from embstore.config import Limits, TableConfig
 from embstore.errors import (
-    DeadlineError,
     InvalidArgumentError,
     OutcomeUnknownError,
     SessionExpiredError,
     TableNotFoundError,
 )
-from embstore.handles.store import Store
 from embstore.layout import VALUE_BYTES
 from embstore.results import (
     Membership,
@@ -53,141 +48,15 @@ from embstore.results import (
     Warmed,
 )
 from embstore_client.device_calls import message_for, named
-from embstore_client.grpc_wire import GrpcWire
 from embstore_client.narrow_shares import narrower
-from embstore_client.nearest_wire import NearestWire
-from embstore_client.shared_memory import SharedMemoryWire
 from embstore_client.shares import UniqueKeys, summed
 from embstore_client.step_rows import Assembly, StepRows
 from embstore_client.transport import Transport, checked_seconds
-from embstore_client.wire import Wire
-from embstore_proto.addresses import is_loopback
 from embstore_proto.frame import NARROW
-from embstore_proto.narrow import NARROW_BYTES, WIRE_DTYPES
+from embstore_proto.narrow import NARROW_BYTES
 from embstore_proto.verbs import VERBS, Answer
 
-CONNECT_TIMEOUT_S = 10.0
-"""Long enough for a server that is just starting, short enough to be told of a wrong address."""
-
-CALL_TIMEOUT_S = 60.0
-TOKEN_VARIABLE = "EMBSTORE_TOKEN"
-TRANSPORTS = ("auto", "grpc", "shared_memory")
-_SOCKET = "unix:"
-
 R = TypeVar("R")
-
-
-def connect(
-    address: str,
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
-    connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    label: str = "",
-    tls_ca: str | os.PathLike[str] | None = None,
-    tls_cert: str | os.PathLike[str] | None = None,
-    tls_key: str | os.PathLike[str] | None = None,
-    token: str | None = None,
-    insecure: bool = False,
-    transport: str = "auto",
-    wire_dtype: str = "float32",
-) -> Store:
-    """Connect to a server and return its store.
-
-    Parameters
-    ----------
-    address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host
-    timeout_s : deadline of every call, its further attempts included
-    connect_timeout_s : how long to wait for the server to be there
-    label : shown in the server's log of slow calls
-    tls_ca : PEM file of the certificates to trust; None: no TLS
-    tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
-    token : what the server knows the caller by; None: that of EMBSTORE_TOKEN, if there is one
-    insecure : send the token in clear text to another host, too, where there is no TLS
-    transport : "grpc"; "shared_memory", of a server of the same user on this host; "auto": that
-        where it can be, else gRPC
-    wire_dtype : what looked-up rows and gradients travel as, for links that are slower than the
-        machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to even, at
-        half the bytes. Sums by key are made in float32, and then rounded. A gradient that is finite
-        and too large for the type is refused, and nothing is sent; a row that is becomes infinity.
-        Keys travel in ascending order then, so an error may name another of several bad ones.
-
-    Raises
-    ------
-    DeadlineError : no server answered.
-    UnauthenticatedError : the server knows its callers, and not this one.
-    StoreClosedError : transport="shared_memory", and the server is not on this host.
-    InvalidArgumentError : a bad argument; the server is too old for `wire_dtype`.
-    """
-    arguments = {name: value for name, value in locals().items() if name != "token"}
-    if wire_dtype not in WIRE_DTYPES:
-        expected = " or ".join(f'"{name}"' for name in WIRE_DTYPES)
-        raise InvalidArgumentError(f"expected wire_dtype to be {expected}, found {wire_dtype!r}")
-    if not isinstance(address, str) or ":" not in address:
-        raise InvalidArgumentError(
-            f'expected an address "host:port" or "unix:PATH", found {address!r}'
-        )
-    if transport not in TRANSPORTS:
-        expected = " or ".join(f'"{name}"' for name in TRANSPORTS)
-        raise InvalidArgumentError(f"expected transport to be {expected}, found {transport!r}")
-    checked_seconds(timeout_s, "timeout_s")
-    checked_seconds(connect_timeout_s, "connect_timeout_s")
-    if not _is_plain(label):
-        raise InvalidArgumentError(f"expected a label of printable ASCII, found {label!r}")
-    token = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
-    if not _is_plain(token):  # it is a secret: not shown
-        raise InvalidArgumentError("expected a token of printable ASCII")
-    credentials = _credentials(tls_ca, tls_cert, tls_key)
-    host = address.rpartition(":")[0].strip("[]")
-    is_socket = address.startswith(_SOCKET)
-    if token and credentials is None and not (insecure or is_socket or is_loopback(host)):
-        raise InvalidArgumentError(
-            f"a token would be sent to {address} in clear text: give tls_ca, the file of the "
-            "authorities to trust, or insecure=True if the network is trusted"
-        )
-    wire: Wire
-    if is_socket and transport == "grpc":
-        raise InvalidArgumentError(
-            f'{address} is a socket for shared memory: expected "host:port" for transport="grpc"'
-        )
-    if is_socket:
-        wire = SharedMemoryWire(address.removeprefix(_SOCKET), label=label, token=token)
-    else:
-        wire = GrpcWire(address, label=label, credentials=credentials, token=token)
-        if transport != "grpc":
-            must_share = transport == "shared_memory"
-            wire = NearestWire(wire, label=label, token=token, must_share=must_share)
-    executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s), wire_dtype)
-    executor.connected_by = arguments
-    try:
-        return Store(executor, timeout_s=connect_timeout_s)
-    except DeadlineError as exc:
-        executor.close()
-        raise DeadlineError(
-            f"no embstore server was ready at {address} within {connect_timeout_s:g} s; is "
-            f"`embstore serve` running there? {exc}"
-        ) from exc
-    except BaseException:
-        executor.close()
-        raise
-
-
-def _is_plain(text: Any) -> bool:
-    return isinstance(text, str) and (not text or (text.isascii() and text.isprintable()))
-
-
-def _credentials(
-    ca: str | os.PathLike[str] | None,
-    cert: str | os.PathLike[str] | None,
-    key: str | os.PathLike[str] | None,
-) -> Any:
-    if (cert is None) != (key is None) or (cert is not None and ca is None):
-        raise InvalidArgumentError(
-            "expected tls_ca, tls_cert and tls_key, all for mutual TLS, tls_ca alone for TLS"
-        )
-    if ca is None:
-        return None
-    pair = [None if path is None else Path(path).read_bytes() for path in (key, cert)]
-    return grpc.ssl_channel_credentials(Path(ca).read_bytes(), *pair)
 
 
 @dataclass
@@ -218,6 +87,8 @@ class RemoteExecutor:
     def __init__(self, transport: Transport, wire_dtype: str = "float32") -> None:
         self.transport = transport
         self._wire_dtype = wire_dtype
+        self.rounds_rows = wire_dtype in NARROW
+        """Rows of lookups come rounded."""
         self.limits = Limits()
         """The server's, as told when it was connected to."""
         self.connected_by: dict[str, Any] | None = None
@@ -250,13 +121,7 @@ class RemoteExecutor:
                 return cast(R, self._step_rows(command, assembly, place, timeout_s))
             if isinstance(command, c.WarmCache):
                 return cast(R, self._warmed(command, progress, timeout_s))
-            try:
-                value = self._sent(self._with_ids(command), out, place, timeout_s)
-            except TableNotFoundError:
-                if self._forget_tables(command):
-                    value = self._sent(self._with_ids(command), out, place, timeout_s)
-                else:
-                    raise
+            value = self._sent_by_name(command, out, place, timeout_s)
             self._note(command, value, place)
         return cast(R, value)
 
@@ -282,6 +147,17 @@ class RemoteExecutor:
         self.transport.close()
 
     # Sending
+
+    def _sent_by_name(
+        self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None
+    ) -> Any:
+        """Send a command, once more where its tables are others than when they were last seen."""
+        try:
+            return self._sent(self._with_ids(command), out, place, timeout_s)
+        except TableNotFoundError:
+            if not self._forget_tables(command):
+                raise
+        return self._sent(self._with_ids(command), out, place, timeout_s)
 
     def _sent(self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None) -> Any:
         check_call_bytes(command, self._config_of, self.limits)
@@ -335,11 +211,13 @@ class RemoteExecutor:
                 single = UniqueKeys.of(keys)
                 smaller = c.ReadRows(single.in_place_of(keys))
                 return smaller, lambda read: _spread_whole(read, single, out)
-            case c.LookupPooled(keys):
-                _check_on_host(keys.table, keys.keys)
+            case c.LookupPooled(pooled):
+                for bags in pooled:
+                    _check_on_host(bags.table, bags.keys)
                 return command, lambda read: _copied(read, out)
-            case c.UpdatePooled(sent):
-                _check_on_host(sent.table, sent.keys, sent.gradients)
+            case c.UpdatePooled(spread):
+                for of in spread:
+                    _check_on_host(of.table, of.keys, of.gradients)
             case c.Assign(keys, rows):
                 _check_on_host(keys.table, keys.keys, rows)
             case c.PutRows(keys, weights, state):
@@ -366,13 +244,15 @@ class RemoteExecutor:
                     value_bytes * len(p.keys) * self._config_of(p.table, p.table_id).dim
                     for p in tables
                 )
-            case c.LookupPooled(keys, bags):
-                dim = self._config_of(keys.table, keys.table_id).dim
-                return value_bytes * len(bags.offsets) * dim
+            case c.LookupPooled(pooled):
+                return sum(
+                    value_bytes * len(p.bags.offsets) * self._config_of(p.table, p.table_id).dim
+                    for p in pooled
+                )
             case c.ReadRows(keys):
                 config = self._config_of(keys.table, keys.table_id)
                 return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
-            case c.LookupStepPooled():
+            case c.LookupStepPooled() | c.ReadStep():
                 return 1  # that there are rows at all
         return 0
 
@@ -409,6 +289,10 @@ class RemoteExecutor:
                 return c.Lookup(tuple(map(self._with_id, tables)), admit)
             case c.Update(tables, options):
                 return c.Update(tuple(map(self._with_id, tables)), options)
+            case c.LookupPooled(pooled, admit):
+                return c.LookupPooled(tuple(map(self._with_id, pooled)), admit)
+            case c.UpdatePooled(spread, options):
+                return c.UpdatePooled(tuple(map(self._with_id, spread)), options)
             case c.UpdateRanks(ranks, options):
                 parts = tuple(c.Rank(tuple(map(self._with_id, rank.tables))) for rank in ranks)
                 return c.UpdateRanks(parts, options)
@@ -423,7 +307,11 @@ class RemoteExecutor:
         """Forget what was seen of tables a command names without an id; say if it names any."""
         match command:
             case c.Lookup(tables) | c.Update(tables):
-                parts = tables
+                parts: tuple[Any, ...] = tables
+            case c.LookupPooled(pooled):
+                parts = pooled
+            case c.UpdatePooled(spread):
+                parts = spread
             case c.UpdateRanks(ranks):
                 parts = tuple(part for rank in ranks for part in rank.tables)
             case _:
@@ -444,7 +332,8 @@ class RemoteExecutor:
             case Membership():
                 self._places[value.member] = _Place(value.rank_timeout_ms / 1000)
             case SessionFacts() if isinstance(command, c.RenewLease):
-                place.rank_timeout_s = value.rank_timeout_ms / 1000
+                others_ms = 0 if value.world_size == 1 else value.rank_timeout_ms
+                place.rank_timeout_s = others_ms / 1000
         match command:
             case c.Announce(member, steps):
                 self._places.setdefault(member, place)  # another client may have joined it
@@ -491,7 +380,10 @@ class RemoteExecutor:
         return self.transport.receive(verb, request, take, timeout_s=seconds)
 
 
-_OF_STEPS = (c.LookupStep, c.LookupStepPooled, c.UpdateStep, c.ReleaseStep, c.SkipStep)
+_OF_STEPS = (
+    *(c.LookupStep, c.LookupStepPooled, c.ReadStep),
+    *(c.UpdateStep, c.ReleaseStep, c.SkipStep),
+)
 """Commands that may wait for other ranks."""
 
 
@@ -548,6 +440,8 @@ def _copied(read: RowsRead, out: Any) -> RowsRead:
     tables = []
     for table, own in zip(read.tables, outs, strict=True):
         if own is not None:
-            as_out(own, table.rows.shape, table.table)[:] = table.rows
-        tables.append(table if own is None else replace(table, rows=own))
+            filled = as_out(own, table.rows.shape, table.table)
+            filled[:] = table.rows
+            table = replace(table, rows=filled)
+        tables.append(table)
     return RowsRead(tuple(tables))

@@ -5,7 +5,8 @@ will be larger, as a stream of chunks. A server that takes less says so in its G
 Measured on two cores: a unary call of 5 MiB is a tenth faster than a stream, at 16 MiB they are
 equal, at 64 MiB a stream is three times as fast.
 
-gRPC connects again by itself, in the background; a call waits for it within its deadline.
+gRPC connects again by itself, in the background; a call waits for it within its deadline. Before
+there was any connection it does not: then the reason is told (`unreached`), and the caller decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import grpc
 
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
+from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
 from embstore_proto.frame import Framed, Message, Received
@@ -45,20 +47,23 @@ class GrpcWire:
     shares_memory = False
 
     def __init__(
-        self, address: str, *, label: str, credentials: Any = None, token: str = ""
+        self, address: str, *, label: str, tls: TlsFiles | None = None, token: str = ""
     ) -> None:
         said = {"embstore-client": label, "authorization": f"Bearer {token}" if token else ""}
         self._metadata = tuple((key, value) for key, value in said.items() if value)
-        if credentials is None:
+        if tls is None:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+            self._channel = grpc.secure_channel(address, tls.credentials(), options=_OPTIONS)
+        self._address, self._tls = address, tls
+        self._was_connected = False
         self._methods: dict[tuple[str, str], Any] = {}
         self._unary_bytes_max = UNARY_BYTES
         self._is_closed = False
 
     def connected(self, info: ServerInfo) -> None:
         """Send unary messages that the server takes, with room for a reply's header."""
+        self._was_connected = True
         limit = info.server.unary_bytes_max if info.server else UNARY_BYTES
         self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)
 
@@ -78,11 +83,20 @@ class GrpcWire:
             trailing = status.trailing_metadata() or ()
             is_final = any(key == NOT_AGAIN_METADATA for key, _ in trailing)
             error = error_of(code, text, trailing)
+            if error is None and code is grpc.StatusCode.UNAVAILABLE and not self._was_connected:
+                text, error = self._unreached(text)
             raise WireError(code, text or "", error, is_final=is_final) from exc
         except ValueError as exc:  # how gRPC says that its channel was closed
             if not self._is_closed or isinstance(exc, EmbstoreError):
                 raise
             raise WireError(grpc.StatusCode.CANCELLED, str(exc)) from exc
+
+    def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
+        """Return why there is no connection, and the error if no waiting mends it."""
+        from embstore_client.unreached import why_unreached  # ssl is loaded where it is needed
+
+        why = why_unreached(self._address, self._tls)
+        return str(why) or text, why if isinstance(why, EmbstoreError) else None
 
     def send(
         self,
@@ -151,7 +165,7 @@ class GrpcWire:
         return {
             "timeout": max(deadline - monotonic(), 0.001),
             "metadata": self._metadata,
-            "wait_for_ready": True,
+            "wait_for_ready": self._was_connected,
         }
 
 

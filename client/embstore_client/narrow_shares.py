@@ -25,7 +25,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.shares import UniqueKeys
 from embstore_proto import deltas, narrow
 
-Part = TypeVar("Part", c.TableGradients, c.StepGradients)
+Part = TypeVar("Part", c.TableGradients, c.PooledGradients, c.StepGradients)
 
 
 def narrower(command: Any, dtype: str) -> tuple[Any, list[UniqueKeys] | None] | None:
@@ -44,9 +44,10 @@ def narrower(command: Any, dtype: str) -> tuple[Any, list[UniqueKeys] | None] | 
         case c.UpdateRanks(ranks, options):
             shares = (c.Rank(tuple(_sums(part, dtype) for part in r.tables)) for r in ranks)
             return c.UpdateRanks(tuple(shares), options), None
-        case c.UpdatePooled(part):
-            check_on_host(part.keys, f"table {part.table!r}: ")
-            return replace(command, gradients=_rounded(part, dtype)), None
+        case c.UpdatePooled(pooled, options):
+            for of in pooled:
+                check_on_host(of.keys, f"table {of.table!r}: ")
+            return c.UpdatePooled(tuple(_rounded(of, dtype) for of in pooled), options), None
         case c.UpdateStep(tables=tables):
             shares_of = tuple(_rounded(part, dtype) for part in tables)
             return replace(command, tables=shares_of), None

@@ -82,20 +82,21 @@ class NearestWire:
                 f'no shared memory with the server: {why}; transport="auto" or "grpc" does without'
             )
 
-    def _look_again(self) -> None:
-        """Look for the socket of a server that was restarted."""
+    def _look_again(self, deadline: float) -> None:
+        """Look for the socket of a server that was restarted, no longer than the call may take."""
         if not self._is_lost or monotonic() - self._looked < _APART_S:
             return
         self._looked = monotonic()
         verb = VERBS["GetServerInfo"]
         request = verb.outgoing(GetServerInfo()).serialised(None)
         with suppress(WireError, EmbstoreError):
-            reply = self._grpc.send(verb, request, None, 0, monotonic() + _LOOK_S)
+            deadline = min(deadline, monotonic() + _LOOK_S)
+            reply = self._grpc.send(verb, request, None, 0, deadline)
             self.connected(verb.answer(reply).value)
 
-    def _wire(self, header: bytes) -> Wire:
+    def _wire(self, header: bytes, deadline: float) -> Wire:
         if self._shared is None:
-            self._look_again()
+            self._look_again(deadline)
         shared = self._shared
         return self._grpc if shared is None or len(header) > _HEADER_BYTES_MAX else shared
 
@@ -115,7 +116,7 @@ class NearestWire:
         deadline: float,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        wire = self._wire(header)
+        wire = self._wire(header, deadline)
         on_device = isinstance(message, DeviceMessage)
         if on_device and wire is self._grpc and self._is_lost:
             lost = "the shared memory of the server is lost; it is looked for"
@@ -135,7 +136,7 @@ class NearestWire:
         self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield its messages; see `Wire.receive`."""
-        wire = self._wire(header)
+        wire = self._wire(header, deadline)
         try:
             with wire.receive(verb, header, reply_bytes, deadline) as messages:
                 yield messages

@@ -20,11 +20,11 @@ the store's id is sent with what mutates, and compared in what comes back.
 Any thread.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from uuid import uuid4
 
 from embstore.errors import DeadlineError, InvalidArgumentError, OutcomeUnknownError
 from embstore.results import Context, ServerInfo
@@ -35,7 +35,7 @@ class Origins:
     """What a client's mutating calls say of where they come from."""
 
     def __init__(self) -> None:
-        self._client_id = uuid4().hex
+        self._client_id = os.urandom(16).hex()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._calls_max = 1

@@ -44,7 +44,10 @@ from embstore_proto.verbs import Answer, Outgoing, Verb
 
 T = TypeVar("T")
 
-_READ = (c.Lookup, c.LookupPooled, c.ReadRows, c.GetTable, c.ListTables, c.GetDigest)
+_READ = (
+    *(c.Lookup, c.LookupPooled, c.ReadRows, c.OpenScan),
+    *(c.GetTable, c.ListTables, c.GetDigest),
+)
 """Commands that return rows, t, or a digest: what another epoch makes void."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
@@ -65,13 +68,15 @@ def checked_seconds(value: Any, name: str) -> float:
 class Transport:
     """A connection to a server, and what is known of it."""
 
-    def __init__(self, wire: Wire, address: str, *, timeout_s: float) -> None:
+    def __init__(self, wire: Wire, address: str, *, timeout_s: float, waits: bool = True) -> None:
+        """`waits`: for a server that is not there when it is first asked what it is."""
         self.address = address
         self.timeout_s = timeout_s
         self.wire = wire
         self._origins = Origins()
         self._process = os.getpid()
         self._closed = False
+        self._waits = waits
 
     def close(self) -> None:
         """Close the connection; calls that run are cut off. Closing twice is harmless."""
@@ -100,6 +105,7 @@ class Transport:
 
         answer = self._attempts(verb, attempt, timeout_s)
         if isinstance(answer.value, ServerInfo):
+            self._waits = True
             self._origins.connected(answer.value)
             self.wire.connected(answer.value)
         elif issubclass(verb.command, _READ):
@@ -170,7 +176,7 @@ class Transport:
                         raise DeadlineError(
                             f"{verb.name}: no success within {seconds:g} s; the last answer was: "
                             f"{again.error}"
-                        ) from again.cause
+                        ) from None
                     sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _PAUSE_MAX_S)
                     sent.was_lost |= again.was_lost
@@ -188,7 +194,9 @@ class Transport:
         try:
             return attempt(sent.origin, sent.deadline)
         except WireError as exc:
-            raise self._in_session(self._error(exc, sent), sent) from exc
+            # What the transport said is in the message, and in __context__ for who debugs it: a
+            # caller's trace ends with the error that the caller can act on.
+            raise self._in_session(self._error(exc, sent), sent) from None
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
         """Return what an error means to a call of a session, which an attempt may have done."""
@@ -215,7 +223,7 @@ class Transport:
         made again."""
         code, error = lost.code, lost.error
         if isinstance(error, OverloadedError | StoreClosedError):
-            return error if lost.is_final else _PassingError(error, lost)
+            return error if lost.is_final else _PassingError(error)
         if isinstance(error, OutcomeUnknownError):
             self._origins.changed_epoch()  # the caller is told by this error, and not again
         if error is not None:
@@ -224,7 +232,7 @@ class Transport:
             return self._cut_off(sent)
         if code in _LOST:
             closed = StoreClosedError(f"no connection to {self.address}: {lost.text}")
-            return _PassingError(closed, lost, was_lost=True)
+            return _PassingError(closed, was_lost=True) if self._waits else closed
         if code is StatusCode.DEADLINE_EXCEEDED:
             advice = after_timeout(sent.verb.command)
             return DeadlineError(f"{self.address} did not answer in time{advice}")
@@ -254,6 +262,6 @@ class _PassingError(Exception):
     `was_lost`: nobody knows whether the server did it; else it surely did not.
     """
 
-    def __init__(self, error: EmbstoreError, cause: Any, *, was_lost: bool = False) -> None:
+    def __init__(self, error: EmbstoreError, *, was_lost: bool = False) -> None:
         super().__init__(str(error))
-        self.error, self.cause, self.was_lost = error, cause, was_lost
+        self.error, self.was_lost = error, was_lost

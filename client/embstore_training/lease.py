@@ -3,7 +3,8 @@
 A call of a rank renews its lease as it begins, but a step may compute, or wait for other ranks, for
 longer than the lease lasts. The thread begins a renewal with every third of it, and gives one up
 after as long: two fit into a lease, so that one may go without an answer. Whatever goes wrong with
-one is logged, and the next is tried, unless the session has ended.
+one, the next is tried, unless the session has ended. Of those that fail alike, one after the other,
+the first is logged, in a line; where the error is none of the tree, with its trace.
 
 A server that was started again knows nobody: the renewal opens the session anew (`rank_session`).
 """
@@ -13,7 +14,12 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from embstore.errors import RankFailedError, SessionExpiredError, StoreClosedError
+from embstore.errors import (
+    EmbstoreError,
+    RankFailedError,
+    SessionExpiredError,
+    StoreClosedError,
+)
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 1.0
@@ -45,15 +51,19 @@ class Lease:
 
     def _run(self) -> None:
         begun = monotonic()
+        failed_by: type | None = None  # since one was answered
         while not self._stopped.wait(max(begun + self._interval_s - monotonic(), 0.0)):
             begun = monotonic()
             self.is_answered = False
             try:
                 self._renew(self._interval_s)
-                self.is_answered = True
+                self.is_answered, failed_by = True, None
             except (SessionExpiredError, RankFailedError, StoreClosedError):
                 return  # The loop's next call is told the same.
-            except Exception:
+            except Exception as exc:
                 if self._stopped.is_set():
                     return
-                _LOG.warning("a lease could not be renewed; the next try follows", exc_info=True)
+                if type(exc) is not failed_by:
+                    trace = None if isinstance(exc, EmbstoreError) else exc
+                    _LOG.warning("a lease is not renewed, tries go on: %s", exc, exc_info=trace)
+                failed_by = type(exc)

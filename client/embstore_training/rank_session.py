@@ -62,13 +62,25 @@ class Opening:
     options: Mapping[str, Any]
     rank: int
     wait_s: float | None
-    """For the rank's place; None: one and a half leases."""
+    """For the rank's place; None: `patience_s` says."""
     forgets: bool
     """Nobody else knows the name: there is no place to wait for, or to keep."""
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds to wait for the rank's place: for the lease of a trainer that was killed, or for
+        other ranks that are still to leave the session before."""
+        if self.wait_s is not None:
+            return self.wait_s
+        patience_ms: float = 1.5 * self.options["lease_ms"]
+        if self.options["world_size"] > 1:
+            patience_ms = max(patience_ms, self.options["rank_timeout_ms"])
+        return patience_ms / 1000
+
 
 class RankSession:
-    """A rank's session from joining to leaving. Any thread, but steps are finished by one."""
+    """A rank's session from joining to leaving. Any thread; steps are finished one by one, or, in a
+    session with waits="none", several at once."""
 
     def __init__(self, sessions: Sessions, opening: Opening) -> None:
         """Open the session and join it; under a name, wait until the place is free.
@@ -83,6 +95,7 @@ class RankSession:
         self._member: str | None = None  # None once the rank has left.
         self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced to this member, by step.
         self._sent_step = 0  # The last that was sent to be finished.
+        self._has_ended = False  # It has no more steps; others may go on.
         self._lost: EmbstoreError | None = None  # Why it cannot go on.
         self._t: Mapping[str, int] = {}  # After the last finished step; empty: not known.
         self._lease: Lease | None = None
@@ -103,22 +116,25 @@ class RankSession:
     def _join(self, member: str) -> Membership:
         opening, begun, pause = self._opening, monotonic(), _PAUSE_FIRST_S
         while True:
-            self.facts = self._sessions.open(opening.name, opening.tables, **opening.options)
-            patience_s = 1.5 * self.facts.lease_ms / 1000
-            if opening.wait_s is not None:
-                patience_s = opening.wait_s
             try:
-                return self._sessions.join(opening.name, opening.rank, member=member)
+                self.facts = self._sessions.open(opening.name, opening.tables, **opening.options)
+                return self._joined(member)
             except (TableHeldError, SessionExpiredError) as refused:
-                left = begun + patience_s - monotonic()
+                left = begun + opening.patience_s - monotonic()
                 is_taken = isinstance(refused, TableHeldError)
                 if left <= 0 or (is_taken and opening.forgets):
                     raise
-            except BaseException as failure:
-                self._close(member, failure)  # The store may have taken the call nevertheless.
-                raise
             sleep(min(pause, left))
             pause = min(2 * pause, _PAUSE_MAX_S)
+
+    def _joined(self, member: str) -> Membership:
+        try:
+            return self._sessions.join(self._opening.name, self._opening.rank, member=member)
+        except (TableHeldError, SessionExpiredError):
+            raise
+        except BaseException as failure:
+            self._close(member, failure)  # The store may have taken the call nevertheless.
+            raise
 
     def leave(self, failure: BaseException | None) -> None:
         """Close the session for this rank, whatever has happened.
@@ -185,6 +201,18 @@ class RankSession:
                     return
             # It was announced to a server that has gone since.
 
+    def end_steps(self) -> None:
+        """Say that this rank has no more steps, and wait until no rank has."""
+
+        def ended(member: str) -> int:
+            return self._sessions.announce(member, {}, is_last=True).ranks_at_work
+
+        self._has_ended, pause = True, _PAUSE_FIRST_S
+        while self.call(ended):
+            sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX_S)
+        self.last_step = self.call(self._sessions.renew).last_step
+
     def finish(
         self, number: int, verb: str, send: Callable[[str], AcknowledgedUpdate]
     ) -> AcknowledgedUpdate:
@@ -198,13 +226,15 @@ class RankSession:
         def finished(member: str) -> AcknowledgedUpdate:
             if self._place >= number:
                 return self._found_finished(verb)
-            self._sent_step = number
+            with self._guard:  # several may be sent at once
+                self._sent_step = max(self._sent_step, number)
             return send(member)
 
         done = self.call(finished)
         with self._guard:
             self._unfinished.pop(number, None)
-        self.last_step, self._t = number, done.t
+            if number > self.last_step:
+                self.last_step, self._t = number, done.t
         return done
 
     def _found_finished(self, verb: str) -> AcknowledgedUpdate:
@@ -279,7 +309,7 @@ class RankSession:
                 f"{steps}, which {were} finished, {are} lost: no commit had them, and no command "
                 f"log. Go back to what belongs to step {place}, and"
             )
-        elif place > last:
+        elif place > last and not self._has_ended:
             what = f"somebody else has gone on from step {last}, the last of this rank;"
         elif serving.epoch != self._serving.epoch:
             what = (

@@ -68,6 +68,8 @@ class Entry:
     prefetched: Prefetched | None = None  # Loop only.
     prefetched_by: str = ""
     """The member that rows were asked for by; those of another one are void."""
+    flight: Any = None
+    """What a run that waits for nothing knows of it (`write_behind`)."""
 
     @property
     def keys(self) -> dict[str, Keys]:
@@ -82,7 +84,7 @@ class End(NamedTuple):
 
 
 class ReadAhead:
-    """Reads and announces steps ahead of one loop, from step `first` on.
+    """Reads and announces steps ahead of one loop, from step `first` on, behind `skip` batches.
 
     All fields below `_changed` are read and written with it held.
     """
@@ -96,9 +98,16 @@ class ReadAhead:
         tables: tuple[str, ...],
         first: int,
         lookahead: int,
+        prepare: Callable[[Entry], object],
+        skip: int = 0,
     ) -> None:
+        """Begin; `prepare` is called with each step in turn, in the reader's thread."""
+        self._skip = skip
+        self.skipped = 0
+        """Batches that were read and left out. The loop's, once it has taken something."""
         self._batches, self._keys, self._announce = batches, keys, announce
         self._tables, self._first, self._lookahead = tables, first, lookahead
+        self._prepare = prepare
         self._changed = threading.Condition()
         self._prepared: deque[Entry | End] = deque()
         self._announced: deque[Entry | End] = deque()
@@ -135,10 +144,23 @@ class ReadAhead:
             item = self._announced[0] if self._announced else None
         return item if isinstance(item, Entry) else None
 
-    def finish(self, number: int) -> None:
-        """Make room for one more step, because this one is finished."""
+    def announced(self, count: int) -> list[Entry]:
+        """Return the steps, at most so many, that `take` would return one after the other."""
         with self._changed:
-            self._finished = number
+            items = list(itertools.islice(self._announced, count))
+        return [item for item in items if isinstance(item, Entry)]
+
+    def fail(self, failure: BaseException) -> None:
+        """Raise a failure in the loop, behind the steps that are announced: no step is finished any
+        more, so none will be announced."""
+        with self._changed:
+            self._announced.append(End(failure))
+            self._changed.notify_all()
+
+    def finish(self, number: int) -> None:
+        """Make room for steps beyond this one, because it is finished."""
+        with self._changed:
+            self._finished = max(self._finished, number)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -153,13 +175,19 @@ class ReadAhead:
         """Prepare every step in turn. The reader's thread."""
         try:
             batches = iter(self._batches)
+            while self.skipped < self._skip and not self._stopped:
+                if next(batches, _NO_BATCH) is _NO_BATCH:
+                    return self._put(End())
+                self.skipped += 1
             for number in itertools.count(self._first):
                 if not self._wait_for(partial(self._has_room, number)):
                     return
                 batch = next(batches, _NO_BATCH)
                 if batch is _NO_BATCH:
                     return self._put(End())
-                self._put(Entry(number, batch, self._once(batch)))
+                entry = Entry(number, batch, self._once(batch))
+                self._prepare(entry)
+                self._put(entry)
         except BaseException as failure:  # Whatever it is, it is the loop's to see.
             self._put(End(failure))
 

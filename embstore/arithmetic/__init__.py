@@ -10,7 +10,7 @@ formulas of contract.md stand here and nowhere else, in vectorised NumPy, one id
     digest      rule 11   leaves and root
     nans        rule 1    the one NaN that a row may hold
     denormals   rule 1    the check of the calling thread
-    choice      -         NumPy, or the compiled twin of `unique` and `sum_by_key`
+    choice      -         NumPy, or the compiled twin of `unique`, `sum_by_key` and `update_rows`
 
 Why NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to
 nearest even, and two ufuncs never contract into an FMA. What could break it is left out:
@@ -28,9 +28,16 @@ and Numba alone, which would make a trainer's client wait for a compiler it does
 need. Importing this package therefore imports NumPy only, and decides nothing.
 """
 
-from embstore.arithmetic.choice import Implementation, force, implementation, sum_by_key, unique
+from embstore.arithmetic.choice import (
+    Implementation,
+    force,
+    implementation,
+    sum_by_key,
+    unique,
+    update_rows,
+)
 from embstore.arithmetic.denormals import check_denormals
-from embstore.arithmetic.digest import BLOCK_KEYS, leaf, leaves, root
+from embstore.arithmetic.digest import BLOCK_KEYS, checksum, leaf, leaves, root
 from embstore.arithmetic.nans import CANONICAL_NAN, canonicalize_nans
 from embstore.arithmetic.optimizers import (
     SCALARS,
@@ -57,6 +64,7 @@ __all__ = [
     "bag_gradients",
     "canonicalize_nans",
     "check_denormals",
+    "checksum",
     "force",
     "implementation",
     "initial_rows",
@@ -70,5 +78,6 @@ __all__ = [
     "sum_by_key",
     "sum_over_dim",
     "unique",
+    "update_rows",
     "update_scalars",
 ]

@@ -1,11 +1,12 @@
-"""Which `unique` and `sum_by_key` runs: those of `sums.py` (NumPy) or `compiled.py` (Numba).
+"""Which `unique`, `sum_by_key` and `update_rows` run: NumPy's, of `sums.py` and `optimizers.py`, or
+Numba's, of `compiled.py` and `compiled_update.py`.
 
 Both give the same bits, so the choice is one of speed alone and nothing else may depend on it. It
 is made at the first call, not at import: a client that never sums should not pay for Numba's
 import, and one without Numba should not notice. Once made it holds for the process.
 
 `_chosen` is the one global here: the implementation in use, None until a call has needed one. Two
-threads that race through the first call both write the same module. Only tests write it
+threads that race through the first call both write the same functions. Only tests write it
 otherwise, with `force`.
 
 Rejected: an environment variable (tests of one process could not run both), and an argument
@@ -13,9 +14,9 @@ passed down from the border (it would stand in every signature to select between
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +25,25 @@ from embstore.arrays import Keys, Rows
 
 Name = Literal["numpy", "compiled"]
 
-_MODULES = {"numpy": "embstore.arithmetic.sums", "compiled": "embstore.arithmetic.compiled"}
+_MODULES = {"numpy": ("sums", "optimizers"), "compiled": ("compiled", "compiled_update")}
+"""Of sums, and of updates."""
 
 
-class Implementation(Protocol):
-    """What `sums.py` and `compiled.py` both are; the docstrings of `sums.py` bind both."""
-
-    def unique(self, keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
-        """Return the distinct keys in order of first occurrence, and the way back."""
-
-    def sum_by_key(
+class _SumByKey(Protocol):
+    def __call__(
         self, inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
-    ) -> Rows:
-        """Return the rule 2 sum of each id's values."""
+    ) -> Rows: ...
+
+
+class Implementation(NamedTuple):
+    """What there is in both forms; the docstrings of the NumPy one bind both."""
+
+    unique: Callable[[Keys], tuple[Keys, NDArray[np.int32]]]
+    """Return the distinct keys in order of first occurrence, and the way back."""
+    sum_by_key: _SumByKey
+    """Return the rule 2 sum of each id's values."""
+    update_rows: Callable[[str, Rows, Rows, Keys, Rows, Any], None]
+    """Apply one update to the rows of distinct slots."""
 
 
 _chosen: Implementation | None = None
@@ -49,7 +56,8 @@ def implementation(name: Name) -> Implementation:
     ------
     ImportError : "compiled", and Numba is absent or refuses this NumPy.
     """
-    return cast(Implementation, importlib.import_module(_MODULES[name]))
+    sums, updates = (importlib.import_module(f"embstore.arithmetic.{m}") for m in _MODULES[name])
+    return Implementation(sums.unique, sums.sum_by_key, updates.update_rows)
 
 
 def _in_use() -> Implementation:
@@ -89,3 +97,10 @@ def sum_by_key(
 ) -> Rows:
     """`sums.sum_by_key`, by the implementation in use."""
     return _in_use().sum_by_key(inverse, count, values, out)
+
+
+def update_rows(
+    kind: str, weights: Rows, state: Rows, slots: Keys, gradients: Rows, scalars: Any
+) -> None:
+    """`optimizers.update_rows`, by the implementation in use."""
+    _in_use().update_rows(kind, weights, state, slots, gradients, scalars)

@@ -11,7 +11,8 @@ rows are not in it, so growing a table, or reading it, leaves the digest as it i
 
 import hashlib
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -55,6 +56,16 @@ def leaves(keys: Keys, weights: Rows, state: Rows, cuts: Sequence[int]) -> NDArr
         for low, high in pairwise(cuts)
     ]
     return np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, _HASH_BYTES)
+
+
+def checksum(rows: Iterable[tuple[Rows, Rows]]) -> int:
+    """Return the CRC32 of weights (n, dim) and state (n, state_dim) of some tables, one table after
+    the other: it notices what differs by mistake, at a fraction of what a hash costs."""
+    found = 0
+    for table in rows:
+        for values in table:
+            found = zlib.crc32(np.ascontiguousarray(values, "<f4").data, found)
+    return found
 
 
 def root(

@@ -12,17 +12,13 @@ so that no loop with a division is vectorised). LLVM contracts no multiply and a
 promotes `float32 * int` to float64 and `uint64 + int` to float64: constants are typed where it
 matters.
 
-Numba's disk cache is keyed by a kernel's own file, and would go on serving a kernel whose building
-blocks have changed in another file; so the stamp compared is a hash of all sources here, in
-`embstore/kernels` and beside the kernel, and of the formulas and constants in `embstore`. Importing
-this module imports Numba; nothing in embstore does at its own import.
+What was compiled is kept (`cached.py`). Importing this module imports Numba; nothing in embstore
+does at its own import.
 """
 
-import hashlib
 import threading
 from collections.abc import Callable
-from functools import cache, update_wrapper
-from pathlib import Path
+from functools import update_wrapper
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -32,12 +28,14 @@ from embstore.layout import ELEMENT
 
 try:
     import numba
-    from llvmlite import binding, ir  # type: ignore[import-untyped]
+    from llvmlite import ir  # type: ignore[import-untyped]
     from numba import njit, types
     from numba.extending import intrinsic, overload
+
+    from embstore.arithmetic.cached import Kept
 except ImportError as exc:
-    raise ImportError(
-        "embstore's compiled kernels need Numba: pip install 'embstore[fast]'"
+    raise ModuleNotFoundError(
+        "embstore's compiled kernels need Numba: pip install 'embstore[fast]'", name="numba"
     ) from exc
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -85,48 +83,29 @@ carray: Any = numba.carray  # type: ignore[attr-defined]  # public, but not to m
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
-@cache
-def _sources_digest(folder: Path) -> str:
-    """Return a hash of the sources that a kernel of a folder may be compiled from."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.blake2b(digest_size=16)
-    sources = [*package.glob("arithmetic/*.py"), *package.glob("kernels/*.py")]
-    named = [package / f"{name}.py" for name in ("arrays", "layout", "optimizers", "score")]
-    for path in sorted([*sources, *named]):
-        digest.update(path.read_bytes())
-    for path in sorted(folder.glob("*.py")):
-        if b"embstore.arithmetic.jit" in (source := path.read_bytes()):
-            digest.update(source)
-    return digest.hexdigest()
-
-
 def _dispatcher(function: Callable[..., Any]) -> Any:
-    try:
-        dispatcher = njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # No folder to cache in can be written: compile in every process.
-        return njit(**_OPTIONS)(function)
-    folder = Path(function.__code__.co_filename).parent
-    dispatcher._cache._cache_file._source_stamp = _sources_digest(folder)
+    dispatcher = njit(**_OPTIONS)(function)
+    dispatcher._cache = Kept(function)
     return dispatcher
 
 
-class _Kernel:
+class Kernel:
     """A function compiled for the one signature that its annotations name."""
 
     _lock = threading.Lock()  # Over all kernels: Numba compiles under one lock of its own anyway.
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
-        self._function = function
+        self.function = function
         self._entry: Any = None  # The dispatcher; None until compiled. Written under the lock.
 
     def compile(self) -> Any:
         """Compile, or load from the cache, once; return what to call."""
         with self._lock:
             if self._entry is None:
-                hints = get_type_hints(self._function, include_extras=True)
+                hints = get_type_hints(self.function, include_extras=True)
                 hints.pop("return", None)
-                dispatcher = _dispatcher(self._function)
+                dispatcher = _dispatcher(self.function)
                 dispatcher.compile(tuple(hint.__metadata__[0] for hint in hints.values()))
                 dispatcher.disable_compile()
                 self._entry = dispatcher
@@ -136,14 +115,14 @@ class _Kernel:
         return (self._entry or self.compile())(*arguments)
 
 
-_kernels: list[_Kernel] = []  # Of the modules imported so far.
+kernels: list[Kernel] = []  # Of the modules imported so far.
 
 
 def kernel(function: Function) -> Function:
     """Make `function` a kernel. Its parameters are annotated with the types above, positional
     only."""
-    compiled = _Kernel(function)
-    _kernels.append(compiled)
+    compiled = Kernel(function)
+    kernels.append(compiled)
     return cast(Function, compiled)
 
 
@@ -166,7 +145,7 @@ def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
 
 def compile_kernels() -> None:
     """Compile every kernel imported so far, or load it from the cache. Any thread."""
-    for compiled in _kernels:
+    for compiled in kernels:
         compiled.compile()
 
 
@@ -247,11 +226,6 @@ bit_count: Any = _intrinsic(types.int64(types.int64), lambda _, builder, bits: b
 """Return how many bits of an int64 are set."""
 crc32c_word: Any = _intrinsic(types.uint64(types.uint64, types.uint64), _crc32c_word)
 """Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
-
-
-def processor_has(feature: str) -> bool:
-    """Say whether kernels may use a feature of the processor, by LLVM's name for it."""
-    return bool(binding.get_host_cpu_features().get(feature, False))
 
 
 def c_function(name: str, returns: Any, *arguments: Any) -> Any:

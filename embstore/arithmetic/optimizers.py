@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.nans import canonicalize_nans
 from embstore.arithmetic.sums import sum_over_dim
-from embstore.arrays import Rows
+from embstore.arrays import Keys, Rows
 from embstore.optimizers import OPTIMIZERS, Optimizer
 
 SCALARS = 8
@@ -122,6 +122,23 @@ def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars
             column += part.shape[1]
     canonicalize_nans(weights)
     canonicalize_nans(state)
+
+
+def update_rows(
+    kind: str, weights: Rows, state: Rows, slots: Keys, gradients: Rows, scalars: Scalars
+) -> None:
+    """Apply optimizer `kind` in place to the rows of distinct slots, as `apply_update`.
+
+    Parameters
+    ----------
+    weights, state : (slots, dim) and (slots, state_dim) float32, C-contiguous
+    slots : (n,) int64
+    gradients : (n, dim) float32, C-contiguous
+    """
+    # No slot is clipped; but to look for one that is out of range takes longer than the copy.
+    taken, of_state = (rows.take(slots, axis=0, mode="clip") for rows in (weights, state))
+    apply_update(kind, taken, of_state, gradients, scalars)
+    weights[slots], state[slots] = taken, of_state
 
 
 def initial_state(optimizer: Optimizer, dim: int, n: int) -> Rows:

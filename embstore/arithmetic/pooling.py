@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic.choice import sum_by_key
 from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.nans import canonicalize_nans
-from embstore.arithmetic.sums import sum_groups
 from embstore.arrays import Rows
 
 Pooling = Literal["sum", "mean"]
@@ -52,7 +52,8 @@ def pool_rows(
     _check(mode, weights)
     counts = np.diff(offsets)
     weighted = rows if weights is None else weights[:, None] * rows
-    pooled = sum_groups(weighted, np.arange(len(rows)), counts)
+    bags = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    pooled = sum_by_key(bags, len(counts), weighted)
     if mode == "mean":
         pooled /= _divisors(counts)
     canonicalize_nans(pooled)

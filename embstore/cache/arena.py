@@ -8,6 +8,12 @@ A pool that comes late must not starve: each pool has a **floor**, an equal part
 (and one slab at least). A pool below its floor may take a slab from the largest pool; that pool
 evicts the rows of its last slab first.
 
+Where **aims** are set, what pools should have, these decide and not who came first: a pool that
+asks in vain is noted as wanting, and `move_slice` has a pool above its aim release slots, as long
+as what is free is no slab of one that is wanting and below its aim. What is free is first for such
+a pool; else for whoever asks. Aims are forgotten when pools come or go, or the budget changes: they
+were for others. `era` counts how often that was.
+
 The budget may change (`resize`). Every pool then takes the sizes of the new one, as if it had been
 made with it: slabs are only the steps in which slots come and go, so no slot moves for that. If the
 pools have more than the new budget, the largest release slabs until they do not. Rejected: slabs
@@ -30,6 +36,10 @@ class Member(Protocol):
     def release_slabs(self, count: int) -> None:
         """Evict the rows of the last slabs and free these, but never the first."""
 
+    def release_slice(self) -> None:
+        """Evict the rows of a part of the last slab and free that part, but never the first slab:
+        as much as may be in the way of a call."""
+
 
 class Arena:
     """The budget of one store's cache, or of its host tier. Engine thread only."""
@@ -39,6 +49,15 @@ class Arena:
         self.option = option  # what the user calls it
         self.pools: list[Member] = []
         self.is_fixed = False
+        self.is_short = False
+        """Whether a pool has asked for a slab in vain, since somebody set this to False."""
+        self.may_move = False
+        """Whether a pool has asked in vain since `move_slice` found nothing to do."""
+        self.era = 0
+        """Grows when pools come or go, or the budget changes."""
+        self.aims: dict[Member, int] = {}
+        """Bytes that each pool should have; empty: whoever comes first has it."""
+        self._wanting: set[Member] = set()  # have asked in vain, and got nothing since
 
     @property
     def memory_bytes(self) -> int:
@@ -56,11 +75,13 @@ class Arena:
         ------
         CapacityError : the budget cannot give it one slab.
         """
+        aims, self.aims = self.aims, {}
         self.pools.append(pool)
         granted = False
         try:
-            granted = self.grant(pool)
+            granted = self._is_granted(pool)
         finally:
+            self.aims = aims
             if not granted:
                 self.pools.remove(pool)
         if not granted:
@@ -71,13 +92,36 @@ class Arena:
                 f"with a pool of this row size it must be {needed + needed // 8} or more; open "
                 f"the store with a larger {self.option}"
             )
+        self._begin_era()
 
     def leave(self, pool: Member) -> None:
         """Remove a pool that has no tables any more."""
+        self._begin_era()
         self.pools.remove(pool)
 
     def grant(self, pool: Member) -> bool:
         """Say whether the pool may add a slab; below its floor, take slabs from others for it."""
+        if self._is_granted(pool):
+            self._wanting.discard(pool)
+            return True
+        if not self.is_fixed:
+            self._wanting.add(pool)
+            self.is_short = self.may_move = True
+        return False
+
+    def _is_granted(self, pool: Member) -> bool:
+        if not self.aims:
+            return self._has_come_first(pool)
+        if self.is_fixed or not self._has_room(pool):
+            return False
+        return self._lacks(pool) or not any(self._lacks(p) for p in self._wanting)
+
+    def _has_room(self, pool: Member) -> bool:
+        """Whether what is free is a slab of a pool."""
+        needed = pool.slots.grown_bytes - pool.slots.memory_bytes
+        return self.memory_bytes + needed <= self.budget_bytes
+
+    def _has_come_first(self, pool: Member) -> bool:
         slots = pool.slots
         needed = slots.grown_bytes - slots.memory_bytes
         others = [p for p in self.pools if p is not pool]
@@ -97,6 +141,52 @@ class Arena:
             donor.release_slabs(1)
         return True
 
+    # Aims
+
+    def aim(self, aims: dict[Member, int]) -> None:
+        """Say how many bytes each of the pools should have; together they are the budget."""
+        self.aims, self.may_move = dict(aims), True
+        for pool, memory_bytes in aims.items():
+            pool.slots.expect(memory_bytes)
+
+    def _begin_era(self) -> None:
+        """Have slabs go to whoever comes first: the aims were for others."""
+        for pool in self.aims:
+            pool.slots.expect(None)
+        self.aims = {}
+        self._wanting.clear()
+        self.era += 1
+
+    def move_slice(self) -> int:
+        """Have the pool that is farthest above its aim release a slice, if one below waits for it.
+
+        Returns the bytes that it has less, 0 if there was nothing to do. Between commands.
+
+        Raises
+        ------
+        CapacityError : no room in the log for dirty rows that must leave.
+        """
+        donor = None
+        if any(self._lacks(pool) and not self._has_room(pool) for pool in self._wanting):
+            donor = max(filter(self._exceeds, _donors(self.pools)), key=self._excess, default=None)
+        if donor is None:
+            self.may_move = False
+            return 0
+        before = donor.slots.memory_bytes
+        donor.release_slice()
+        return before - donor.slots.memory_bytes
+
+    def _excess(self, pool: Member) -> int:
+        return pool.slots.memory_bytes - self.aims.get(pool, pool.slots.memory_bytes)
+
+    def _exceeds(self, pool: Member) -> bool:
+        return 2 * self._excess(pool) > pool.slots.sizes.slab_bytes
+
+    def _lacks(self, pool: Member) -> bool:
+        return 2 * -self._excess(pool) > pool.slots.sizes.slab_bytes
+
+    # The budget
+
     def resize(self, budget_bytes: int) -> None:
         """Change the budget; release what is beyond it.
 
@@ -107,6 +197,7 @@ class Arena:
             are what they were; of the rows, some may have left the cache.
         """
         self._check_least(budget_bytes)
+        self._begin_era()
         before = self.budget_bytes
         try:
             self._fit(budget_bytes)

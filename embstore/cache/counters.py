@@ -69,6 +69,11 @@ class Counters:
         self.evictions_dirty += dirty
         self.evictions_clean += slots - dirty
 
+    @property
+    def has_evicted(self) -> bool:
+        """Whether a row has ever left."""
+        return self.evictions_clean + self.evictions_dirty > 0
+
     def count_parts(self, parts: int) -> None:
         """Count a call that is done in parts."""
         self.calls_in_parts += 1

@@ -16,11 +16,12 @@ from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.finder import SlotFinder
-from embstore.cache.pins import PoolPins
+from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Device, SlotContents, Slots
 from embstore.layout import Layout
+from embstore.score import PIN_SHIFT
 from embstore.storage.storage import Storage
 
 _VACATED_SLOTS_MAX = 1 << 16
@@ -67,20 +68,40 @@ class Evictor:
         self._vacate(low)
         self.slots.drop_from(low)
 
+    def release_slice(self) -> None:
+        """Evict the rows of a part of the last slab and free that part, but never the first slab.
+
+        Raises
+        ------
+        CapacityError : as `release_slabs`.
+        """
+        low = self.slots.first_of_slice()
+        self._vacate(low)
+        self.slots.drop_from(low)
+
     def _vacate(self, low: int) -> None:
         """Evict the rows of all slots from `low` on.
 
         Piece by piece: arrays of many megabytes that come and go would stay with the allocator,
         when memory is to be freed.
+
+        Only these lose their pins; but where pins would have more than half of what is left, all
+        do, and their owners see what fits.
         """
-        self.finder.finish_arriving()
-        self.pins.reclaim()
+        if 2 * self.pins.count > low:
+            self.finder.finish_arriving()
+            self.pins.reclaim()
         self.scores.forget()
         step = min(self.logged_rows_max, _VACATED_SLOTS_MAX)
         for high in range(self.slots.count, low, -step):
             begin = max(low, high - step)
             here = self.device.slots.read_range(self.slots.memory, begin, high)
             self._reserve(int(np.count_nonzero(here.dirty)))
+            pinned = (here.keys != EMPTY_KEY) & (here.scores >> PIN_SHIFT != 0)  # pending ones, too
+            if pinned.any():
+                self.finder.finish_arriving()
+                self.pins.reclaim(PinnedSlots(begin, here.keys[pinned]))
+                here = self.device.slots.read_range(self.slots.memory, begin, high)
             taken = here.keys != EMPTY_KEY
             self._evict(begin + np.flatnonzero(taken), here.of(taken))
 

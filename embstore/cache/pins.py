@@ -4,15 +4,18 @@ A pinned slot is no victim. Pins of a slot add up and are counted in its score, 
 is the number of slots that have one. One slot in `_UNPINNED_SHARE` is never pinned, so that calls
 always have slots, in parts if they must.
 
-Whoever pins rows for long is a **reclaimer**: before slots go, or where a call has none left, it
-takes all its pins in the pool back. Pins decide where rows are and never what they are.
+Whoever pins rows for long is a **reclaimer**: before slots go, it takes the pins of these back, and
+where a call has none left, all its pins in the pool. Pins decide where rows are and never what they
+are.
 
 Where the device's work is queued, how many slots lost their last pin is asked and not waited for:
 a step that has ended makes its trainer wait for nothing. Whoever needs the number waits (`count`).
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from embstore.arrays import Keys
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Device, Slots
 
@@ -21,11 +24,19 @@ _ASKED_MAX = 16
 """Answers that nobody has waited for, each in pinned memory."""
 
 
+@dataclass(frozen=True)
+class PinnedSlots:
+    """The last slots of a pool, which are to go, and the row keys of those that have pins."""
+
+    first_slot: int
+    keys: Keys
+
+
 class Reclaimer(Protocol):
     """An owner of pins that can do without them."""
 
-    def reclaim(self, pins: "PoolPins") -> None:
-        """Take all its pins of a pool back. Engine thread."""
+    def reclaim(self, pins: "PoolPins", pinned: PinnedSlots | None) -> None:
+        """Take its pins of a pool back: of `pinned` at least, or all. Engine thread."""
 
 
 class PoolPins:
@@ -80,11 +91,13 @@ class PoolPins:
         if reclaimer in self._reclaimers:
             self._reclaimers.remove(reclaimer)
 
-    def reclaim(self, *, but_of: Reclaimer | None = None) -> None:
-        """Have all pins taken back, `but_of` those of one owner."""
+    def reclaim(
+        self, pinned: PinnedSlots | None = None, *, but_of: Reclaimer | None = None
+    ) -> None:
+        """Have the pins of `pinned` taken back, or all, `but_of` those of one owner."""
         for reclaimer in list(self._reclaimers):
             if reclaimer is not but_of:
-                reclaimer.reclaim(self)
+                reclaimer.reclaim(self, pinned)
 
     def close(self) -> None:
         """Refer to no owner of pins, and to no memory of the device."""

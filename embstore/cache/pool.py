@@ -29,7 +29,7 @@ from embstore.cache.host_tier import HostTier
 from embstore.cache.integrity import checks
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
-from embstore.cache.policies import POLICIES
+from embstore.cache.policies import POLICIES, Policy
 from embstore.cache.reading import PoolReader
 from embstore.cache.recent import RecentBatch
 from embstore.cache.residency import Residency
@@ -61,7 +61,6 @@ class Pool:
         host_arena: Arena | None = None,
     ) -> None:
         self.device, self.storage, self.arena, self.layout = device, storage, arena, layout
-        self.policy = POLICIES[policy_name]
         self.tables: set[int] = set()
         self.parameters = _no_parameters()
         self.counters = Counters()
@@ -70,7 +69,7 @@ class Pool:
         self.slots = slots = PoolSlots(device, layout, arena.budget_bytes, storage.irreversible)
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = SlotFinder(device, slots)
-        self.scores = scores = Scores(device, slots, self.policy, self.ranks.of)
+        self.scores = scores = Scores(device, slots, POLICIES[policy_name], self.ranks.of)
         self.evictor = evictor = Evictor(
             device, storage, arena, layout, slots, pins, finder, scores, self.counters
         )
@@ -90,6 +89,23 @@ class Pool:
             arena.leave(evictor)
             raise
         evictor.tier = residency.tier = self.tier
+
+    @property
+    def policy(self) -> Policy:
+        """Which rows leave first."""
+        return self.scores.policy
+
+    def go_by(self, policy: Policy) -> None:
+        """Have rows leave by another policy; `residency.count_anew` follows, of all slots."""
+        self.ranks.tables.clear()
+        self.scores.go_by(policy)
+
+    @property
+    def room(self) -> int:
+        """How many rows may come before one has to leave, if the arena gives all that it may."""
+        slots = self.slots
+        grown = slots.sizes.slots_max if slots.may_grow else slots.count
+        return grown - slots.count + slots.free_count
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
         """Add a table; `parameters` has one entry, its own."""

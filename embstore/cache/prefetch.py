@@ -12,14 +12,19 @@ that is under way, and no row is fetched twice. A victim is logged before anythi
 read can be older than it. Other calls that need a pending row wait for it (finder.py), so that the
 order of calls decides what they see.
 
+A step whose turn has not come gets only slots of rows whose score is below a **ceiling**: those
+that would leave for it at its turn, too (lookahead/foresight.py).
+
 A row is pinned once for each step in flight that has it (pins.py). A step that does not fit is not
 pinned: the planner tries again later, or does the step in parts. Pins decide where rows are and
 never what they are, so a step whose pins were taken back gives the same bits, only slower.
 """
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,18 +32,20 @@ from embstore.arrays import Keys, Rows
 from embstore.cache.pool import Pool
 from embstore.device.base import Array, Batch, Slots
 from embstore.errors import EmbstoreError
-from embstore.score import PINS_MAX
+from embstore.score import PIN_ONE, PINS_MAX
 from embstore.storage.stored_rows import Located
 
 _OTHER_PINS = 2
 """Pins that a slot may have besides those of steps: a collection's, and a hot set's."""
 EVICTED_ROWS_MAX = 1024
 """Evicted at once, ahead of a plan: less than a millisecond of the engine thread."""
+_FOUND_MAX = 64
+"""Batches whose slots are remembered until they are planned."""
 _BUFFERS_MAX = 4
 """Staging buffers of finished collections that are kept for the next."""
 
 
-STAGES = ("evict", "plan", "collect", "exchange", "insert")
+STAGES = ("note", "evict", "plan", "collect", "exchange", "insert")
 
 
 @dataclass
@@ -70,8 +77,17 @@ class StepPins:
         return all(collection.is_inserted for collection in self.collections)
 
 
+class Use(NamedTuple):
+    """A step's use of its rows, as the scores know it now."""
+
+    rank: int
+    """Of its rows (embstore/score.py)."""
+    ceiling: int
+    """Rows of lower scores may leave for them."""
+
+
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """Where keys were when the pool had seen so many moves."""
 
     keys: Array
@@ -166,7 +182,7 @@ class Prefetch:
         self._pins = 0  # steps that have pins now
         self._planned: list[tuple[Keys, Slots]] = []
         self._cleared = 0  # rows that the batches cleared so far will bring
-        self._found: _Found | None = None
+        self._found: OrderedDict[int, Found] = OrderedDict()  # by id of the keys
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
@@ -175,7 +191,7 @@ class Prefetch:
             pass
         return count <= self.pool.pins.most
 
-    def clear(self, batch: Batch) -> int:
+    def clear(self, batch: Batch, use: Use) -> int:
         """Return how many rows should leave before a batch is planned, so that it finds free slots.
 
         Victims that must be logged cost many times what planning itself does; so they leave before,
@@ -183,7 +199,9 @@ class Prefetch:
         a pool gets slabs: they may come from another pool, whose rows then leave. Batches are
         cleared one after the other; call `forget_cleared` before the first.
         """
-        pool, found = self.pool, self._find(batch.unique_keys)
+        begun = perf_counter()
+        pool, found = self.pool, self.find(batch)
+        self.work.seconds["plan"] += perf_counter() - begun
         begun = perf_counter()
         self._cleared += found.missing
         while (
@@ -192,11 +210,18 @@ class Prefetch:
         ):
             pass
         wanted = min(self._cleared, pool.pins.most - pool.pins.count) - pool.slots.free_count
-        if wanted > 0:  # the rows that are there shall not be among those that leave
-            pool.scores.tick()
-            pool.scores.touch(found.slots, len(found.slots) - found.missing)
+        if wanted > 0:  # calls may have touched the rows that are there: they shall not leave
+            pool.scores.foresee(found.slots, np.full(len(found.slots), use.rank))
+            wanted = wanted if self._may_leave(wanted, use.ceiling) else 0
         self.work.seconds["evict"] += perf_counter() - begun
         return wanted
+
+    def _may_leave(self, rows: int, ceiling: int) -> bool:
+        """Return whether the next so many victims are below a ceiling."""
+        if rows <= 0 or ceiling == PIN_ONE:
+            return True
+        self.pool.scores.tick()
+        return self.pool.scores.highest_of(rows) < ceiling
 
     def evict(self, rows: int) -> int:
         """Evict some of so many rows; return how many are left.
@@ -210,20 +235,22 @@ class Prefetch:
         self.work.seconds["evict"] += perf_counter() - begun
         return rows - evicted if evicted else 0
 
-    def _find(self, keys: Array) -> _Found:
-        """Find keys, unless that was done last and no row has moved since."""
-        found, pool = self._found, self.pool
+    def find(self, batch: Batch) -> Found:
+        """Find the slots of a batch, unless that was done lately and no row has moved since."""
+        pool, keys = self.pool, batch.unique_keys
+        found = self._found.get(id(keys))
         if found is None or found.keys is not keys or found.moves != pool.finder.moves:
-            begun = perf_counter()
-            found = self._found = _Found(keys, *pool.finder.locate(keys), pool.finder.moves)
-            self.work.seconds["plan"] += perf_counter() - begun
+            found = Found(keys, *pool.finder.locate(keys), pool.finder.moves)
+            self._found[id(keys)] = found
+            if len(self._found) > _FOUND_MAX:
+                self._found.popitem(last=False)
         return found
 
     def forget_cleared(self) -> None:
         """Begin to clear for other batches."""
         self._cleared = 0
 
-    def plan(self, batch: Batch) -> StepPins | None:
+    def plan(self, batch: Batch, use: Use) -> StepPins | None:
         """Pin the rows of a batch of distinct keys; None if there is no room. Nothing waits.
 
         Absent rows have slots then, and are to be collected: `begin`, before which no slab may
@@ -233,14 +260,20 @@ class Prefetch:
         ------
         CapacityError : no room in the log for the rows that must leave. Nothing is pinned.
         """
-        keys = batch.unique_keys
-        found, self._found = self._find(keys), None
-        slots, missing = found.slots, found.missing
         begun = perf_counter()
+        keys = batch.unique_keys
+        found = self.find(batch)
+        self._found.pop(id(keys), None)  # the slots are the step's from here on
+        slots, missing = found.slots, found.missing
         self.pool.pins.pin(slots)
         try:
-            needed = self.pool.pins.count + missing
-            if needed > self.pool.pins.most or self._pins >= PINS_MAX - _OTHER_PINS:
+            is_full = self.pool.pins.count + missing > self.pool.pins.most
+            leaving = missing - self.pool.slots.free_count
+            if (
+                is_full
+                or self._pins >= PINS_MAX - _OTHER_PINS
+                or not self._may_leave(leaving, use.ceiling)
+            ):
                 self.pool.pins.unpin(slots)
                 return None
             if missing:

@@ -50,8 +50,6 @@ class PoolReader:
         """Do a lookup of at most LOOK_UP_KEYS keys, which stand for so many accesses, if all is
         there; else do nothing, and return False. Segments are as of `DeviceRows.look_up`."""
         scores, slots = self.residency.scores, self.slots
-        if scores.has_lost_levels:
-            return False
         touched = self.device.rows.look_up(
             slots.memory,
             slots.index.arrays,
@@ -108,7 +106,7 @@ class PoolReader:
         admit: bool,
     ) -> Callable[[], None] | None:
         scores = self.residency.scores
-        if not self.device.is_queued or scores.has_lost_levels:
+        if not self.device.is_queued:
             return None
         slots = self.finder.looked_at(batch)
         if slots is None:

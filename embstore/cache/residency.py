@@ -8,13 +8,15 @@ yet; then all keys are inserted at once. From there an error is irreversible: it
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import EMPTY_KEY, Keys, Rows
+from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import SlotFinder
@@ -50,6 +52,8 @@ class Residency:
     counters: Counters
     stages: Stages
     tier: HostTier | None = None
+    missed_rows: Counter[int] = field(default_factory=Counter)
+    """By table id: rows that lookups have brought in."""
 
     # Parts of a call
 
@@ -95,12 +99,12 @@ class Residency:
         self.stages.lap("probe")
         count_hits = None if batch is None else self._hits(batch, slots, counts, missing, first)
         self.scores.touch(slots, len(keys) - missing)
-        if self.scores.has_lost_levels:
-            self.scores.rank_again(slots, self.device.memory.download(keys))
         if missing:
             self.finder.forget()
             answer, victims = self.ask(keys, slots, missing)
             places, absent = answer()
+            if batch is not None:
+                self._count_missed(absent)
         if count_hits is not None:  # asked for before, and known since that answer
             count_hits()
         if missing:
@@ -113,6 +117,13 @@ class Residency:
     ) -> tuple[Answer[tuple[Slots, Keys]], Answer[Victims] | None]:
         """Ask which keys have no slot, and which rows leave for theirs (for `Evictor.take`)."""
         return self.device.keys.absent(keys, slots, missing), self.evictor.ask_victims(missing)
+
+    def _count_missed(self, keys: Keys) -> None:
+        """Count row keys that a lookup brings in; those of a table are one after the other."""
+        ids = keys >> KEY_BITS
+        cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
+        for low, high in pairwise(cuts):
+            self.missed_rows[int(ids[low])] += high - low
 
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None) -> Slots:
         """Bring absent rows in, and return their slots.
@@ -237,12 +248,10 @@ class Residency:
     # Rows of tables
 
     def rank_again(self, low: int = 0, high: int | None = None) -> None:
-        """Set the levels of the rows in slots [low, high), by default in all, where there are any.
+        """Set the counts of the rows in slots [low, high), by default in all, to their levels.
 
         Piece by piece: the keys of a piece stay in a processor's cache while they are sorted.
         """
-        if not (self.scores.policy.has_levels and self.ranks.tables):
-            return
         high = self.slots.count if high is None else high
         for begin in range(low, high, _RANKED_SLOTS):
             end = min(begin + _RANKED_SLOTS, high)
@@ -253,6 +262,7 @@ class Residency:
 
     def purge(self, table_id: int) -> None:
         """Remove the rows of a table, dirty or not. None is pinned."""
+        self.missed_rows.pop(table_id, None)
         self.finder.finish_arriving()
         self.evictor.free_table(table_id)
         if self.tier is not None:

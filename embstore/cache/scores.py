@@ -10,11 +10,16 @@ newest clock: it is never the next one itself, however often the rows around it 
 Counting from 1, it would be, and two new rows in turn would push each other out of a cache full of
 rows used twice.
 
+A row that an announced step will use is *foreseen*: it is above all others, and among those the one
+whose use is farthest leaves first (Belady's order, as far as it is known). The count survives
+underneath.
+
 Victims are selected for many evictions at once, because selection reads every score: the slots of
 lowest score are queued in ascending order with their scores. A queued slot whose score has changed
 was touched, or has another row by now, and is skipped. Under LRU the queue is exact: whatever is
 touched later scores above everything in it. Elsewhere new rows may score below the end of the
-queue; it is kept short instead.
+queue; it is kept short instead. Foreseen rows are queued until ranks change, or many others have
+been touched, which are below all of them.
 """
 
 from collections.abc import Callable
@@ -27,9 +32,11 @@ from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Batch, Device, SlotContents, Slots
-from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN
+from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN, PIN_ONE
 
 _LOOKED_AT = 64
+_LOWERED_SHARE = 64
+"""Foreseen rows are queued until one slot in so many has been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
 """Of queued slots one in so many more is read than are needed, and so many."""
@@ -48,13 +55,17 @@ class Scores:
     slots: PoolSlots
     policy: Policy
     levels: Levels
-    is_foreseeing: bool = False
-    """Whether slots may be FORESEEN, which have no levels."""
     clock: int = 0
     _queue: Slots = field(default_factory=lambda: np.empty(0, np.int64))
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _next: int = 0
     _touches: int = 0
+    _lowered: int = 0  # rows that may be below the foreseen ones that are queued
+
+    def go_by(self, policy: Policy) -> None:
+        """Have rows leave by another policy; what touches they have had counts no more."""
+        self.policy, self._touches = policy, 0
+        self.forget()
 
     def tick(self) -> None:
         """Begin a call, or a part of one: what was touched before may be evicted again."""
@@ -73,6 +84,7 @@ class Scores:
 
     def count_touches(self, touched: int) -> None:
         """Count slots that were touched, and age counts when it is time."""
+        self._lowered += touched
         self._touches += touched
         ageing = self.policy.ageing_touches
         if ageing and self._touches >= ageing * self.slots.count:
@@ -100,25 +112,13 @@ class Scores:
             self.forget()
 
     def rank_again(self, slots: Array | Slots, keys: Keys) -> None:
-        """Where there are levels: set those of rows that have changed, or have been replaced."""
-        if self.policy.has_levels:
-            self.device.slots.set_counts(self.slots.memory, slots, self.levels(keys))
+        """Set the counts of rows to their levels, which are 0 of rows without a profile."""
+        self.device.slots.set_counts(self.slots.memory, slots, self.levels(keys))
 
-    def foresee(self, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
-        """Score slots by their next use; see `DeviceSlots.foresee`."""
-        self.is_foreseeing = True
-        self.device.slots.foresee(self.slots.memory, slots, scores)
-
-    def forget_foreseen(self) -> None:
-        """Score no slot by its next use."""
-        self.is_foreseeing = False
-        self.device.slots.forget_foreseen(self.slots.memory, self.slots.count)
-        self.forget()
-
-    @property
-    def has_lost_levels(self) -> bool:
-        """Whether rows that are touched may have lost their levels to a rank by next use."""
-        return self.is_foreseeing and self.policy.has_levels
+    def foresee(self, slots: Array | Slots, ranks: NDArray[np.int64]) -> None:
+        """Score slots by their next use, or as touched now; see `DeviceSlots.foresee`."""
+        self._lowered = self.slots.count
+        self.device.slots.foresee(self.slots.memory, slots, ranks, self.clock)
 
     def forget(self) -> None:
         """Drop the queue: scores or slots have changed wholesale."""
@@ -167,9 +167,22 @@ class Scores:
 
         with_rows : as in `DeviceSlots.read_slots`
         """
-        if len(self._queue) - self._next < _seen(count):  # to look at these first is a wait more
+        last = self._next + _seen(count)
+        # To look at too few first is a wait more.
+        is_short = len(self._queue) < last
+        is_old = self._lowered > self.slots.count // _LOWERED_SHARE
+        if is_short or (is_old and self._queued_scores[last - 1] >= FORESEEN):
             return self._search(count, with_rows=with_rows)
         return self._ask(count, with_rows=with_rows)
+
+    def highest_of(self, count: int) -> int:
+        """Return the score of the last of the next `count` victims; PIN_ONE: there are fewer."""
+        queue, begin = self._queue, self._next
+        slots, here = self.ask_victims(count)()
+        if len(slots) < count and self._queue is queue:  # many of those queued had changed
+            slots, here = self._search(count)()
+        self._next = begin if self._queue is queue else 0
+        return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         """Ask for what is in the next of the queue. Some more are read, for some have changed."""
@@ -194,6 +207,8 @@ class Scores:
         selected = self.device.slots.select_victims(
             self.slots.memory, slot_count, self.clock, wanted, count, with_rows=with_rows
         )
+
+        self._lowered = 0
 
         def answer() -> Victims:
             assert self._queue is forgotten, "another one has queued victims"

@@ -23,6 +23,9 @@ from embstore.errors import CapacityError
 from embstore.host.memory import lengthened, release
 from embstore.layout import Layout
 
+_SLICE_SLOTS, _SLICE_BYTES = 1 << 14, 2 << 20
+"""A few milliseconds, dirty or not."""
+
 
 class PoolSlots:
     """Slots by slabs, their index and the list of the free ones. Engine thread only."""
@@ -58,7 +61,16 @@ class PoolSlots:
             self._free = lengthened(self._free, self.count, sizes.slots_max)
         self.sizes = sizes
         self._may_grow = True
+        self._expected = sizes.slots_max
         self._trim_index()
+
+    def expect(self, memory_bytes: int | None) -> None:
+        """Make the index no larger than so many bytes of slots need, as long as there are not more
+        slots; None: than the whole budget needs."""
+        most = self.sizes.slots_max
+        if memory_bytes is not None:
+            most = min(most, int((memory_bytes - self.sizes.staging_bytes) / self.slot_bytes))
+        self._expected = most
 
     # Sizes
 
@@ -72,6 +84,12 @@ class PoolSlots:
         """Bytes of slabs, index and staging."""
         slots = self.count * self.sizes.slot_bytes
         return slots + self.index.memory_bytes + self.sizes.staging_bytes
+
+    @property
+    def slot_bytes(self) -> float:
+        """Bytes of a slot and of its part of a large index."""
+        most = self.sizes.slots_max
+        return self.sizes.slot_bytes + self._device.memory.index_bytes(most) / most
 
     def least_bytes_of(self, budget_bytes: int) -> int:
         """Return the bytes with one slab, were that the budget."""
@@ -92,11 +110,11 @@ class PoolSlots:
     def _index_slots(self, slots: int) -> int:
         """Return the capacity of an index that must serve `slots`.
 
-        Twice that, so that it is rebuilt a few times only, but never more than there can be.
+        Twice that, so that it is rebuilt a few times only, but never more than are expected.
         """
         if slots <= self.index.capacity:
             return self.index.capacity
-        return min(2 * slots, self.sizes.slots_max) if self.count else slots
+        return min(2 * slots, max(slots, self._expected)) if self.count else slots
 
     # Contents
 
@@ -146,6 +164,15 @@ class PoolSlots:
         assert self.slab_count > 1, "a pool keeps its first slab"
         return max(self.slab_count - count, 1) * self.sizes.slab_slots
 
+    def first_of_slice(self) -> int:
+        """Return the first slot of a part of the last slab that is small enough to be vacated
+        beside calls; of the whole slab, where the device cannot free less."""
+        slab = self.first_of_last_slabs(1)
+        if not self._device.memory.frees_parts:
+            return slab
+        row_bytes = self._layout.row_bytes
+        return max(slab, self.count - max(1, min(_SLICE_SLOTS, _SLICE_BYTES // row_bytes)))
+
     def drop_from(self, low: int) -> None:
         """Free the memory of the slots from `low` on, which are free."""
         free, high = self.free_slots, self.count
@@ -153,9 +180,9 @@ class PoolSlots:
         count = len(free)
         self._free[:count] = free
         self._free_count, self.count = count, low
-        self._trim_index()
         self._device.memory.drop_slots(self.memory, low, high)
         release(self._free[low:])
+        self._trim_index()  # when there is room for another one
 
     def _trim_index(self) -> None:
         """Make the index smaller where it is far too large, or where a slab is all there is."""

@@ -92,8 +92,11 @@ class PoolWriter:
 
     def dirty_range(self, low: int) -> tuple[int | None, Keys]:
         """Return the row keys in dirty slots from `low` on, of so many slots as are looked at in
-        well under a millisecond, and the first slot that was not; None: there is none."""
-        high = min(low + _LOOKED_AT, self.slots.count)
+        well under a millisecond, and the first slot that was not; None: there is none.
+
+        low : what was returned before; there may be fewer slots since
+        """
+        high = max(low, min(low + _LOOKED_AT, self.slots.count))
         here = self.device.slots.read_range(self.slots.memory, low, high)
         return (high if high < self.slots.count else None), here.keys[here.dirty]
 

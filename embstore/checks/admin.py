@@ -27,6 +27,11 @@ def _resize_cache(command: c.ResizeCache) -> c.ResizeCache:
     return c.ResizeCache(integer(command.cache_bytes, "cache_bytes", 1))
 
 
+def _set_policy(command: c.SetPolicy) -> c.SetPolicy:
+    expect(isinstance(command.policy, str), "the name of a policy", command.policy)
+    return command
+
+
 def _create_table(command: c.CreateTable) -> c.CreateTable:
     config = command.config
     expect(isinstance(config, TableConfig), "a TableConfig", config)
@@ -122,6 +127,7 @@ def _warm_cache(command: c.WarmCache) -> c.WarmCache:
 
 ADMIN: Checks = {
     c.ResizeCache: _resize_cache,
+    c.SetPolicy: _set_policy,
     c.CreateTable: _create_table,
     c.GrowTable: _grow_table,
     c.SetLearningRate: _set_learning_rate,

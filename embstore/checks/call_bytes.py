@@ -36,11 +36,12 @@ def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: st
 
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     """Return the bytes of the rows that a command is answered with, if it reads rows."""
+    parts: list[tuple[int, Any, bool]]
     match command:
         case c.Lookup(tables):
             parts = [(length(part.keys), part, False) for part in tables]
-        case c.LookupPooled(part, bags):
-            parts = [(len(bags.offsets) - 1, part, False)]
+        case c.LookupPooled(pooled):
+            parts = [(len(part.bags.offsets) - 1, part, False) for part in pooled]
         case c.ReadRows(part):
             parts = [(length(part.keys), part, True)]
         case _:
@@ -62,13 +63,14 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     match command:
         case c.Lookup(tables) | c.Update(tables):
             return sum(map(keyed, tables))
-        case c.LookupPooled(keys, bags):
-            bag_bytes = VALUE_BYTES * config_of(keys.table, keys.table_id).dim + 8
-            return keyed(keys) + bag_bytes * len(bags.offsets)
+        case c.LookupPooled(pooled):
+            bag_bytes = sum(8 * len(part.bags.offsets) for part in pooled)
+            return sum(map(keyed, pooled)) + bag_bytes + reply_bytes(command, config_of)
         case c.ReadRows(keys):
             return keyed(keys, with_state=True)
-        case c.UpdatePooled(gradients, bags):
-            return keyed(gradients) + bags.offsets.nbytes + _bytes(gradients.gradients)
+        case c.UpdatePooled(spread):
+            bag_bytes = sum(p.bags.offsets.nbytes + _bytes(p.gradients) for p in spread)
+            return sum(map(keyed, spread)) + bag_bytes
         case c.UpdateRanks(ranks):
             return sum(keyed(part) for rank in ranks for part in rank.tables)
         case c.Assign(keys):
@@ -77,8 +79,14 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
             return keyed(keys) + _bytes(state)
         case c.PutStepRows(_, puts):
             return sum(p.keys.nbytes + _bytes(p.weights) + _bytes(p.state) for p in puts)
+        case c.ReadStep(_, _, wanted):
+            return sum(4 * length(part.positions) for part in wanted)
         case c.UpdateStep(_, _, gradients_of):
-            return sum(_bytes(part.gradients) for part in gradients_of)
+            return sum(
+                _bytes(part.gradients)
+                + (0 if part.positions is None else 4 * length(part.positions))
+                for part in gradients_of
+            )
         case c.Announce(_, steps):
             return sum(part.keys.nbytes for step in steps for part in step.tables)
     return 0

@@ -70,7 +70,7 @@ def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
     shape = array.shape
     if len(shape) != 2 or shape[0] != count:
         raise refusal(table, f"{what} of shape ({count}, dim)", f"{array.dtype} {shape}")
-    return as_rows(array, (count, shape[1]), table, what)
+    return as_rows(rows, (count, shape[1]), table, what)
 
 
 def table_keys(part: c.TableKeys) -> c.TableKeys:

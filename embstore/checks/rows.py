@@ -1,7 +1,10 @@
 """Commands that read and write rows."""
 
+from typing import Any, cast
+
 from embstore import commands as c
-from embstore.checks.arguments import Checks, expect
+from embstore.arrays import ROWS_MAX
+from embstore.checks.arguments import Checks, expect, flag, integer, text
 from embstore.checks.parts import (
     added_t,
     checked_bags,
@@ -18,6 +21,7 @@ from embstore.checks.parts import (
 
 RANKS_MAX = 4096
 """More trainers than step together; a call of empty ranks would keep a server busy."""
+SCAN_CHARACTERS = range(16, 65)
 
 
 def _lookup(command: c.Lookup) -> c.Lookup:
@@ -29,9 +33,13 @@ def _lookup(command: c.Lookup) -> c.Lookup:
 
 
 def _lookup_pooled(command: c.LookupPooled) -> c.LookupPooled:
-    keys = one_table(command.keys)
-    bags = checked_bags(command.bags, length(keys.keys), keys.table)
-    return c.LookupPooled(keys, bags, bool(command.admit))
+    return c.LookupPooled(tables_of(command.tables, _pooled_keys), bool(command.admit))
+
+
+def _pooled_keys(part: c.PooledKeys) -> c.PooledKeys:
+    name = table_name(part.table)
+    keys = keys_of(part.keys, name)
+    return c.PooledKeys(name, part.table_id, keys, checked_bags(part.bags, length(keys), name))
 
 
 def _read_rows(command: c.ReadRows) -> c.ReadRows:
@@ -47,13 +55,16 @@ def _update(command: c.Update) -> c.Update:
 
 
 def _update_pooled(command: c.UpdatePooled) -> c.UpdatePooled:
-    part = command.gradients
+    tables = tables_of(command.tables, _pooled_gradients)
+    return c.UpdatePooled(tables, options_of(command.options))
+
+
+def _pooled_gradients(part: c.PooledGradients) -> c.PooledGradients:
     name = table_name(part.table)
     keys = keys_of(part.keys, name)
-    bags = checked_bags(command.bags, length(keys), name)
+    bags = checked_bags(part.bags, length(keys), name)
     rows = rows_of(part.gradients, len(bags.offsets) - 1, name, "gradients")
-    gradients = c.TableGradients(name, part.table_id, keys, rows)
-    return c.UpdatePooled(gradients, bags, options_of(command.options))
+    return c.PooledGradients(name, part.table_id, keys, rows, bags)
 
 
 def _update_ranks(command: c.UpdateRanks) -> c.UpdateRanks:
@@ -78,6 +89,31 @@ def _put_rows(command: c.PutRows) -> c.PutRows:
     )
 
 
+def _scan(command: Any) -> Any:
+    """Check what names a scan."""
+    name, most = command.scan, SCAN_CHARACTERS.stop - 1
+    is_name = isinstance(name, str) and len(name) in SCAN_CHARACTERS and name.isascii()
+    expected = f"the name of a scan, {SCAN_CHARACTERS.start} to {most} printable ASCII characters"
+    expect(is_name and name.isprintable(), expected, name)
+    table_name(command.table)
+    return command
+
+
+def _open_scan(command: c.OpenScan) -> c.OpenScan:
+    for label in (command.label, command.since):
+        if label is not None:
+            text(label, "a label")
+    return cast(c.OpenScan, _scan(command))
+
+
+def _read_scan(command: c.ReadScan) -> c.ReadScan:
+    _scan(command)
+    low = integer(command.low, "low", 0, ROWS_MAX)
+    rows = integer(command.rows, "rows", 1)
+    with_state = flag(command.with_state, "with_state")
+    return c.ReadScan(command.scan, command.table, low, rows, with_state)
+
+
 ROWS: Checks = {
     c.Lookup: _lookup,
     c.LookupPooled: _lookup_pooled,
@@ -87,4 +123,7 @@ ROWS: Checks = {
     c.UpdateRanks: _update_ranks,
     c.Assign: _assign,
     c.PutRows: _put_rows,
+    c.OpenScan: _open_scan,
+    c.ReadScan: _read_scan,
+    c.CloseScan: _scan,
 }

@@ -1,6 +1,6 @@
 """Commands of look-ahead sessions."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from embstore.checks.arguments import (
     flag,
     integer,
     is_integer,
+    one_of,
     text,
 )
 from embstore.checks.parts import (
@@ -33,6 +34,7 @@ GROUP_MAX = 1024
 MS_MAX = 86_400_000
 LEASE_MS_MAX = 600_000
 """A trainer that has gone holds its tables no longer; one that lives renews its lease."""
+WAITS = get_args(c.Waits)
 MEMBER_CHARACTERS = range(16, 65)
 
 
@@ -63,6 +65,12 @@ def _open_session(command: c.OpenSession) -> c.OpenSession:
     name = text(command.name, "a session name")
     tables = _session_tables(command.tables)
     check_planner(command.planner)
+    shared, waits = flag(command.shared, "shared"), one_of(command.waits, "waits", WAITS)
+    if shared and waits == "none":
+        raise InvalidArgumentError(
+            'expected a session with waits="none" to be the only writer of its tables, found '
+            "shared=True"
+        )
     steps_max = LOOKAHEAD_STEPS_MAX
     return c.OpenSession(
         name,
@@ -70,9 +78,10 @@ def _open_session(command: c.OpenSession) -> c.OpenSession:
         integer(command.lookahead_steps_max, "lookahead_steps_max", 1, steps_max),
         integer(command.world_size, "world_size", 1, WORLD_SIZE_MAX),
         str(command.planner),
-        flag(command.shared, "shared"),
+        shared,
         integer(command.lease_ms, "lease_ms", 1, LEASE_MS_MAX),
         integer(command.rank_timeout_ms, "rank_timeout_ms", 1, MS_MAX),
+        waits,
     )
 
 
@@ -128,7 +137,7 @@ def _announce(command: c.Announce) -> c.Announce:
     numbers = [step.step for step in steps]
     for number in numbers if len(set(numbers)) < count else ():
         expect(numbers.count(number) == 1, "each step once in a call", number)
-    return c.Announce(command.member, steps)
+    return c.Announce(command.member, steps, bool(command.is_last))
 
 
 def _step_table(part: c.StepTable) -> c.StepTable:
@@ -153,20 +162,59 @@ def _step_bags(part: c.StepBags) -> c.StepBags:
     return c.StepBags(name, inverse.astype(np.uint32, copy=False), bags)
 
 
+def _read_step(command: c.ReadStep) -> c.ReadStep:
+    _of_step(command)
+    return c.ReadStep(command.member, int(command.step), tables_of(command.tables, _step_positions))
+
+
+def _step_positions(part: c.StepPositions) -> c.StepPositions:
+    name, given = _step_part(part.table), part.positions
+    positions = _positions(given, length(as_array(given, name, "positions")), name)
+    return c.StepPositions(name, positions)
+
+
 def _update_step(command: c.UpdateStep) -> c.UpdateStep:
     _of_step(command)
     tables = tables_of(command.tables, _step_gradients)
     options = options_of(command.options)
-    return c.UpdateStep(command.member, int(command.step), tables, options)
+    checksum = command.rows_checksum
+    if checksum is not None:
+        checksum = integer(checksum, "rows_checksum", 0, 2**32 - 1)
+    return c.UpdateStep(command.member, int(command.step), tables, options, checksum)
 
 
 def _step_gradients(part: c.StepGradients) -> c.StepGradients:
     name = _step_part(part.table)
     given = part.gradients
-    if not is_on_device(given):
-        given = as_array(given, name, "gradients")
-    rows = rows_of(given, length(given), name, "gradients")
-    return part if rows is part.gradients else c.StepGradients(name, rows)
+    count = length(given if is_on_device(given) else as_array(given, name, "gradients"))
+    rows = rows_of(given, count, name, "gradients")
+    positions = part.positions
+    if positions is not None:
+        positions = _positions(positions, count, name)
+    if rows is part.gradients and positions is part.positions:
+        return part
+    return c.StepGradients(name, rows, positions)
+
+
+def _positions(given: Any, count: int, table: str) -> Any:
+    """Return positions of announced keys in normal form; how many there are is checked later."""
+    positions: Any = given
+    if not (isinstance(given, np.ndarray) and given.dtype == np.uint32 and given.ndim == 1):
+        try:
+            positions = as_keys(given, table)
+        except InvalidArgumentError:
+            found = f"{np.asarray(given).dtype} {np.shape(given)}"
+            raise refusal(table, "positions of announced keys, (n,) integers", found) from None
+    if len(positions) != count:
+        raise refusal(table, f"a position for each of {count} gradients", len(positions))
+    if count and not (positions[0] >= 0 and positions[-1] < 2**31):
+        expected = "positions of announced keys"
+        raise refusal(table, expected, f"{positions[0]} to {positions[-1]}")
+    wrong = np.flatnonzero(positions[1:] <= positions[:-1])
+    if len(wrong):
+        found = f"{positions[wrong[0] + 1]} behind {positions[wrong[0]]}"
+        raise refusal(table, "positions in ascending order, each once", found)
+    return positions.astype(np.uint32, copy=False)
 
 
 def _put_step_rows(command: c.PutStepRows) -> c.PutStepRows:
@@ -187,6 +235,7 @@ SESSIONS: Checks = {
     c.JoinSession: _join_session,
     c.Announce: _announce,
     c.LookupStepPooled: _lookup_step_pooled,
+    c.ReadStep: _read_step,
     c.UpdateStep: _update_step,
     c.PutStepRows: _put_step_rows,
 }

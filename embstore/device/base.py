@@ -181,6 +181,8 @@ class DeviceMemory(Protocol):
     """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
     slots_max: int
     """Slots of a pool, at most."""
+    frees_parts: bool
+    """Whether `drop_slots` frees parts of slabs, and not only whole ones."""
     staging_bytes_max: int
     """Of the buffer through which a pool's missing rows come in; 0: they come otherwise."""
 
@@ -495,22 +497,21 @@ class DeviceSlots(Protocol):
         counting : what becomes of the count: COUNT_NONE 0, COUNT_UP one more (saturating),
             COUNT_KEEP what it was
 
-        Bits 52..63 stay. A FORESEEN slot is so no longer, its count was 0: what the running call
-        has touched is never its victim.
+        Bits 52..63 stay. A FORESEEN slot is so no longer: what the running call has touched is
+        never its victim.
         """
 
     def set_counts(
         self, memory: SlotMemory, slots: Array | Slots, counts: NDArray[np.int64]
     ) -> None:
-        """Set the counts of slots that are not FORESEEN; all else stays.
+        """Set the counts of slots; all else stays.
 
         slots : (n,) unique but for -1, which is skipped
         counts : (n,) of 0 to COUNT_MAX
         """
 
     def age_scores(self, memory: SlotMemory, slot_count: int) -> None:
-        """Halve every LFU count (rounded down); the clocks, bits 51..63 and the scores of FORESEEN
-        slots stay."""
+        """Halve every count (rounded down); all else stays."""
 
     def pin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
         """Add a pin to each of the slots, unique but for -1, which is skipped; answer how many of
@@ -520,15 +521,15 @@ class DeviceSlots(Protocol):
         """Remove a pin from each of the slots, unique but for -1, which is skipped; answer how many
         of them have none now. All had one."""
 
-    def foresee(self, memory: SlotMemory, slots: Array | Slots, scores: NDArray[np.int64]) -> None:
-        """Replace bits 0..51 of the scores of slots: FORESEEN and a rank, or a score of a touch.
+    def foresee(
+        self, memory: SlotMemory, slots: Array | Slots, ranks: NDArray[np.int64], clock: int
+    ) -> None:
+        """Make slots FORESEEN, with a rank; the count stays.
 
         slots : (n,) unique but for -1, which is skipped
-        scores : (n,) below PIN_ONE; where negative, the slot is skipped
+        ranks : (n,) below 2**40; where negative the slot is FORESEEN no longer, and if it was, it
+            has the clock
         """
-
-    def forget_foreseen(self, memory: SlotMemory, slot_count: int) -> None:
-        """Make bits 0..51 of the score of every FORESEEN slot 0; the others stay."""
 
     def select_victims(
         self,

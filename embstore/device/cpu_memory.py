@@ -44,6 +44,7 @@ class CpuMemory:
 
     slab_bytes_max = 16 << 20
     slots_max = sys.maxsize  # address space ends before
+    frees_parts = True
     staging_bytes_max = 4 << 20
 
     def __init__(self, work: CpuWork) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic.compiled_update import KINDS
 from embstore.arithmetic.denormals import keeping
 from embstore.arithmetic.jit import address
 from embstore.arrays import Keys, Rows
@@ -17,7 +18,7 @@ from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TablePara
 from embstore.device.cpu_keys import CpuBatch
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
-from embstore.kernels.apply import KINDS, apply
+from embstore.kernels.apply import apply
 from embstore.kernels.gather import copy_slots, gather, gather_rows, look_up
 from embstore.kernels.gather_pooled import gather_pooled
 from embstore.kernels.group import group

@@ -73,11 +73,10 @@ class CpuSlots:
         count = score_kernels.add_pins(memory.scores, slots, -1)
         return lambda: count
 
-    def foresee(self, memory: CpuSlotMemory, slots: Slots, scores: NDArray[np.int64]) -> None:
-        score_kernels.foresee(memory.scores, slots, scores)
-
-    def forget_foreseen(self, memory: CpuSlotMemory, slot_count: int) -> None:
-        score_kernels.forget_foreseen(memory.scores[:slot_count])
+    def foresee(
+        self, memory: CpuSlotMemory, slots: Slots, ranks: NDArray[np.int64], clock: int
+    ) -> None:
+        score_kernels.foresee(memory.scores, slots, ranks, clock)
 
     def select_victims(
         self,

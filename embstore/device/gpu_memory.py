@@ -29,6 +29,7 @@ class GpuMemory:
 
     slab_bytes_max = 128 << 20
     slots_max = (1 << 31) - 1  # kernels count them in int32
+    frees_parts = False
     staging_bytes_max = 4 << 20
 
     def __init__(self, work: GpuWork) -> None:

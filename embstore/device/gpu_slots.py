@@ -146,12 +146,10 @@ class GpuSlots:
     def unpin(self, memory: Slabs, slots: DeviceArray | Slots) -> Answer[int]:
         return self._count_over_slots("add_pins", memory, slots, np.int64(-1))
 
-    def foresee(self, memory: Slabs, slots: DeviceArray | Slots, scores: NDArray[np.int64]) -> None:
-        self._over_slots("foresee", memory, slots, numbers=scores)
-
-    def forget_foreseen(self, memory: Slabs, slot_count: int) -> None:
-        if slot_count:
-            self._launch("forget_foreseen", slot_count, memory, np.int64(slot_count))
+    def foresee(
+        self, memory: Slabs, slots: DeviceArray | Slots, ranks: NDArray[np.int64], clock: int
+    ) -> None:
+        self._over_slots("foresee", memory, slots, np.int64(clock), numbers=ranks)
 
     def select_victims(
         self,

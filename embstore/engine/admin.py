@@ -1,6 +1,7 @@
 """Handlers of commands about tables, durability, the cache and the process."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,12 @@ from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
 from embstore.engine.stats import store_stats, table_stats
-from embstore.errors import CheckpointExistsError, InvalidArgumentError, PermissionDeniedError
+from embstore.errors import (
+    CheckpointExistsError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    SessionExpiredError,
+)
 from embstore.results import Acknowledged, TableDescription
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState, check_writer
@@ -148,6 +154,7 @@ def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> 
         _check_own(engine, table, members)
         optimizer, what = table.config.optimizer, f"table {table.name!r}: learning_rate"
         rate = optimizer.check_learning_rate(command.learning_rate, what)
+        engine.sessions.check_may_set_rate(table)
         engine.storage.begin_change()
         table.learning_rate = rate
         return _acknowledged(engine, table.t)
@@ -212,6 +219,8 @@ def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> 
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
     """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid."""
     tables = engine.tables
+    if command.force:
+        _end_sessions(engine, command)
     try:
         with tables.writing(command):
             engine.sessions.release_ended()
@@ -223,6 +232,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
                 pool.finder.finish_arriving()
             number = tables.frame.command_number + 1
             head = engine.storage.restore(command.label, number)
+            engine.scans.end_all()
             with engine.storage.irreversible():
                 tables.remove_all()
                 engine.frequencies.go_back(before, {e.table_id: e.rows for e in head.tables})
@@ -233,6 +243,16 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
             return Acknowledged(number, 0)
     finally:
         engine.hot_pins.pin_wanted()
+
+
+def _end_sessions(engine: "Engine", command: c.Restore) -> None:
+    """End what is open, unless the checkpoint cannot be restored anyway."""
+    with engine.tables.reading():
+        engine.storage.check_usable(write=True)
+        engine.tables.check_room_for(engine.storage.kept(command.label))
+    for name in engine.sessions.names():
+        with suppress(SessionExpiredError):  # it has ended meanwhile
+            engine.sessions.end(name, by="a restore")
 
 
 def promote(engine: "Engine", command: c.Promote, _: None) -> None:

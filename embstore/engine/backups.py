@@ -8,7 +8,6 @@ replace them. What is long, copying, needs no engine (`embstore.storage.backup`)
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,25 +20,12 @@ from embstore.errors import (
     StoreClosedError,
 )
 from embstore.results import BackupFacts
-from embstore.stats import counter, flag, gauge, text
 from embstore.storage.backup import back_up, catalogue_of, linked, make_room
 from embstore.storage.destinations import is_url, open_destination
 from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 ANYWHERE = ""
-
-
-@dataclass
-class BackupStats:
-    """Backups since the store was opened, and the one that runs."""
-
-    backups: int = counter("Backups that were made.", lambda b: b.count)
-    backup_running: bool = flag("A backup is being made.", lambda b: b.is_running)
-    backup_bytes: int = gauge("Of the last backup, done.", lambda b: b.bytes)
-    backup_of_bytes: int = gauge("Of the last backup, all.", lambda b: b.of_bytes)
-    backup_label: str | None = text("Label of the last backup that was made.", lambda b: b.label)
-    backup_error: str | None = text("Why the last backup failed.", lambda b: b.error)
 
 
 class Backups:

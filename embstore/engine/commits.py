@@ -26,13 +26,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from time import monotonic
 
 from embstore.cache.pool import Pool
 from embstore.commands import Progress
 from embstore.errors import EmbstoreError, StoreClosedError
-from embstore.stats import counter, gauge, text
 from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
@@ -48,24 +46,6 @@ _LOOK_S = 60.0
 """So often the thread looks whether anybody still has the store."""
 _PAUSE_S = 10.0
 """After a commit that failed, where the log is long."""
-
-
-@dataclass
-class CommitStats:
-    """Commits that the store makes by itself."""
-
-    commit_every_s: float = gauge(
-        "Time from one commit to the next that the store makes by itself; 0: it makes none.",
-        lambda c: c.every_s,
-    )
-    commit_age_s: float = gauge(
-        "Time since the last commit of any kind: without a command log a crash would lose what was "
-        "done since; 0: nothing was.",
-        lambda c: c.age_s,
-    )
-    own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)
-    own_commit_s: float = gauge("Time that the last of them took.", lambda c: c.seconds)
-    own_commit_error: str | None = text("Why the last of them failed.", lambda c: c.error)
 
 
 class OwnCommits:

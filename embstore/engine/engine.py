@@ -11,13 +11,14 @@ thread while it waits.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 from weakref import ref
 
 from embstore import commands as c
 from embstore.arithmetic.denormals import kept
+from embstore.cache_split import CacheSplit
 from embstore.checks import checked
 from embstore.commands import Command, Effect, Progress
 from embstore.config import Limits
@@ -29,8 +30,10 @@ from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
 from embstore.engine.digests import Digests
 from embstore.engine.recovery import recover
+from embstore.engine.scans import Scans
 from embstore.engine.scrubbing import Scrubber
 from embstore.engine.standing import Standing
+from embstore.errors import EmbstoreError
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
@@ -49,6 +52,10 @@ R = TypeVar("R")
 HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     **admin.HANDLERS,
     **rows.HANDLERS,
+    # Scans
+    c.OpenScan: lambda engine, command, progress: engine.scans.open(command, progress),
+    c.ReadScan: lambda engine, command, out: engine.scans.read(command, out),
+    c.CloseScan: lambda engine, command, _: engine.scans.close(command),
     # Look-ahead sessions
     c.OpenSession: lambda engine, command, _: engine.sessions.open(command),
     c.JoinSession: lambda engine, command, _: engine.sessions.join(command),
@@ -58,6 +65,7 @@ HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     c.Announce: lambda engine, command, _: engine.sessions.announce(command),
     c.LookupStep: lambda engine, command, _: engine.sessions.lookup(command),
     c.LookupStepPooled: lambda engine, command, _: engine.sessions.lookup(command),
+    c.ReadStep: lambda engine, command, _: engine.sessions.read(command),
     c.UpdateStep: lambda engine, command, _: engine.sessions.finish(command),
     c.ReleaseStep: lambda engine, command, _: engine.sessions.finish(command),
     c.SkipStep: lambda engine, command, _: engine.sessions.finish(command),
@@ -68,6 +76,7 @@ HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     c.ImportProfile: lambda engine, command, _: engine.ranking.import_profile(
         command.profile, command.rename
     ),
+    c.SetPolicy: lambda engine, command, _: engine.ranking.set_policy(command.policy),
     c.GetHotSet: lambda engine, command, _: engine.hot_pins.wanted,
     c.PinHotSet: lambda engine, command, _: engine.hot_pins.pin(command.hot_set),
     c.UnpinHotSet: lambda engine, command, _: engine.hot_pins.pin(None),
@@ -82,6 +91,8 @@ A command that may have to wait has a handler that returns what to wait for.
 class Engine:
     """The executor of an embedded store. Any thread; commands wait for each other."""
 
+    rounds_rows = False
+
     def __init__(
         self,
         storage: Storage,
@@ -89,6 +100,7 @@ class Engine:
         *,
         cache_bytes: int,
         host_cache_bytes: int | None = None,
+        cache_split: CacheSplit = "measured",
         policy: str,
         limits: Limits,
         count_rate: float = 0.0,
@@ -104,6 +116,7 @@ class Engine:
             device,
             cache_bytes=cache_bytes,
             host_cache_bytes=host_cache_bytes,
+            cache_split=cache_split,
             policy=policy,
             limits=limits,
         )
@@ -112,7 +125,11 @@ class Engine:
         self.device_facts = device.facts()
         """As found when the store was opened, or its stats were last asked for."""
         self.frequencies = Frequencies(
-            storage.files, device, count_rate=count_rate, read_only=storage.read_only
+            storage.files,
+            device,
+            count_rate=count_rate,
+            read_only=storage.read_only,
+            looked_up=self.tables.splitting.note,
         )
         for table in self.tables.by_id.values():
             self.frequencies.load(table)
@@ -124,8 +141,10 @@ class Engine:
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.standing = Standing()
         self._is_abandoned = False
-        considered = ref(self.commits)  # the frame, which it refers to, must not keep it
-        self.tables.frame.wrote = lambda: _consider(considered())
+        self.scans = Scans(self.tables, self.commits)
+        # The frame, which they refer to, must not keep them.
+        commits, scans = ref(self.commits), ref(self.scans)
+        self.tables.frame.wrote = lambda: _noted(commits(), scans())
         self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, scrub_bytes_per_s)
@@ -178,6 +197,8 @@ class Engine:
             own = self.sessions.members_on(command.table)
             command = cast(Command[R], replace(command, members=own))
         try:
+            if isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep):
+                self.sessions.wait_for_turn(checked(command), timeout_s)
             result = self.begin(command, out=out, progress=progress)
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
@@ -219,6 +240,8 @@ class Engine:
         command = checked(command)
         into = out if progress is None else progress
         self.standing.check(command)
+        if self.tables.splitting.is_due:
+            self._go_on_splitting()
         if origin is None or self.log is None:
             return self.execute_here(command, into)
         with self.tables.frame.having(origin):
@@ -238,6 +261,14 @@ class Engine:
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:
         """Execute a command whose form was checked, whoever may write to this store."""
         return HANDLERS[type(command)](self, command, into)
+
+    def _go_on_splitting(self) -> None:
+        """Have pools come nearer to the sizes that they should have; the command does not depend on
+        it. What fails the store is what the command finds."""
+        with suppress(EmbstoreError), self.tables.reading():
+            if self.tables.splitting.decide():
+                self.storage.begin_change()
+                self.tables.splitting.move()
 
     @property
     def log(self) -> CommandLog | None:
@@ -282,6 +313,7 @@ class Engine:
         parts = (self.sessions, self.warming, self.hot_pins, *background)
         for part in parts:
             part.stop()
+        self.scans.end_all()
         self.tables.frame.close(self._commit_and_free)
         if self.tables.frame.is_closed:  # else a call of this thread is still running, and ends it
             for part in parts:
@@ -313,6 +345,9 @@ class Engine:
             stack.callback(self.frequencies.kept.close)  # before the directory is another's
 
 
-def _consider(commits: OwnCommits | None) -> None:
+def _noted(commits: OwnCommits | None, scans: Scans | None) -> None:
+    """Note that a command has written."""
     if commits is not None:
         commits.consider()
+    if scans is not None:
+        scans.expire()

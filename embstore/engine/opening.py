@@ -5,6 +5,7 @@ import threading
 from contextlib import ExitStack
 
 from embstore.cache.policies import policy_of
+from embstore.cache_split import SPLITS, CacheSplit
 from embstore.checks.arguments import expect, integer, number, one_of
 from embstore.config import Limits
 from embstore.device.base import Device
@@ -32,6 +33,7 @@ def open(
     device: str | Device = "auto",
     cache_bytes: int | str = DEFAULT_CACHE_BYTES,
     host_cache_bytes: int | None = None,
+    cache_split: CacheSplit = "measured",
     policy: str = "lru",
     warm_up: float = 0.0,
     count_rate: float = 0.0,
@@ -56,6 +58,8 @@ def open(
         "80%", of the memory of a GPU that is free and not kept for calls, or of the host's
     host_cache_bytes : of a GPU: pinned memory of the host for rows that have left the GPU's, which
         its kernels read when they come back; None: such rows are read from storage
+    cache_split : how tables of several row layouts share `cache_bytes` once it is spent:
+        "measured", so that as few lookups as possible miss; or "demand", first come, first served
     policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that
         `Store.import_profile` was given
     warm_up : share of the cache, 0 to 1, that is filled by the profile once the store is open, in
@@ -93,6 +97,7 @@ def open(
         integer(cache_bytes, 'cache_bytes, if no share as "80%",', 1)
     if host_cache_bytes is not None:
         integer(host_cache_bytes, "host_cache_bytes", 1)
+    one_of(cache_split, "cache_split", SPLITS)
     integer(checkpoints_keep, "checkpoints_keep", 1)
     number(warm_up, "warm_up", 0, 1)
     number(count_rate, "count_rate", 0, 1)
@@ -129,6 +134,7 @@ def open(
             made,
             cache_bytes=budget,
             host_cache_bytes=host_cache_bytes,
+            cache_split=cache_split,
             policy=policy,
             limits=limits,
             count_rate=count_rate,

@@ -99,7 +99,7 @@ def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
     except EmbstoreError as exc:
         exc.add_note(f"This is command {logged.number} of {logged.path}, executed again.")
         raise
-    if logged.place is not None and logged.place.step != BEGINS_ANEW:
+    if logged.place is not None and logged.place.place.step != BEGINS_ANEW:
         engine.tables.note_place(*logged.place)
     if engine.tables.frame.command_number != logged.number:
         raise CorruptTableError(

@@ -101,27 +101,41 @@ def _rows_read(shares: Sequence[Share], outs: Sequence[Any], given: Sequence[Any
 
 
 def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRead:
-    """Pooled rows of one table's bags."""
-    tables, bags = engine.tables, command.bags
+    """Pooled rows of bags of several tables."""
+    tables = engine.tables
     with tables.reading():
         _check_bytes(engine, command)
-        share = _lookup_share(engine, command.keys)
-        table = share.table
-        shape = (len(bags.offsets) - 1, table.dim)
-        given = _given(out, [table.name], [shape])
-        rows = _output(share, given[0], shape[0])
-        reads.lookup_pooled(
-            share,
-            bags.offsets,
-            rows,
-            mean=bags.mode == "mean",
-            weights=bags.weights,
-            admit=command.admit,
-            stages=tables.stages,
-        )
+        shares = [_share(engine, part) for part in command.tables]
+        bags = [part.bags for part in command.tables]
+        counts = [len(of.offsets) - 1 for of in bags]
+        shapes = [(n, share.table.dim) for n, share in zip(counts, shares, strict=True)]
+        given = _given(out, [share.table.name for share in shares], shapes)
+        rows = [_output(*one) for one in zip(shares, given, counts, strict=True)]
+        if len(shares) > 1:
+            _check_ranges(shares)
+        for share, of, own in zip(shares, bags, rows, strict=True):
+            reads.lookup_pooled(
+                share,
+                of.offsets,
+                own,
+                mean=of.mode == "mean",
+                weights=of.weights,
+                admit=command.admit,
+                stages=tables.stages,
+            )
         if command.admit:
-            engine.frequencies.note([share])
-        return _rows_read([share], [rows], given)
+            engine.frequencies.note(shares)
+        return _rows_read(shares, rows, given)
+
+
+def _check_ranges(shares: Sequence[Share]) -> None:
+    """Refuse keys of the host beyond their tables, before rows of any table are written out."""
+    for share in shares:
+        if isinstance(share.keys, np.ndarray) and len(share.keys):
+            wrong = (share.keys < 0) | (share.keys >= share.table.rows)
+            if wrong.any():
+                first = int(share.keys[np.argmax(wrong)])
+                raise refusal(share.table.name, f"keys in [0, {share.table.rows})", first)
 
 
 def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
@@ -183,13 +197,10 @@ def _summed(table: TableState, parts: dict[int, tuple[Keys, Rows]]) -> c.TableGr
 
 
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:
-    """One update of one table by the gradients of bags."""
-    part, bags = command.gradients, command.bags
+    """One update of several tables by the gradients of bags."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
-        table = engine.tables.find(part.table, part.table_id)
-        rows = gradients_of(table, part.gradients, len(bags.offsets) - 1)
-        shares = [Share(table, keys_of(table, part.keys), _bag_gradients(rows, bags))]
+        shares = [_bag_share(engine, part) for part in command.tables]
         applied = writes.update(shares, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, shares, applied)
 
@@ -267,10 +278,22 @@ def _acknowledged(
 
 
 def _lookup_share(engine: "Engine", part: c.TableKeys) -> Share:
-    """Return one table's share of a lookup; keys must be in the host's or this device's memory."""
+    """Return one table's share of a lookup."""
+    share = _share(engine, part)
+    return share if part.counts is None else replace(share, counts=part.counts.astype(np.int64))
+
+
+def _share(engine: "Engine", part: c.TableKeys | c.PooledKeys) -> Share:
+    """Return a share of keys, which must be in the host's or this device's memory."""
     table = engine.tables.find(part.table, part.table_id)
-    counts = None if part.counts is None else part.counts.astype(np.int64)
-    return Share(table, keys_of(table, part.keys), counts=counts)
+    return Share(table, keys_of(table, part.keys))
+
+
+def _bag_share(engine: "Engine", part: c.PooledGradients) -> Share:
+    """Return one table's share of an update by the gradients of bags."""
+    table, bags = engine.tables.find(part.table, part.table_id), part.bags
+    rows = gradients_of(table, part.gradients, len(bags.offsets) - 1)
+    return Share(table, keys_of(table, part.keys), _bag_gradients(rows, bags))
 
 
 def _gradient_share(engine: "Engine", part: c.TableGradients) -> Share:

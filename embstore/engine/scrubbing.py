@@ -1,4 +1,3 @@
-# ruff: noqa: RUF009 - the calls declare fields
 """Scrubbing: the files of a running store are read slowly, again and again, and every row checked.
 
 A record that nobody looks up could be damaged for months, until the backups that had it are given
@@ -13,7 +12,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from time import monotonic
 
-from embstore.stats import counter, gauge, texts
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.checking import Entry, FileCheck, path_of
 from embstore.storage.storage import Storage
@@ -21,29 +19,6 @@ from embstore.storage.verify import affected_by, entries_of
 
 PASS_S = 3600.0
 """A pass begins so long after the one before, at the earliest: a small store needs no more."""
-_ERRORS_MAX = 100
-
-
-@dataclass
-class ScrubStats:
-    """What was checked in the background since the store was opened."""
-
-    scrub_bytes_per_s: int = gauge(
-        "Rate at which files are checked in the background; 0: they are not.",
-        lambda s: s.bytes_per_s,
-        metric="scrub_rate_bytes",
-    )
-    scrubbed_bytes: int = counter("Checked in the background.", lambda s: s.bytes)
-    scrubbed_rows: int = counter("Records checked in the background.", lambda s: s.found.rows)
-    scrub_passes: int = counter("How often all files were checked.", lambda s: s.found.passes)
-    scrub_age_s: float = gauge("Time since the last pass ended; 0: none has.", lambda s: s.age_s)
-    scrub_problems: int = gauge(
-        "Files that are not what was written.", lambda s: len(s.found.problems)
-    )
-    scrub_errors: list[str] = texts(
-        "What is wrong, with table and keys.",
-        lambda s: [text for found in s.found.problems.values() for text in found][:_ERRORS_MAX],
-    )
 
 
 @dataclass

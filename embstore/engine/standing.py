@@ -4,14 +4,12 @@ An embedded store is always the leader. Whoever serves one (`embstore_server.fol
 what it is, so that commands that write are refused where they would be lost, and stats show it.
 """
 
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from embstore import commands as c
 from embstore.commands import Command, Effect
 from embstore.errors import PermissionDeniedError, StoreClosedError
-from embstore.stats import flag, gauge, text
 
 
 class Standing:
@@ -72,28 +70,3 @@ class Standing:
                 "more; send writes to the server that was promoted"
             )
         return f"this is a standby of {self.leader}: send writes there, or promote the standby"
-
-
-@dataclass
-class StandingStats:
-    """What the store is among its copies."""
-
-    role: str = text("leader, standby, or replaced: by a standby that was promoted.")
-    leader: str | None = text(
-        "Address of the leader that this standby follows.", lambda s: s.leader or None
-    )
-    connected: bool = flag("This standby is connected to its leader.", lambda s: s.is_connected)
-    reason: str | None = text(
-        "Why this standby is not connected, or by what the store was replaced.",
-        lambda s: s.replaced_by or s.reason or None,
-    )
-    commands_behind: int = gauge("Commands of the leader that this standby has not yet.")
-    seconds_behind: float = gauge(
-        "Time since this standby had all commands of its leader.",
-        metric="seconds_behind",
-    )
-    commits_taken: int = gauge("Commits of the leader that this standby has taken over.")
-    standbys_needed: int = gauge("So many standbys have a command before it is acknowledged.")
-    standbys: int = gauge("Standbys that are connected.")
-    standbys_dropped: int = gauge("Standbys that were dropped because they were slow.")
-    writes_waiting: int = gauge("Commands that wait for standbys.")

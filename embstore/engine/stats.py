@@ -14,10 +14,13 @@ import numpy as np
 from embstore.arrays import KEY_BITS
 from embstore.cache.counters import Counters
 from embstore.device.facts import DeviceFacts
-from embstore.engine.backups import BackupStats
-from embstore.engine.commits import CommitStats
-from embstore.engine.scrubbing import ScrubStats
-from embstore.engine.standing import StandingStats
+from embstore.engine.upkeep_stats import (
+    BackupStats,
+    CommitStats,
+    ScanStats,
+    ScrubStats,
+    StandingStats,
+)
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
 from embstore.stages import StageStats
@@ -34,7 +37,7 @@ from embstore.stats import (
     share,
     text,
 )
-from embstore.storage.storage import StorageStats
+from embstore.storage.stats import StorageStats
 
 if TYPE_CHECKING:
     from embstore.cache.pool import Pool
@@ -55,6 +58,11 @@ class CountedTable(NamedTuple):
         """Size of a row in the cache."""
         return self.state.pool.layout.row_bytes
 
+    @property
+    def missed_rows(self) -> int:
+        """Rows that lookups have brought in."""
+        return self.state.pool.residency.missed_rows[self.state.table_id]
+
 
 @dataclass
 class TableStats:
@@ -67,6 +75,15 @@ class TableStats:
         "Used by updates that do not give one.", lambda t: t.state.learning_rate
     )
     t: int = gauge("Updates applied (t); a restore sets it back.", lambda t: t.state.t)
+    hit_rate: float | None = ratio(
+        "Keys of lookups for which no row was brought in.",
+        lambda t: share(max(t.state.lookup_keys - t.missed_rows, 0), t.state.lookup_keys),
+    )
+    lookup_keys: int = counter(
+        "Keys of lookups, repeated ones each time; of steps each once.",
+        lambda t: t.state.lookup_keys,
+    )
+    missed_rows: int = counter("Rows that lookups have brought in.")
     resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)
     dirty_rows: int = gauge("Resident rows that are newer than on the disk.", lambda t: t.dirty)
     row_bytes: int = gauge("Size of a row, weights and state.")
@@ -97,6 +114,41 @@ class PoolStats:
 
 
 @dataclass
+class SplitStats:
+    """One pool's part of the cache, as decided last by what its lookups would miss. 0: nothing was
+    decided since pools came or went, or the cache's size was changed."""
+
+    dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)
+    optimizer: str = label("Kind of optimizer.", lambda p: p.pool.layout.optimizer)
+    memory_bytes: int = gauge("Memory that the pool takes.", lambda p: p.pool.slots.memory_bytes)
+    bytes_before: int = gauge(
+        "Memory that the pool took when it was decided.", lambda p: p.split.bytes_before
+    )
+    bytes_aimed: int = gauge("Memory that the pool is to take.", lambda p: p.split.bytes_aimed)
+    miss_rate_before: float = gauge(
+        "Share of its lookups expected to miss with what it had.",
+        lambda p: p.split.miss_rate_before,
+    )
+    miss_rate_aimed: float = gauge(
+        "Share of its lookups expected to miss with what it is to have.",
+        lambda p: p.split.miss_rate_aimed,
+    )
+
+
+@dataclass
+class SplittingStats:
+    """How the cache is split between pools."""
+
+    how: str = text("By what lookups would miss (measured), or by who came first (demand).")
+    decisions: int = counter("Changes of the split.")
+    moved_bytes: int = counter("Bytes that pools have released for others.")
+    refused: int = counter("Moves for which the log had no room.")
+    pools: list[SplitStats] = part(
+        "By layout of rows.", lambda s: s.splits, metric="cache_split_pool"
+    )
+
+
+@dataclass
 class CacheStats:
     """The whole cache."""
 
@@ -117,6 +169,9 @@ class CacheStats:
         "Unique keys that hit.", lambda t: share(_sum(t, "unique_hits"), _sum(t, "unique_keys"))
     )
     pools: list[PoolStats] = part("By layout of rows.", lambda t: t.pools.values(), metric="pool")
+    split: SplittingStats = part(
+        "How the cache is split between pools.", lambda t: t.splitting, metric="cache_split"
+    )
 
 
 @dataclass
@@ -189,6 +244,7 @@ class StoreStats:
     )
     commits: CommitStats = part("Commits that the store makes by itself.", metric="")
     backups: BackupStats = part("Backups.", metric="")
+    scans: ScanStats = part("Scans of tables.", metric="")
     scrubber: ScrubStats = part("Files that are checked in the background.", metric="")
     standing: StandingStats = part("What the store is among its copies.", metric="standing")
     stages: dict[str, StageStats] = part(

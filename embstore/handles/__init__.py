@@ -2,6 +2,7 @@
 
     store     a store
     table     one of its tables
+    scan      the rows of a table, in order
     sessions  its look-ahead sessions, by their verbs
     parts     arguments made into parts of commands
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from embstore import commands as c
-from embstore.arrays import refusal
+from embstore.arrays import Rows, refusal
 from embstore.checks.arguments import mapping
 from embstore.errors import InvalidArgumentError
+from embstore.results import RowsRead
 
 
 def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
@@ -33,6 +34,30 @@ def gradients(value: Any) -> tuple[c.TableGradients, ...]:
     """Return the parts of {table: (keys, gradients)}."""
     given = mapping(value, "gradients")
     return tuple([c.TableGradients(n, None, *arrays(pair, 2, n)) for n, pair in given.items()])
+
+
+def filled(read: RowsRead, outs: Mapping[str, Any]) -> dict[str, Rows]:
+    """Return the rows of tables by name; where the caller gave an output, that, which has them."""
+    own = {name: out for name, out in outs.items() if out is not None}
+    return {table.table: own.get(table.table, table.rows) for table in read.tables}
+
+
+def bags(value: Any, mode: Any, weights: Any) -> dict[str, tuple[Any, c.Bags]]:
+    """Return keys and bags of {table: (keys, offsets)}, with the weights of some of the tables."""
+    given = mapping(value, "bags")
+    weighted, found = some_of(weights, "weights", given), {}
+    for name, pair in given.items():
+        keys, offsets = arrays(pair, 2, name)
+        found[name] = keys, c.Bags(offsets, mode, weighted.get(name))
+    return found
+
+
+def check_same(given: Iterable[str], names: Iterable[str], what: str) -> None:
+    """Refuse what is not given for each table of a call."""
+    if set(names) != set(given):
+        raise InvalidArgumentError(
+            f"expected {what} of the tables {sorted(names)}, found {sorted(given, key=repr)}"
+        )
 
 
 def ranks(value: Any, table: str = "") -> list[Any]:

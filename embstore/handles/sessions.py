@@ -1,7 +1,7 @@
 """Look-ahead sessions by their verbs."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from secrets import token_hex
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,14 @@ from embstore.checks.arguments import mapping
 from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
 from embstore.handles import parts
-from embstore.results import AcknowledgedUpdate, Announced, Membership, RowsRead, SessionFacts
+from embstore.results import (
+    AcknowledgedUpdate,
+    Announced,
+    Membership,
+    SessionFacts,
+    StepRecords,
+    TableDescription,
+)
 
 
 class StepBags(NamedTuple):
@@ -53,6 +60,15 @@ class StepBags(NamedTuple):
         return cls(inverse, bags.offsets, bags.mode, bags.weights)
 
 
+class SomeGradients(NamedTuple):
+    """Gradients of some of the keys of one table in one step; the others have none."""
+
+    positions: NDArray[Any]
+    """(n,) integers, ascending: which announced keys have one."""
+    rows: ArrayLike
+    """(n, dim) float32."""
+
+
 class Serving(NamedTuple):
     """Who has the sessions now, and in which state."""
 
@@ -87,6 +103,7 @@ class Sessions:
         shared: bool = False,
         lease_ms: int = c.LEASE_MS,
         rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
+        waits: c.Waits = "late",
     ) -> SessionFacts:
         """Open a session, or return the one that is open by this name with these options.
 
@@ -96,11 +113,13 @@ class Sessions:
         tables : that steps may name; held until the session ends
         lookahead_steps_max : steps that may be announced beyond the last finished one
         world_size : ranks that share each step
-        planner : "per_step", "group:N" (N steps are planned as one) or "window" (rows leave the
-            cache by their next use, as far as it is announced)
+        planner : how early rows are fetched: "per_step" as late as they can be there in time,
+            "group:N" N steps as one, "window" as early as their step is announced
         shared : others may write to the tables as well; no rows are early then
         lease_ms : a rank that is silent for longer loses its place; ten minutes at most
         rank_timeout_ms : how long ranks wait for one another before the session fails
+        waits : "none" for trainers that apply updates themselves: `read_step` is theirs, and steps
+            may be sent to be finished before those before them are
 
         Raises
         ------
@@ -117,6 +136,7 @@ class Sessions:
             shared,
             lease_ms,
             rank_timeout_ms,
+            waits,
         )
         return self._executor.execute(command)
 
@@ -132,7 +152,7 @@ class Sessions:
         TableHeldError : the rank is taken, by a client whose lease has not run out.
         InvalidArgumentError : the session has no such rank.
         """
-        chosen = token_hex(16) if member is None else member
+        chosen = os.urandom(16).hex() if member is None else member
         return self._executor.execute(c.JoinSession(name, rank, chosen))
 
     def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
@@ -160,40 +180,52 @@ class Sessions:
         found = self._executor.execute(c.GetServerInfo())
         return Serving(found.process, found.context.epoch)
 
+    def tables(self, names: Iterable[str]) -> dict[str, TableDescription]:
+        """Return what tables are, by name."""
+        found = {table.config.name: table for table in self._executor.execute(c.ListTables())}
+        return {name: found[name] for name in names}
+
     def t(self, tables: Iterable[str]) -> dict[str, int]:
         """Return the t of tables, by name: of a session's, what its last finished step told."""
-        found = {table.config.name: table.t for table in self._executor.execute(c.ListTables())}
-        return {name: found[name] for name in tables}
+        return {name: table.t for name, table in self.tables(tables).items()}
+
+    def call_bytes_max(self) -> int:
+        """Return how many bytes of keys and rows a call may have."""
+        return self._executor.execute(c.GetServerInfo()).limits.call_bytes_max
 
     # Steps
 
-    def announce(self, member: str, steps: Mapping[int, Mapping[str, ArrayLike]]) -> Announced:
+    def announce(
+        self, member: str, steps: Mapping[int, Mapping[str, ArrayLike]], *, is_last: bool = False
+    ) -> Announced:
         """Say which keys coming steps will use.
 
         Parameters
         ----------
         steps : {step: {table: (u,) int64, unique}}, each the next one; a step that was announced
             with the same keys is passed over
+        is_last : this rank has no steps after these. It finishes those that it has announced; the
+            others go on alone, and their steps wait for it no more
 
         Raises
         ------
         InvalidArgumentError : not the next step, more than the session's lookahead_steps_max ahead,
-            keys that repeat or are out of range, a table that is not the session's. None of the
-            steps is announced.
+            keys that repeat or are out of range, a table that is not the session's, steps after the
+            last. None of the steps is announced.
         """
         named = tuple(
             c.StepKeys(step, tuple(c.StepTable(name, keys) for name, keys in of_step.items()))
             for step, given in mapping(steps, "steps").items()
             for of_step in (mapping(given, f"step {step}: keys"),)
         )
-        return self._executor.execute(c.Announce(member, named))
+        return self._executor.execute(c.Announce(member, named, bool(is_last)))
 
     def lookup_step(
         self,
         member: str,
         step: int,
         *,
-        out: Mapping[str, Rows] | None = None,
+        out: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Rows]:
         """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
@@ -208,7 +240,13 @@ class Sessions:
         """
         outs = None if out is None else mapping(out, "out")
         command = c.LookupStep(member, step)
-        return _by_table(self._executor.execute(command, out=outs, timeout_s=timeout_s))
+        read = self._executor.execute(command, out=outs, timeout_s=timeout_s)
+        return parts.filled(read, outs or {})
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether rows of steps come rounded."""
+        return self._executor.rounds_rows
 
     def prefetch_step(self, member: str, step: int) -> Prefetched | None:
         """Ask for a step's rows, and return at once what waits for them; None: nothing is gained by
@@ -229,7 +267,27 @@ class Sessions:
             for name, b in mapping(bags, "bags").items()
         )
         command = c.LookupStepPooled(member, step, named)
-        return _by_table(self._executor.execute(command, timeout_s=timeout_s))
+        return parts.filled(self._executor.execute(command, timeout_s=timeout_s), {})
+
+    def read_step(
+        self,
+        member: str,
+        step: int,
+        positions: Mapping[str, ArrayLike],
+        *,
+        timeout_s: float | None = None,
+    ) -> StepRecords:
+        """Return weights and state of some announced keys, as soon as they are in the cache.
+
+        Earlier steps may be unfinished: `last_step` of the result says which are in the rows.
+
+        Parameters
+        ----------
+        positions : {table: (n,) integers, ascending}, of the announced keys
+        """
+        wanted: Mapping[str, Any] = mapping(positions, "positions")
+        named = tuple(c.StepPositions(name, places) for name, places in wanted.items())
+        return self._executor.execute(c.ReadStep(member, step, named), timeout_s=timeout_s)
 
     # Finishing a step
 
@@ -237,27 +295,33 @@ class Sessions:
         self,
         member: str,
         step: int,
-        gradients: Mapping[str, ArrayLike],
+        gradients: Mapping[str, ArrayLike | SomeGradients],
         *,
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
+        rows_checksum: int | None = None,
         timeout_s: float | None = None,
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
         finished; the last rank's applies all. Of an embedded store they may be in the device's
-        memory; those of several ranks are copied to the host.
+        memory; those of several ranks are copied to the host. `SomeGradients` leave keys out, which
+        are not updated.
+
+        rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
+            announced tables and keys in their order; None: unchecked
 
         Raises
         ------
+        ReplicaMismatchError : it is another one. The step is not applied, and the session ends.
         InvalidArgumentError : tables, shapes or dtypes other than announced, options other than
             another rank's, a sum that is not finite. The step is open, for another try or a skip.
         """
         named = tuple(
-            c.StepGradients(name, rows) for name, rows in mapping(gradients, "gradients").items()
+            step_gradients(name, given) for name, given in mapping(gradients, "gradients").items()
         )
         options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
-        command = c.UpdateStep(member, step, named, options)
+        command = c.UpdateStep(member, step, named, options, rows_checksum)
         return self._executor.execute(command, timeout_s=timeout_s)
 
     def release_step(
@@ -301,5 +365,9 @@ class Sessions:
         return [session | found["planning"] for session in found["open"]]
 
 
-def _by_table(read: RowsRead) -> dict[str, Rows]:
-    return {table.table: table.rows for table in read.tables}
+def step_gradients(table: str, given: Any) -> c.StepGradients:
+    """Return one table's gradients of a step, as `update_step` takes them, as they are sent."""
+    if isinstance(given, SomeGradients):
+        rows: Any = given.rows
+        return c.StepGradients(table, rows, given.positions)
+    return c.StepGradients(table, given)

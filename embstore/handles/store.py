@@ -1,6 +1,7 @@
 """A store: its tables, sessions and checkpoints."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ from numpy.typing import ArrayLike
 from embstore import commands as c
 from embstore.arrays import Rows
 from embstore.checks.arguments import mapping
-from embstore.commands import Executor, OnNonfinite, Progress
+from embstore.commands import Executor, OnNonfinite, Pooling, Progress
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.handles import parts
+from embstore.handles.patience import patiently
 from embstore.handles.sessions import Sessions
 from embstore.handles.table import Table
 from embstore.profiles.hotset import HotSet
@@ -47,6 +49,8 @@ class Store:
         """The directory's own name, made with it and never changed."""
         self.limits: Limits = info.limits
         """The named bounds that calls are held to; of a server as it said when connected to."""
+        self.unsent: list[Callable[[], str]] = []
+        """Each returns what was trained elsewhere and is not here yet, or an empty text."""
 
     def __enter__(self) -> "Store":
         return self
@@ -129,7 +133,7 @@ class Store:
         keys: Mapping[str, ArrayLike],
         *,
         admit: bool = True,
-        out: Mapping[str, Rows] | None = None,
+        out: Mapping[str, Any] | None = None,
         counts: Mapping[str, ArrayLike] | None = None,
     ) -> dict[str, Rows]:
         """Return the rows of several tables, {name: (n, dim) float32}, for what one call costs.
@@ -146,7 +150,56 @@ class Store:
         )
         outs = [given.get(name) for name in named] if given else None
         read = self.executor.execute(c.Lookup(named_parts, admit), out=outs)
-        return {table.table: table.rows for table in read.tables}
+        return parts.filled(read, given)
+
+    def lookup_pooled(
+        self,
+        bags: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        mode: Pooling = "sum",
+        weights: Mapping[str, ArrayLike] | None = None,
+        *,
+        admit: bool = True,
+        out: Mapping[str, Any] | None = None,
+    ) -> dict[str, Rows]:
+        """Return the pooled rows of several tables, {name: (bags, dim) float32}, by one call.
+
+        Parameters
+        ----------
+        bags : {name: (keys (n,), offsets (bags + 1,))}
+        mode, weights, admit, out : as in `Table.lookup_pooled`; `weights` and `out` may name some
+            of the tables
+        """
+        named = parts.bags(bags, mode, weights)
+        given = parts.some_of(out, "out", named)
+        outs = [given.get(name) for name in named] if given else None
+        tables = tuple(c.PooledKeys(name, None, keys, of) for name, (keys, of) in named.items())
+        read = self.executor.execute(c.LookupPooled(tables, admit), out=outs)
+        return parts.filled(read, given)
+
+    def update_pooled(
+        self,
+        bags: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        gradients: Mapping[str, ArrayLike],
+        mode: Pooling = "sum",
+        weights: Mapping[str, ArrayLike] | None = None,
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Apply the gradients of bags to several tables, all or none: what `lookup_pooled` was
+        given, and {name: gradients (bags, dim)} of these tables.
+
+        The options are those of `Table.update`.
+        """
+        named, given = parts.bags(bags, mode, weights), mapping(gradients, "gradients")
+        parts.check_same(given, named, "gradients")
+        tables = tuple(
+            c.PooledGradients(name, None, keys, given[name], of)
+            for name, (keys, of) in named.items()
+        )
+        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        return self.executor.execute(c.UpdatePooled(tables, options))
 
     def update(
         self,
@@ -194,6 +247,10 @@ class Store:
         lease_ms: int = c.LEASE_MS,
         rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
         wait_s: float | None = None,
+        waits: c.Waits = "late",
+        depth: int | None = None,
+        all_gather: Any = None,
+        resume: bool | None = None,
     ) -> "Run":
         """Return a run: training that tells the store which rows its coming steps will use.
 
@@ -211,7 +268,8 @@ class Store:
         Parameters
         ----------
         tables : that steps may name; while the run is open it is their only writer
-        lookahead : steps that are announced ahead
+        lookahead : steps that are announced beyond the last finished one; with 1 that is the step
+            at hand alone, and no rows come while the step before computes
         name : by which the run can be resumed, and its ranks find each other; None: neither
         rank, world_size : of several trainers that share each step
         planner : "per_step", "group:N" or "window", see `Sessions.open`
@@ -220,6 +278,15 @@ class Store:
         rank_timeout_ms : how long ranks wait for one another before the session fails
         wait_s : how long entering a named run waits for a place that a trainer has which was
             killed, at most: until its lease runs out; None: one and a half leases
+        waits : "late": each update waits for the store, and a lookup for the rows that it changes;
+            "none": the trainer applies updates itself, and the store follows
+        depth : of "none": steps that may be finished here and not yet acknowledged, at most
+            `lookahead`; None: 4, or `lookahead` where that is less
+        all_gather : of "none" and several ranks: a function that returns what every rank gave it,
+            in rank order, as `torch.distributed.all_gather_object` does
+        resume : of a name that was used before, whether the loops of the run are given the batches
+            of all its steps, the finished ones too, which are then read and left out; False, and
+            None: those after `last_step`. None warns if nobody has looked at `last_step`
 
         Raises
         ------
@@ -239,6 +306,10 @@ class Store:
             lease_ms=lease_ms,
             rank_timeout_ms=rank_timeout_ms,
             wait_s=wait_s,
+            waits=waits,
+            depth=depth,
+            all_gather=all_gather,
+            resume=resume,
         )
 
     # The cache, and how often rows are used
@@ -263,6 +334,23 @@ class Store:
             that must leave. The budget stays; in the last case some rows have left the cache.
         """
         self.executor.execute(c.ResizeCache(cache_bytes))
+
+    def set_policy(self, policy: str) -> None:
+        """Have rows leave the cache by another policy, until the store is opened again.
+
+        Rows stay where they are, and begin anew: what was counted of each under the old policy says
+        nothing under the new one. Imported profiles count as if the store had been opened with it.
+        Other calls go on in between, sessions too; a store opened read-only takes it as well.
+
+        Parameters
+        ----------
+        policy : as of `embstore.open`
+
+        Raises
+        ------
+        InvalidArgumentError : there is no such policy. Nothing has changed.
+        """
+        self.executor.execute(c.SetPolicy(policy))
 
     def export_profile(self, *, source: c.ProfileSource = "counted") -> Profile:
         """Return how often the rows of each table are accessed.
@@ -319,11 +407,17 @@ class Store:
         command = c.WarmCache(share)
         return self.executor.execute(command, progress=progress, timeout_s=timeout_s).rows
 
-    def pin_hot_set(self, hot_set: HotSet | None, *, timeout_s: float | None = None) -> HotSetFacts:
+    def pin_hot_set(
+        self,
+        hot_set: HotSet | Mapping[str, ArrayLike] | None,
+        *,
+        timeout_s: float | None = None,
+    ) -> HotSetFacts:
         """Bring a hot set into the cache and keep it there, in place of the one before; None: none.
 
         A row that both sets have stays in the cache throughout; other calls go on in between. The
         set is pinned again when the store is opened. A server goes on when `timeout_s` has passed.
+        Keys by table are a set of version 1, see `HotSet.of`.
 
         Raises
         ------
@@ -334,7 +428,7 @@ class Store:
         """
         if hot_set is None:
             return self.executor.execute(c.UnpinHotSet(), timeout_s=timeout_s)
-        return self.executor.execute(c.PinHotSet(hot_set), timeout_s=timeout_s)
+        return self.executor.execute(c.PinHotSet(HotSet.of(hot_set)), timeout_s=timeout_s)
 
     def hot_set(self) -> HotSet | None:
         """Return the hot set that is pinned, or is to be."""
@@ -352,12 +446,15 @@ class Store:
         """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
 
         The `checkpoints_keep` newest labels can be restored. A label is used once while it is kept.
+        Warns if a hot/cold run over this store has trained rows since its last exchange.
 
         Raises
         ------
         CheckpointExistsError, InvalidArgumentError, CapacityError : the store goes on as it was.
         StorageError : the disk failed; the store must be opened again.
         """
+        for missing in filter(None, [says() for says in self.unsent]):
+            warnings.warn(f"checkpoint {label!r} is without {missing}", stacklevel=2)
         noted: Any = {} if metadata is None else metadata
         return self.executor.execute(c.Checkpoint(label, noted), timeout_s=timeout_s)
 
@@ -365,16 +462,24 @@ class Store:
         """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
         return list(self.executor.execute(c.ListCheckpoints()))
 
-    def restore(self, label: str) -> int:
+    def restore(self, label: str, *, wait_s: float = 0.0, force: bool = False) -> int:
         """Go back to a kept checkpoint; return the command number. Table handles stay valid.
 
         What is newer than the checkpoint is gone, for all clients of a server.
 
+        Parameters
+        ----------
+        wait_s : how long to wait for open sessions to end, at most. That of a trainer that was
+            killed ends when its lease has run out
+        force : end open sessions, for all their ranks, who are told so
+
         Raises
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
+        TableHeldError : a session is open, still or again. Nothing has changed.
         """
-        return self.executor.execute(c.Restore(label)).command
+        command = c.Restore(label, bool(force))
+        return patiently(lambda: self.executor.execute(command), wait_s).command
 
     def backup(
         self, destination: str, label: str | None = None, *, timeout_s: float | None = None

@@ -10,7 +10,8 @@ from embstore.arrays import Rows
 from embstore.commands import Executor, OnNonfinite, Pooling
 from embstore.config import Initializer, Optimizer, TableConfig
 from embstore.handles import parts
-from embstore.results import Acknowledged, AcknowledgedUpdate, TableDescription
+from embstore.handles.scan import Scan
+from embstore.results import Acknowledged, AcknowledgedUpdate, RowsRead, TableDescription
 
 
 class Table:
@@ -21,7 +22,8 @@ class Table:
     never another that gets its name.
 
     A property asks the store: of a server's table it is a call, of half a millisecond. In a loop,
-    keep its value in a variable.
+    keep its value in a variable. One class, because it is what users see: a method for each verb of
+    a table.
     """
 
     def __init__(self, executor: Executor, described: TableDescription) -> None:
@@ -93,7 +95,7 @@ class Table:
         keys: ArrayLike,
         admit: bool = True,
         *,
-        out: Rows | None = None,
+        out: Any = None,
         counts: ArrayLike | None = None,
     ) -> Rows:
         """Return the rows of `keys`, (n, dim) float32.
@@ -105,7 +107,7 @@ class Table:
             then must be given; and so of a server that shares its GPU's memory, where rows without
             `out` are a CuPy array in it
         admit : keep missed rows in the cache; False reads around it, for evaluation
-        out : (n, dim) float32 to fill and return
+        out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
         counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
             that has de-duplicated its keys; None: 1 each. They are for `accesses` and `access_hits`
             of the store's stats, and nothing else depends on them.
@@ -116,8 +118,12 @@ class Table:
             large.
         """
         command = c.Lookup((self._keys(keys, counts),), admit)
-        outs = None if out is None else [out]
-        return self._executor.execute(command, out=outs).tables[0].rows
+        return self._rows(command, out)
+
+    def _rows(self, command: c.Command[RowsRead], out: Any) -> Rows:
+        """Return the rows of a lookup; where `out` was given, that, an array or a tensor."""
+        read = self._executor.execute(command, out=None if out is None else [out])
+        return read.tables[0].rows if out is None else cast(Rows, out)
 
     def lookup_pooled(
         self,
@@ -127,7 +133,7 @@ class Table:
         weights: ArrayLike | None = None,
         *,
         admit: bool = True,
-        out: Rows | None = None,
+        out: Any = None,
     ) -> Rows:
         """Return the sum or mean of each bag's rows, (bags, dim) float32; an empty bag is zeros.
 
@@ -142,12 +148,11 @@ class Table:
         InvalidArgumentError : any of that does not hold.
         """
         bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
-        command = c.LookupPooled(self._keys(keys), bags, admit)
-        outs = None if out is None else [out]
-        return self._executor.execute(command, out=outs).tables[0].rows
+        part: Any = c.PooledKeys(self.name, self.table_id, keys, bags)  # type: ignore[arg-type]
+        return self._rows(c.LookupPooled((part,), admit), out)
 
     def read_rows(
-        self, keys: ArrayLike, *, out: tuple[Rows, Rows] | None = None
+        self, keys: ArrayLike, *, out: tuple[Any, Any] | None = None
     ) -> tuple[Rows, Rows]:
         """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache.
 
@@ -156,7 +161,48 @@ class Table:
         """
         outs = None if out is None else parts.arrays(out, 2, self.name)
         read = self._executor.execute(c.ReadRows(self._keys(keys)), out=outs).tables[0]
-        return read.rows, cast(Rows, read.state)
+        return (read.rows, cast(Rows, read.state)) if outs is None else (outs[0], outs[1])
+
+    def scan(
+        self,
+        label: str | None = None,
+        since: str | None = None,
+        *,
+        batch_rows: int | None = None,
+        with_state: bool = False,
+        timeout_s: float | None = None,
+    ) -> Scan:
+        """Return an iterator over the written rows by ascending key, all as of one command.
+
+        Rows that were never written are not in it: each is what the initializer makes of its key.
+        Other calls go on meanwhile, and the cache does not notice.
+
+        Parameters
+        ----------
+        label : a kept checkpoint; None: the store commits, and that commit is read
+        since : only rows that were written after this kept checkpoint, by whatever command, also
+            those that were given the value they had: with them, what was read at `since` becomes
+            what is read now
+        batch_rows : rows of a batch, at most; None: as many as 8 MiB have
+        with_state : batches have the optimizer's state too
+        timeout_s : for a commit that may have to be made
+
+        Raises
+        ------
+        CheckpointNotFoundError : a label is not kept (any more).
+        TableNotFoundError : the table was not there at one of the checkpoints.
+        InvalidArgumentError : `since` is newer than `label`.
+        """
+        return Scan(
+            self._executor,
+            self.name,
+            self.table_id,
+            label=label,
+            since=since,
+            batch_rows=batch_rows,
+            with_state=with_state,
+            timeout_s=timeout_s,
+        )
 
     # Writing
 
@@ -210,10 +256,11 @@ class Table:
         grads : (bags, dim) float32, may be in the device's memory; the others as in `lookup_pooled`
             and `update`
         """
-        part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
         bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
+        given: tuple[Any, Any] = keys, grads
+        part = c.PooledGradients(self.name, self.table_id, *given, bags)
         options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
-        return self._acknowledged(self._executor.execute(c.UpdatePooled(part, bags, options)))
+        return self._acknowledged(self._executor.execute(c.UpdatePooled((part,), options)))
 
     def update_ranks(
         self,

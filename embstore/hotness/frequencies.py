@@ -6,7 +6,7 @@ policy goes by them, and what was counted is written when the store is closed.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from embstore.cache.levels import RowLevels
@@ -19,9 +19,22 @@ from embstore.tables.state import Share, TableState
 
 
 class Frequencies:
-    """The access frequencies of one store. Engine thread only, but for `kept` and `importing`."""
+    """The access frequencies of one store. Engine thread only, but for `kept` and `importing`.
 
-    def __init__(self, files: Files, device: Device, *, count_rate: float, read_only: bool) -> None:
+    Parameters
+    ----------
+    looked_up : is called with every lookup, counted or not
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        device: Device,
+        *,
+        count_rate: float,
+        read_only: bool,
+        looked_up: Callable[[Sequence[Share]], None],
+    ) -> None:
         self.accesses = Accesses(count_rate)
         self.kept = KeptProfiles(files, read_only=read_only)
         self.importing = threading.Lock()
@@ -29,6 +42,7 @@ class Frequencies:
         self.profiled_rows: dict[int, int] = {}
         """By table id: how many rows of it the imported profile ranks."""
         self._device = device
+        self._looked_up = looked_up
 
     def load(self, table: TableState) -> None:
         """Go by what the directory knows of a table."""
@@ -67,7 +81,10 @@ class Frequencies:
         self.kept.forget_counted()
 
     def note(self, shares: Sequence[Share]) -> None:
-        """Count a lookup, if it is one of those that are counted."""
+        """Take up a lookup: how many keys it has; what they are, if it is one that is counted."""
+        for share in shares:
+            share.table.lookup_keys += share.accesses
+        self._looked_up(shares)
         if self.accesses.begin_call():
             download = self._device.memory.download
             self.accesses.note(

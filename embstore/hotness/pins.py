@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.cache.pins import PoolPins
+from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.pool import Pool
 from embstore.errors import (
     CapacityError,
@@ -364,10 +364,11 @@ class HotPins:
 
     # What takes pins away. Engine thread
 
-    def reclaim(self, pins: PoolPins) -> None:
-        """Take all pins of a pool back, before its slots go."""
-        self._unpin_all([rows for rows in self._all_rows if rows.table.pool.pins is pins])
-        self._background.start(self.pin_wanted)
+    def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
+        """Take pins of a pool back, before its slots go; what is wanted is pinned again."""
+        here = [rows for rows in self._all_rows if rows.table.pool.pins is pins]
+        if self._unpin_all(here, None if pinned is None else pinned.keys):
+            self._background.start(self.pin_wanted)
 
     def release_tables(self, tables: Sequence[TableState], *, are_dropped: bool) -> None:
         """Take the pins of tables back, before these go or become others. Engine thread."""
@@ -393,12 +394,18 @@ class HotPins:
             with suppress(EmbstoreError):  # what is there of it means no table that there is
                 self._keep()
 
-    def _unpin_all(self, gone: list[_HotRows]) -> None:
+    def _unpin_all(self, gone: list[_HotRows], keys: Keys | None = None) -> bool:
+        """Take the pins of rows, or of those that have these row keys; say whether any had one."""
+        found = False
         for rows in gone:
             places = np.flatnonzero(rows.states == _PINNED)
+            if keys is not None:
+                places = places[np.isin(rows.keys[places], keys)]
             if len(places):
                 self._unpin(rows, places)
+                found = True
             rows.begin = 0
+        return found
 
     # Life
 

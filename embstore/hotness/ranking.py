@@ -6,15 +6,16 @@ with counts in its proportion. It is checked whole before anything changes, and 
 directory (kept.py). No row, no t and no digest depends on any of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.cache.levels import RowLevels
-from embstore.cache.policies import POLICIES
+from embstore.cache.policies import POLICIES, policy_of
 from embstore.cache.pool import Pool
 from embstore.commands import Progress
 from embstore.errors import InvalidArgumentError, TableNotFoundError
@@ -93,6 +94,25 @@ class Ranking:
                 self._frequencies.kept.keep("imported", table_id, given, profile.rate)
             self._rank(found, profile.rate)
 
+    def set_policy(self, name: str) -> None:
+        """Have rows leave by another policy, as `Store.set_policy`.
+
+        Tables that come from the first slice on are the new policy's. What was counted under the
+        old one is forgotten before profiles are gone by; calls get on in between.
+        """
+        policy = policy_of(name)
+        with Slices(self._tables.frame).after_others(self._frequencies.importing):
+            with self._tables.reading():
+                self._tables.policy = policy.name
+                pools = list(self._tables.pools.values())
+                for pool in pools:
+                    pool.go_by(policy)
+                tables = self._tables.sorted()
+            self._piecewise(pools, lambda pool, low, high: pool.residency.rank_again(low, high))
+            imported = self._imported(tables)
+            found = {table.table_id: imported.tables[table.name] for table in tables}
+            self._rank({i: one for i, one in found.items() if len(one.keys)}, imported.rate)
+
     def _checked(self, profile: Profile, rename: dict[str, str]) -> dict[int, TableProfile]:
         """Return the profiles by the ids of their tables."""
         unknown = sorted(rename.keys() - profile.tables.keys())
@@ -137,25 +157,31 @@ class Ranking:
                 if table is not None:  # a restore may have made it anew, and it may be gone
                     self._frequencies.rank(table, len(given.keys), levels.get(table_id))
                     pools[id(table.pool)] = table.pool
-        for pool in pools.values():
-            low = 0
-            while low >= 0:
-                low = self._rank_piece(pool, found, low)
+        self._piecewise(pools.values(), partial(_rank_slots, found))
 
-    def _rank_piece(self, pool: Pool, found: Mapping[int, TableProfile], low: int) -> int:
-        """Rank the rows of some slots from `low` on; return where the next begin, -1: nowhere.
+    def _piecewise(self, pools: Iterable[Pool], rank: Callable[[Pool, int, int], None]) -> None:
+        """Rank the rows in all slots of some pools, `rank(pool, low, high)` those of [low, high).
 
         Rows that change slots meanwhile come with their levels, but not with LFU's counts: some of
         them may have to earn these.
         """
-        with self._tables.background():
-            if pool not in self._tables.pools.values() or low >= pool.slots.count:
-                return -1
-            high = min(low + PIECE_SLOTS, pool.slots.count)
-            if pool.policy.counts_touches:
-                _seed(pool, found, low, high)
-            pool.residency.rank_again(low, high)
-            return high
+        for pool in pools:
+            low = 0
+            while True:
+                with self._tables.background():
+                    if pool not in self._tables.pools.values() or low >= pool.slots.count:
+                        break
+                    high = min(low + PIECE_SLOTS, pool.slots.count)
+                    rank(pool, low, high)
+                    low = high
+
+
+def _rank_slots(found: Mapping[int, TableProfile], pool: Pool, low: int, high: int) -> None:
+    """Have the rows in slots [low, high) go by the profiles of tables, by id."""
+    if pool.policy.counts_touches:
+        _seed(pool, found, low, high)
+    elif pool.policy.has_levels:
+        pool.residency.rank_again(low, high)
 
 
 def _seed(pool: Pool, found: Mapping[int, TableProfile], low: int, high: int) -> None:

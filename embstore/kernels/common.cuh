@@ -60,6 +60,7 @@ __device__ __forceinline__ bool may_go_on(const int64* findings) {
 // Fields of a score (embstore/score.py).
 #define CLOCK_BITS KEY_BITS
 #define CLOCK_MASK KEY_MASK
+#define RANK_SHIFT 11
 #define COUNT_MAX ((1ll << 11) - 1)
 #define COUNT_NONE 0
 #define COUNT_UP 1

@@ -2,10 +2,19 @@
 // result is that of its twin: scores.py; what a kernel returns there is added to `count` here.
 //
 // Grid: a slot a thread, grid-stride; counts add up in the block, and end in an atomic of one
-// thread. Preconditions: slots unique but for -1, which is skipped, or unique (arrive); ranks below
-// PIN_ONE, counts at most COUNT_MAX; count zeroed. Deterministic: sums of integers.
+// thread. Preconditions: slots unique but for -1, which is skipped, or unique (arrive); ranks at
+// most CLOCK_MASK, counts at most COUNT_MAX; count zeroed. Deterministic: sums of integers.
 // Bytes of n slots: touch, add_pins, arrive 72 n, foresee and set_counts
-// 80 n, count_pending 40 n, age_scores and forget_foreseen 16 n.
+// 80 n, count_pending 40 n, age_scores 16 n.
+
+__device__ __forceinline__ int64 count_of(int64 score) {
+    return (score & FORESEEN ? score : score >> CLOCK_BITS) & COUNT_MAX;
+}
+
+__device__ __forceinline__ int64 with_count(int64 score, int64 count) {
+    return score & FORESEEN ? (score & ~COUNT_MAX) | count
+                            : (score & (ABOVE_COUNT | CLOCK_MASK)) | count << CLOCK_BITS;
+}
 
 __device__ __forceinline__ int64 pins_of(int64 score) {
     return (score >> PIN_SHIFT) & PINS_MAX;
@@ -26,9 +35,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
         }
         int64* score = score_of(slabs, slab_shift, stride, slot);
         const int64 before = *score;
-        const int64 touches = before & FORESEEN ? 0 : (before >> CLOCK_BITS) & COUNT_MAX;
         const int64 more = counting == COUNT_UP;
-        const int64 count = counting == COUNT_NONE ? 0 : min(touches + more, COUNT_MAX);
+        const int64 count = counting == COUNT_NONE ? 0 : min(count_of(before) + more, COUNT_MAX);
         *score = (before & ABOVE_RANK) | count << CLOCK_BITS | clock;
     }
 }
@@ -44,9 +52,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) set_counts(
             continue;
         }
         int64* score = score_of(slabs, slab_shift, stride, slot);
-        if (!(*score & FORESEEN)) {
-            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | __ldg(counts + i) << CLOCK_BITS;
-        }
+        *score = with_count(*score, __ldg(counts + i));
     }
 }
 
@@ -55,10 +61,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) age_scores(
     const int64 slot_count) {
     for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
         int64* score = score_of(slabs, slab_shift, stride, slot);
-        const int64 half = ((*score >> CLOCK_BITS) & COUNT_MAX) >> 1;
-        if (!(*score & FORESEEN)) {
-            *score = (*score & (ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS;
-        }
+        *score = with_count(*score, count_of(*score) >> 1);
     }
 }
 
@@ -108,24 +111,20 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) arrive(
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) foresee(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,), -1: skipped
-    const int64* __restrict__ ranks,  // (n,), negative: skipped
-    const int64 n) {
+    const int64* __restrict__ ranks,  // (n,), negative: no use is known
+    const int64 n,
+    const int64 clock) {
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 slot = __ldg(slots + i), rank = __ldg(ranks + i);
-        if (slot >= 0 && rank >= 0) {
-            int64* score = score_of(slabs, slab_shift, stride, slot);
-            *score = (*score & ABOVE_RANK) | rank;
+        if (slot < 0) {
+            continue;
         }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) forget_foreseen(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64 slot_count) {
-    for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
         int64* score = score_of(slabs, slab_shift, stride, slot);
-        if (*score & FORESEEN) {
-            *score &= ABOVE_RANK;
+        const int64 above = *score & ABOVE_RANK, count = count_of(*score);
+        if (rank >= 0) {
+            *score = above | FORESEEN | rank << RANK_SHIFT | count;
+        } else if (*score & FORESEEN) {
+            *score = above | count << CLOCK_BITS | clock;
         }
     }
 }

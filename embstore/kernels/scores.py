@@ -2,16 +2,15 @@
 
 The fields of a score stand in `embstore.score`.
 
-    touch            of slots[i], foreseen no longer: the clock; and the count, that of a foreseen
-                     one being 0 before, is 0 (COUNT_NONE), one more but saturating (COUNT_UP), or
-                     as it was (COUNT_KEEP)
-    set_counts       of slots[i], unless foreseen: count = counts[i]
-    age_scores       of all slots, unless foreseen: count becomes count // 2, the clock stays
+    touch            of slots[i], foreseen no longer: the clock; and the count is 0 (COUNT_NONE),
+                     one more but saturating (COUNT_UP), or as it was (COUNT_KEEP)
+    set_counts       of slots[i]: count = counts[i]
+    age_scores       of all slots: count becomes count // 2
     add_pins         of slots[i]: pins + step; how many have none, before or after
     count_pending    how many slots[i] are PENDING
     arrive           of slots[i]: no longer PENDING
-    foresee          of slots[i], where ranks[i] >= 0: low 52 bits = ranks[i]
-    forget_foreseen  of all slots that are foreseen: low 52 bits = 0
+    foresee          of slots[i]: foreseen, with ranks[i]; where that is negative, foreseen no
+                     longer, with a clock if it was. The count stays
 
 `slots` are unique but for -1, which is skipped; those of arrive have no -1. Pins are not checked
 for overflow or underflow: whoever counts pins bounds them.
@@ -42,6 +41,7 @@ from embstore.score import (
     PIN_ONE,
     PIN_SHIFT,
     PINS_MAX,
+    RANK_SHIFT,
 )
 
 _AHEAD = 16
@@ -51,9 +51,26 @@ _PIN_BITS = PINS_MAX << PIN_SHIFT
 
 
 @building_block
+def count_of(score: np.int64) -> np.int64:
+    """Return the count of a slot."""
+    count: np.int64 = (score if score & FORESEEN else score >> CLOCK_BITS) & COUNT_MAX
+    return count
+
+
+@building_block
+def with_count(score: np.int64, count: np.int64) -> np.int64:
+    """Return a score with another count."""
+    if score & FORESEEN:
+        after: np.int64 = (score & ~COUNT_MAX) | count
+    else:
+        after = (score & (_ABOVE_COUNT | CLOCK_MASK)) | count << CLOCK_BITS
+    return after
+
+
+@building_block
 def touched(score: np.int64, clock: int, counting: int) -> np.int64:
     """Return the score of a slot that is touched."""
-    before = 0 if score & FORESEEN else (score >> CLOCK_BITS) & COUNT_MAX
+    before = int(count_of(score))
     count = 0 if counting == COUNT_NONE else min(before + (counting == COUNT_UP), COUNT_MAX)
     after: np.int64 = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
     return after
@@ -88,19 +105,15 @@ def set_counts(
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
             prefetch_to_write(start + slots[i + _AHEAD] * 8)
-        if slots[i] >= 0 and not scores[slots[i]] & FORESEEN:
-            kept = scores[slots[i]] & (_ABOVE_COUNT | CLOCK_MASK)
-            scores[slots[i]] = kept | counts[i] << CLOCK_BITS
+        if slots[i] >= 0:
+            scores[slots[i]] = with_count(scores[slots[i]], counts[i])
 
 
 @kernel
 def age_scores(scores: Int64s) -> None:
     """Halve every count."""
     for slot in range(scores.shape[0]):
-        score = scores[slot]
-        half = ((score >> CLOCK_BITS) & COUNT_MAX) >> 1
-        aged = (score & (_ABOVE_COUNT | CLOCK_MASK)) | half << CLOCK_BITS
-        scores[slot] = score if score & FORESEEN else aged
+        scores[slot] = with_count(scores[slot], count_of(scores[slot]) >> 1)
 
 
 @kernel
@@ -156,20 +169,19 @@ def arrive(
 def foresee(
     scores: Int64s,  # (slot count,)
     slots: Int64sIn,  # (n,), unique but for -1
-    ranks: Int64sIn,  # (n,), below PIN_ONE; a negative one is skipped
+    ranks: Int64sIn,  # (n,), at most CLOCK_MASK; negative: no use is known
+    clock: Int,
 ) -> None:
-    """Rank the slots."""
+    """Rank the slots by their next use."""
     start = scores.ctypes.data
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
             prefetch_to_write(start + slots[i + _AHEAD] * 8)
-        if slots[i] >= 0 and ranks[i] >= 0:
-            scores[slots[i]] = (scores[slots[i]] & _ABOVE_RANK) | ranks[i]
-
-
-@kernel
-def forget_foreseen(scores: Int64s) -> None:
-    """Rank the slots that are foreseen below all others."""
-    for slot in range(scores.shape[0]):
-        score = scores[slot]
-        scores[slot] = score & _ABOVE_RANK if score & FORESEEN else score
+        if slots[i] < 0:
+            continue
+        score = scores[slots[i]]
+        if ranks[i] >= 0:
+            above = (score & _ABOVE_RANK) | FORESEEN
+            scores[slots[i]] = above | ranks[i] << RANK_SHIFT | count_of(score)
+        elif score & FORESEEN:
+            scores[slots[i]] = (score & _ABOVE_RANK) | count_of(score) << CLOCK_BITS | clock

@@ -1,6 +1,6 @@
 // The slots of lowest score.
 //
-// A **candidate** is a slot with a key, whose low 40 bits are not the present clock, and whose score
+// A **candidate** is a slot with a key, foreseen or without the present clock, whose score
 // (embstore/score.py) is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor
 // pinned. The threshold is the highest score of the victims. It is found as `threshold.py` does,
 // but on the device, in what is called `search` here:
@@ -66,7 +66,7 @@ __device__ __forceinline__ int64 threshold_of(const int64* search) {
 
 // As far as the score says.
 __device__ __forceinline__ bool may_go(int64 score, int64 clock, int64 floor, int64 ceiling) {
-    return score >= floor && score < ceiling && (score & CLOCK_MASK) != clock;
+    return score >= floor && score < ceiling && (score & (FORESEEN | CLOCK_MASK)) != clock;
 }
 
 // The scores of the slots begin, begin + step, ... below end, NO_SCORE where there is no candidate.

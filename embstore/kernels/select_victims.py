@@ -1,8 +1,8 @@
 """The slots of lowest score.
 
 select_victims: the `wanted` lowest (score, slot) among resident slots (slot_keys[slot] is not
-EMPTY_KEY) with a score in [0, PIN_ONE), neither pending nor pinned, whose low 40 bits are not the
-present clock, in ascending order of slot.
+EMPTY_KEY) with a score in [0, PIN_ONE), neither pending nor pinned, in ascending order of slot; but
+none that has the present clock, and is not foreseen.
 
 Selection takes no sort (embstore.device.threshold): scores are counted by bins until the last
 victim's is known; then one pass collects. Counting passes are split over slots. The result is a
@@ -13,7 +13,7 @@ import numpy as np
 
 from embstore.arithmetic.jit import Int, Int64s, Int64sIn, building_block, kernel
 from embstore.arrays import EMPTY_KEY
-from embstore.score import CLOCK_MASK
+from embstore.score import CLOCK_MASK, FORESEEN
 
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
@@ -23,8 +23,8 @@ VICTIMS, STATE, DONE = 6, 7, 2
 
 @building_block
 def _is_candidate(score: np.int64, key: np.int64, clock: int, floor: int, ceiling: int) -> bool:
-    resident = (key != EMPTY_KEY) & ((score & CLOCK_MASK) != clock)
-    return bool(resident & (score >= floor) & (score < ceiling))
+    is_running = (score & (FORESEEN | CLOCK_MASK)) == clock
+    return bool((key != EMPTY_KEY) & (not is_running) & (score >= floor) & (score < ceiling))
 
 
 @kernel

@@ -8,8 +8,10 @@ update, a release (it only read) or a skip. A session is exact: step t + 1 reads
     session   a session's ranks and steps; stats: what it counts
     step      one step: what each rank announced and sent
     planner   brings the rows of announced steps into the cache, and keeps them there
-    threads   the planner's thread, and those that read rows; next_uses: which rows leave first
+    noting    learns what announced steps will use; foresight: which rows leave first then
+    threads   the planner's thread, and those that read rows
     handles   what waits for a step's rows or for its end
+    records   whole rows for a trainer that runs ahead, and the check of those that it has
     uses      when each key of a step is used again
 
 The trainer's side, a loop that reads its batches ahead, is `embstore_training`.

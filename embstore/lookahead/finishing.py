@@ -10,24 +10,26 @@ rule 6). A release and a skip are commands too, for they move the session's plac
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Rows, is_on_device
-from embstore.errors import InvalidArgumentError
+from embstore.arrays import Rows, is_on_device, refusal
+from embstore.errors import EmbstoreError, InvalidArgumentError, ReplicaMismatchError
 from embstore.lookahead.handles import StepOutcome
+from embstore.lookahead.records import check_rows
 from embstore.lookahead.registry import Registry
 from embstore.lookahead.session import Rank, Session
 from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step, Verb
-from embstore.results import AcknowledgedUpdate
+from embstore.results import AcknowledgedUpdate, Place
 from embstore.tables import writes
 from embstore.tables.callers import host_rows_of
 from embstore.tables.command_log import SessionPlace
-from embstore.tables.state import Share
+from embstore.tables.state import Share, TableState
 from embstore.tables.tables import Tables
 
 Finish = c.UpdateStep | c.ReleaseStep | c.SkipStep
@@ -69,7 +71,8 @@ class Finishing:
         with self._planner.lock:
             session.check_live()
             attempt = found.attempt
-            is_last = self._take(session, found, rank, Sent(options, rows))
+            checksum = command.rows_checksum if isinstance(command, c.UpdateStep) else None
+            is_last = self._take(session, found, rank, Sent(options, rows, checksum))
         if is_last:
             self._finish(session, found)
         return StepOutcome(self._planner, session, rank, number, attempt)
@@ -89,16 +92,28 @@ class Finishing:
                 self._planner.notify()
                 raise error
         step.sent[rank.rank] = sent
-        step.attempt.is_applied = len(step.sent) == session.facts.world_size
+        step.attempt.is_applied = session.is_sent_by_all(step)
         return step.attempt.is_applied
+
+    def finish_sent(self, session: Session) -> None:
+        """Do the step whose turn it is, if it waited only for ranks that announce no more."""
+        with self._planner.lock:
+            step = session.steps.get(session.last_step + 1)
+            if step is None or step.attempt.is_applied or not session.is_sent_by_all(step):
+                return
+            step.attempt.is_applied = True
+        with suppress(EmbstoreError):  # those are told whose step it is
+            self._finish(session, step)
 
     def _finish(self, session: Session, step: Step) -> None:
         attempt = step.attempt
         try:
-            outcome = self._apply(session, step, step.sent[0].options)
+            outcome = self._apply(session, step, next(iter(step.sent.values())).options)
         except BaseException as exc:
             with self._planner.changed:
                 step.refuse(exc)
+                if isinstance(exc, ReplicaMismatchError):
+                    self._planner.end(session, exc)
                 self._planner.notify()
             raise
         with self._planner.changed:
@@ -108,12 +123,14 @@ class Finishing:
     def _apply(self, session: Session, step: Step, options: Options) -> AcknowledgedUpdate:
         tables = self._tables
         read_only = tables.storage.read_only and options.verb != "update"
-        place = SessionPlace(session.name, step.number)
+        bound = {name: table.table_id for name, table in session.tables.items()}
+        place = SessionPlace(session.name, Place(step.number, bound))
         logged = _logged(session, step, options) if tables.frame.log is not None else None
         with tables.reading() if read_only else tables.writing(logged, place):
             session.check_live()
+            check_rows(session, step)
             applied = options.verb == "update" and self._update(session, step, options)
-            for rank in session.world:
+            for rank in sorted(step.shares):
                 self._accessed(step.shares[rank].accessed())
             outcome = AcknowledgedUpdate(
                 tables.frame.command_number + (not read_only),
@@ -123,24 +140,28 @@ class Finishing:
             tables.storage.begin_change()
             with self._planner.changed:
                 session.finished(step, options.verb, outcome, monotonic())
-                tables.note_place(session.name, session.last_step)
+                tables.note_place(*place)
             self._planner.retire(session, step)
         return outcome
 
     def _update(self, session: Session, step: Step, options: Options) -> bool:
         stages = self._tables.stages
         if session.facts.world_size > 1:
-            ranks = [step.shares[r].gradient_shares(step.sent[r].gradients) for r in session.world]
+            ranks = [
+                step.shares[r].gradient_shares(step.sent[r].gradients) for r in sorted(step.sent)
+            ]
             return writes.update_ranks(ranks, options.update, session=session.name, stages=stages)
         share = step.shares[0]
         shares = share.gradient_shares(step.sent[0].gradients)
-        if len(shares) < len(share.places):  # the step's batches are of all its tables
+        if not share.is_whole(step.sent[0].gradients):  # the step's batches are of all its keys
             return writes.update_ranks(
                 [shares], options.update, session=session.name, stages=stages
             )
         return writes.update_batches(share.batches(shares), shares, options.update, stages=stages)
 
-    def _gradients(self, session: Session, share: RankShare, command: Finish) -> dict[str, Rows]:
+    def _gradients(
+        self, session: Session, share: RankShare, command: Finish
+    ) -> dict[str, c.StepGradients]:
         if not isinstance(command, c.UpdateStep):
             return {}
         on_device = any(is_on_device(part.gradients) for part in command.tables)
@@ -155,11 +176,16 @@ def _logged(session: Session, step: Step, options: Options) -> c.Command[Any] | 
         return None
     ranks = [
         tuple(
-            c.TableGradients(name, session.tables[name].table_id, share.keys_of(name), rows[name])
+            c.TableGradients(
+                name,
+                session.tables[name].table_id,
+                share.keys_with_gradients(parts[name]),
+                parts[name].gradients,
+            )
             for name in share.places
-            if name in rows
+            if name in parts
         )
-        for share, rows in ((step.shares[r], step.sent[r].gradients) for r in session.world)
+        for share, parts in ((step.shares[r], step.sent[r].gradients) for r in sorted(step.sent))
     ]
     if len(ranks) == 1:
         return c.Update(ranks[0], options.update)
@@ -173,33 +199,52 @@ def _options_of(command: Finish) -> Options:
 
 def _checked_gradients(
     session: Session, share: RankShare, command: c.UpdateStep
-) -> dict[str, Rows]:
+) -> dict[str, c.StepGradients]:
     """Return gradients as announced, of some tables; of several ranks a copy, which waits for the
     others'."""
-    given = {part.table: part.gradients for part in command.tables}
+    given = {part.table: part for part in command.tables}
     if not given.keys() <= share.places.keys():
         raise InvalidArgumentError(
             f"session {session.name!r}: expected gradients of announced tables, of "
             f"{sorted(share.places)}, found {sorted(given)}"
         )
-    if session.facts.world_size == 1 and any(map(is_on_device, given.values())):
+    for part in command.tables:
+        _check_positions(part, len(share.keys_of(part.table)))
+    if session.facts.world_size == 1 and any(is_on_device(p.gradients) for p in command.tables):
         return given  # used at once, and looked at there
-    rows = {
-        name: host_rows_of(session.tables[name], given[name], shape, "gradients")
-        for name, shape in share.shapes.items()
+    checked = {
+        name: replace(given[name], gradients=_on_host(session.tables[name], share, given[name]))
+        for name in share.places
         if name in given
     }
     if session.facts.world_size == 1:
-        return rows
-    for name, of_table in rows.items() if command.options.on_nonfinite == "refuse" else ():
-        wrong = np.flatnonzero(~np.isfinite(of_table).all(axis=1))
+        return checked
+    for name, part in checked.items() if command.options.on_nonfinite == "refuse" else ():
+        wrong = np.flatnonzero(~np.isfinite(part.gradients).all(axis=1))
         if len(wrong):
             raise InvalidArgumentError(
                 f"table {name!r}: expected finite gradients, found one that is not, for key "
-                f"{share.keys_of(name)[wrong[0]]}; skip the step on all ranks, or give "
+                f"{share.keys_with_gradients(part)[wrong[0]]}; skip the step on all ranks, or give "
                 'on_nonfinite="skip"'
             )
-    return {name: of_table.copy() for name, of_table in rows.items()}
+    return {name: _copied(part) for name, part in checked.items()}
+
+
+def _copied(part: c.StepGradients) -> c.StepGradients:
+    positions = None if part.positions is None else part.positions.copy()
+    return replace(part, gradients=part.gradients.copy(), positions=positions)
+
+
+def _check_positions(part: c.StepGradients, count: int) -> None:
+    positions = part.positions
+    if positions is not None and len(positions) and positions[-1] >= count:
+        expected = f"positions below {count}, the number of announced keys"
+        raise refusal(part.table, expected, positions[-1])
+
+
+def _on_host(table: TableState, share: RankShare, part: c.StepGradients) -> Rows:
+    shape = len(share.keys_with_gradients(part)), table.dim
+    return host_rows_of(table, part.gradients, shape, "gradients")
 
 
 def _described(options: Options) -> str:

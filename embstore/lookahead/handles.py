@@ -37,7 +37,7 @@ class Readiness(IntEnum):
     """All."""
 
 
-class _Handle:
+class StepHandle:
     """What one rank waits for, and how long it has waited for others."""
 
     def __init__(self, planner: Planner, session: Session, rank: Rank, number: int) -> None:
@@ -78,7 +78,7 @@ class _Handle:
             raise same_error(stalled)
 
 
-class StepLookup(_Handle):
+class StepLookup(StepHandle):
     """The rows of one rank's share of a step, or of bags of them. Reading takes the engine."""
 
     def __init__(
@@ -172,10 +172,9 @@ class StepLookup(_Handle):
 
     def _note_stall(self, is_ready: bool) -> None:
         """Count a lookup whose turn had come before its rows."""
-        counts = self._session.counts
         if is_ready and self._has_stalled:
-            counts.stall_s += monotonic() - max(self._began, self._session.turn_since)
-            counts.stalls += 1
+            waited_s = monotonic() - max(self._began, self._session.turn_since)
+            self._session.count_stall(self.number, waited_s)
         self._has_stalled = not is_ready
 
     def early(self) -> dict[str, Positions]:
@@ -266,7 +265,7 @@ class StepLookup(_Handle):
         return missing
 
 
-class StepOutcome(_Handle):
+class StepOutcome(StepHandle):
     """What becomes of a step that a rank has sent its share of."""
 
     def __init__(

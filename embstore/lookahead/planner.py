@@ -1,14 +1,16 @@
 """The planner: a thread that has the rows of announced steps in the cache before their turn.
 
-Steps of a session are planned in order, as soon as every rank has announced them and there is room
-for their pins (prefetch.py says what planning is). The planner's thread plans and inserts, for
-short whiles with the engine; collectors read in between, without it. So several steps are on their
-way at once:
+A step is **noted** as soon as every rank has announced it: the uses of its rows are known then
+(noting.py). Steps of a session are planned in order, when they are near enough and
+there is room for their pins (prefetch.py says what planning is). The planner's thread notes, plans
+and inserts, for short whiles with the engine; collectors read in between, without it. So several
+steps are on their way at once:
 
     engine       plan 5 | insert 3 | (calls) | plan 6 | insert 4 | (calls) ...
     collectors   read 4 ....... read 5 ........ read 6 ...
 
-**No room.** Then planning waits until a step is finished (*held back*, which the session reports).
+**No room.** Then planning waits until a step is finished (*held back*, which the session reports);
+and so it does where rows would have to leave that are needed sooner than others will be free to.
 The step whose **turn** has come does not wait: it takes the pins of the steps that are farthest
 from theirs, of any session, which are planned again later; if it does not fit even so, it is done
 *in parts*, as any call that is larger than the cache.
@@ -30,11 +32,12 @@ from time import monotonic
 
 import numpy as np
 
-from embstore.cache.pins import PoolPins
+from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import Collection, Prefetch, Work
-from embstore.errors import EmbstoreError, StoreClosedError
-from embstore.lookahead.next_uses import NextUses
+from embstore.errors import CapacityError, EmbstoreError, StoreClosedError
+from embstore.lookahead.foresight import Foresight
+from embstore.lookahead.noting import Noting
 from embstore.lookahead.session import Session
 from embstore.lookahead.stats import Planning
 from embstore.lookahead.step import Event, Part, State, Step
@@ -66,7 +69,8 @@ class Planner:
         self._sessions = sessions
         self._prefetches: dict[int, Prefetch] = {}  # by id of the pool
         self._collecting = 0
-        self._next_uses = NextUses()
+        self._foresight = Foresight(self.prefetch)
+        self._noting = Noting(tables, self._foresight, self.work, self.lock)
         self._releases = 0  # grows whenever pins are released
         self._threads = Threads(self.changed)
 
@@ -88,6 +92,7 @@ class Planner:
         """Wait for the threads to end. Not on one of them, nor with the engine."""
         self._threads.join()
         self.end_expired = lambda: None  # no circle keeps what is closed
+        self._foresight.close()
 
     def notify(self) -> None:
         """Say that something has changed. Under the lock."""
@@ -126,12 +131,18 @@ class Planner:
             return self._release_ended
         if any(self._collected_collections()):
             return self._insert
-        session = self._next_session()
-        return None if session is None else lambda: self._plan_or_end(session)
+        if self._noting.has_stale:
+            return self._noting.forget
+        to_plan, to_note = self._next_to_plan(), self._noting.next(self._sessions.values())
+        if to_plan is not None and (to_note is None or self._is_turn(to_plan)):
+            return partial(self._do_or_end, self._plan, to_plan)
+        if to_note is not None:
+            return partial(self._do_or_end, self._noting.note, to_note)
+        return None
 
-    def _plan_or_end(self, session: Session) -> None:
+    def _do_or_end(self, work: Callable[[Session], None], session: Session) -> None:
         try:
-            self._plan(session)
+            work(session)
         except StoreClosedError:
             raise
         except BaseException as exc:  # a mistake of ours in one session is no other's
@@ -175,17 +186,21 @@ class Planner:
 
     # Plan
 
-    def _next_session(self) -> Session | None:
+    def _next_to_plan(self) -> Session | None:
         """Return the session whose next step is nearest to its turn."""
         due = [s for s in self._sessions.values() if self._is_due(s)]
         return min(due, key=lambda s: s.planned_step - s.last_step, default=None)
 
+    @staticmethod
+    def _is_turn(session: Session) -> bool:
+        return session.planned_step == session.last_step
+
     def _is_due(self, session: Session) -> bool:
         number = session.planned_step + 1
-        if session.error is not None or not session.announced_by_all(number):
+        if session.error is not None or session.noted_step < number:
             return False
-        is_turn = number == session.last_step + 1
-        if not is_turn and session.is_between_steps:
+        is_turn = self._is_turn(session)
+        if not is_turn and (session.is_between_steps or not self._is_near(session, number)):
             return False
         if self._collecting >= COLLECTIONS_MAX and not is_turn:
             return False
@@ -193,22 +208,26 @@ class Planner:
             return False
         return is_turn or self._group_is_complete(session, number)
 
+    def _is_near(self, session: Session, number: int) -> bool:
+        """Whether a step, or the group that it is of, is near enough to its turn."""
+        first = number - (number - 1) % session.mode.group
+        return first <= session.near_step
+
     def _group_is_complete(self, session: Session, number: int) -> bool:
         group = session.mode.group
         last = number + (-number % group)
         window_end = session.last_step + session.facts.lookahead_steps_max
-        return session.announced_by_all(min(last, window_end))
+        return session.noted_step >= min(last, window_end)
 
     def _plan(self, session: Session) -> None:
         with self.lock:
             steps = self._next_steps(session)
         if not steps:
             return  # finished meanwhile, by a trainer that did not look it up
-        for prefetch in self._prefetches.values():
+        for prefetch in list(self._prefetches.values()):
             prefetch.forget_cleared()
         for n, step in enumerate(steps):
-            if self._note(session, step):
-                self._clear(session, step, before=steps[:n])
+            self._clear(session, step, before=steps[:n])
         self._tables.storage.files.reached("lookahead:plan")
         with self._tables.background():
             begun = self._plan_steps(session, steps)
@@ -221,26 +240,7 @@ class Planner:
     def _next_steps(self, session: Session) -> list[Step]:
         first = session.planned_step + 1
         numbers = range(first, first + (-first % session.mode.group) + 1)
-        return [session.steps[n] for n in numbers if session.announced_by_all(n)]
-
-    def _note(self, session: Session, step: Step) -> bool:
-        """Learn which step before has each row of this one; False: it is finished meanwhile."""
-        if step.state is not State.ANNOUNCED:
-            return True
-        row_keys = step.note_keys()
-        with session.uses_lock:
-            if step.number <= session.last_step:
-                return False
-            previous = session.uses.note(row_keys, step.number)
-        if step.inverse is not None:
-            previous = previous[step.inverse]
-        low = 0
-        for part in step.parts:
-            part.previous = previous[low : low + part.key_count]
-            low += part.key_count
-        with self.lock:
-            step.move(Event.NOTE)
-        return True
+        return [session.steps[n] for n in numbers if n in session.steps and n <= session.noted_step]
 
     def _clear(self, session: Session, step: Step, before: list[Step]) -> None:
         """Free slots for a step, piece by piece; what then is missing, its planning frees.
@@ -267,7 +267,7 @@ class Planner:
         if not prefetch.can_fit(step.keys_in(part.pool)):
             self._do_in_parts(step)
             return 0
-        return prefetch.clear(part.batch())
+        return prefetch.clear(part.batch(), self._foresight.use(session, step, part.pool))
 
     def _evicted(self, part: Part, rows: int) -> int:
         try:
@@ -312,14 +312,13 @@ class Planner:
         is_turn = step.number == session.last_step + 1
         while not step.is_in_parts:
             has_share = is_turn or self._has_share(session, step, [])
-            full = self._pin(step) if has_share else None
+            full = self._pin(session, step) if has_share else None
             if has_share and full is None:
                 break
             if not is_turn:
                 with self.lock:
                     session.waits_at = self._releases
                     session.waiting_since = session.waiting_since or monotonic()
-                self._next_uses.await_room(session, step)
                 return False
             if full is None or not self._take_farthest(full, step):
                 self._do_in_parts(step)
@@ -347,11 +346,12 @@ class Planner:
                     return False
         return True
 
-    def _pin(self, step: Step) -> Pool | None:
+    def _pin(self, session: Session, step: Step) -> Pool | None:
         """Pin all parts of a step, or none; return the pool that had no room."""
         try:
             for part in step.parts:
-                part.pins = self.prefetch(part.pool).plan(part.batch())
+                use = self._foresight.use(session, step, part.pool)
+                part.pins = self.prefetch(part.pool).plan(part.batch(), use)
                 if part.pins is None:
                     self._unpin(step)
                     return part.pool
@@ -397,12 +397,12 @@ class Planner:
         self._plan_again(session, farthest)
         return True
 
-    def reclaim(self, pins: PoolPins) -> None:
-        """Take every pin of a pool back; the steps are planned again. Engine thread."""
+    def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
+        """Take pins of a pool back; the steps that had them are planned again. Engine thread."""
         with self.lock:
             for session in [*self._sessions.values(), *self.ended]:
                 for step in list(session.steps.values()):
-                    if _has_pins(step, pins):
+                    if _has_pins(step, pins, pinned):
                         owns = [part.pins.own for part in step.parts if part.pins is not None]
                         failed = any(own is not None and own.has_failed for own in owns)
                         self._plan_again(session, step)
@@ -411,6 +411,8 @@ class Planner:
 
     def _plan_again(self, session: Session, step: Step) -> None:
         self._tables.storage.begin_change()
+        with suppress(CapacityError):
+            self._foresight.rank_again(session, step)
         self._unpin(step)
         with self.lock:
             if step.is_planned:
@@ -430,8 +432,11 @@ class Planner:
 
     def retire(self, session: Session, step: Step) -> None:
         """Take back the pins of a finished step. Engine thread."""
-        self._next_uses.finish(session, step)
-        self._unpin(step)
+        try:
+            with suppress(CapacityError):  # ranks are hints
+                self._foresight.finish(session, step)
+        finally:
+            self._unpin(step)
         with self.lock:
             step.move(Event.FINISH)
         with session.uses_lock:
@@ -452,7 +457,7 @@ class Planner:
         for session in ended:
             for step in list(session.steps.values()):
                 self._unpin(step)
-            self._next_uses.forget(session)
+            self._noting.end(session)
         with self.changed:
             for session in ended:
                 session.steps.clear()
@@ -494,8 +499,18 @@ def _new_rows(part: Part, session: Session) -> int:
     return int(np.count_nonzero(part.previous <= session.last_step))
 
 
-def _has_pins(step: Step, pins: PoolPins) -> bool:
-    return any(part.pool.pins is pins and part.pins is not None for part in step.parts)
+def _has_pins(step: Step, pins: PoolPins, pinned: PinnedSlots | None = None) -> bool:
+    """Tell whether a step has pins in a pool, in some slots or in any."""
+    own = [part for part in step.parts if part.pool.pins is pins and part.pins is not None]
+    if pinned is None:
+        return bool(own)
+    return any(_is_pinned(part, pinned) for part in own)
+
+
+def _is_pinned(part: Part, pinned: PinnedSlots) -> bool:
+    assert part.pins is not None
+    slots = part.pool.device.memory.download(part.pins.slots)
+    return bool((slots >= pinned.first_slot).any())
 
 
 def _session_error(error: BaseException) -> EmbstoreError:

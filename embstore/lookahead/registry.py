@@ -76,7 +76,7 @@ class Registry:
                     f"table {table.name!r} is in use by session "
                     f"{', '.join(map(repr, sorted(table.sessions)))}; close it first"
                 )
-        facts = replace(facts, last_step=self._tables.places.get(facts.name, 0))
+        facts = replace(facts, last_step=self._tables.last_step(facts.name, tables.values()))
         for table in tables.values():
             table.sessions.add(facts.name)
             table.writer = "" if facts.shared else facts.name
@@ -92,6 +92,11 @@ class Registry:
             raise SessionExpiredError(f"no session {name!r} is open; open it, then join")
         integer(rank, "rank", 0, session.facts.world_size - 1)
         taken = session.ranks.get(rank)
+        if taken is not None and taken.is_done and taken.member != member:
+            raise TableHeldError(
+                f"session {name!r}: rank {rank} has no more steps in it; open it again when its "
+                "other ranks have ended theirs"
+            )
         if taken is not None and not taken.is_closed and taken.member != member:
             left = max(taken.deadline - monotonic(), 0.0)
             raise TableHeldError(
@@ -156,7 +161,7 @@ class Registry:
                     self._tables.forget_place(session.name)
             self.planner.release_ended()
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, by: str) -> None:
         """End a session, whoever is in it. Takes the engine."""
         with self._tables.reading():
             with self.planner.changed:
@@ -165,8 +170,8 @@ class Registry:
                 if session is None:
                     raise SessionExpiredError(f"no session {name!r} is open")
                 message = (
-                    f"session {name!r} was ended by EndSession, which is for operators; open it "
-                    f"again, it goes on after step {session.last_step}"
+                    f"session {name!r} was ended by {by}; open it again, it goes on after its last "
+                    "finished step"
                 )
                 self._end(session, SessionExpiredError(message))
             self.planner.release_ended()

@@ -42,6 +42,10 @@ JOIN_S = 30.0
 _PAUSE_S = 2e-3
 """A trainer that takes longer from one step to the next has something else to wait for."""
 
+_AHEAD_MAX = 4
+"""Rows are read for as many steps at once, at most (planner.py)."""
+_CALM_STEPS = 64
+
 _PAST = {"update": "updated", "release": "released", "skip": "skipped"}
 
 
@@ -52,16 +56,16 @@ def same_error(error: EmbstoreError) -> EmbstoreError:
 
 @dataclass(frozen=True)
 class Mode:
-    """How steps are planned: how many together, and whether rows are ranked by their next use."""
+    """How steps are planned: how many together, and whether as far ahead as they are announced."""
 
     group: int
-    by_next_use: bool
+    is_deep: bool
 
     @classmethod
     def of(cls, planner: str) -> "Mode":
         """Return what a planner's name means."""
         kind, group = check_planner(planner)
-        return cls(group, by_next_use=kind == "window")
+        return cls(group, is_deep=kind == "window")
 
 
 @dataclass(eq=False)
@@ -73,6 +77,10 @@ class Rank:
     deadline: float  # monotonic seconds, when its lease runs out
     announced: int  # its last announced step
     is_closed: bool = False
+    is_done: bool = False  # it announces no more
+    alone_since: float | None = (
+        None  # monotonic seconds; it is done, and waits for who is not there
+    )
 
 
 @dataclass(eq=False)
@@ -83,6 +91,7 @@ class Session:
     tables: dict[str, TableState]
     mode: Mode
     last_step: int
+    noted_step: int = 0  # the last step whose uses are known
     planned_step: int = 0  # the last of the steps that are planned without a gap
     steps: dict[int, Step] = field(default_factory=dict)  # announced by a rank, and not finished
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -98,9 +107,33 @@ class Session:
     turn_since: float = 0.0  # monotonic seconds, when the turn of the next step came
     step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
     is_forgotten: bool = False  # its place goes with it
+    _asked_step: int = 0
+    _stalled_step: int = 0
+    _ahead: int = 1
+    _calm_steps: int = 0  # finished since a lookup stalled, or since there was one step less ahead
 
     def __post_init__(self) -> None:
-        self.planned_step = self.last_step
+        self.noted_step = self.planned_step = self.last_step
+
+    @property
+    def near_step(self) -> int:
+        """Steps up to this one are near enough to be planned: as few as bring rows in time, since
+        what is chosen later is chosen with more known (foresight.py); but all whose rows have been
+        asked for."""
+        ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
+        return max(self.last_step + 1 + ahead, self._asked_step)
+
+    def ask(self, number: int) -> None:
+        """Note that a rank asks for the rows of a step that is not near."""
+        self._asked_step = number
+
+    def count_stall(self, number: int, seconds: float) -> None:
+        """Count a lookup that has waited for a step's rows: plan a step more ahead, for a while."""
+        self.counts.stall_s += seconds
+        self.counts.stalls += 1
+        if number > self._stalled_step:  # once for all ranks
+            self._stalled_step = number
+            self._ahead, self._calm_steps = min(self._ahead + 1, _AHEAD_MAX), 0
 
     @property
     def name(self) -> str:
@@ -117,10 +150,32 @@ class Session:
         """For how long a rank may be silent."""
         return self.facts.lease_ms / 1000
 
+    def ranks_of(self, number: int) -> list[int]:
+        """Return the ranks that a step waits for: all but those whose last step was before."""
+        done = {r.rank for r in self.ranks.values() if r.is_done and r.announced < number}
+        return [rank for rank in range(self.facts.world_size) if rank not in done]
+
     @property
-    def world(self) -> range:
-        """All ranks."""
-        return range(self.facts.world_size)
+    def ranks_at_work(self) -> int:
+        """Ranks that have not said that they announce no more."""
+        return self.facts.world_size - sum(rank.is_done for rank in self.ranks.values())
+
+    def left_alone(self, rank: Rank, now: float) -> EmbstoreError | None:
+        """Return what it means that a rank which is done waits for others that have never joined,
+        or have left with steps to come, for too long."""
+        there = {r.rank for r in self.ranks.values() if r.is_done or not r.is_closed}
+        missing = sorted(set(range(self.facts.world_size)) - there)
+        if not missing:
+            rank.alone_since = None
+            return None
+        rank.alone_since = now if rank.alone_since is None else rank.alone_since
+        if now - rank.alone_since < self.rank_timeout_s:
+            return None
+        return RankFailedError(
+            f"session {self.name!r}: rank {', '.join(map(str, missing))} is not there, and has not "
+            f"said that it has no more steps; open the session again, it goes on after step "
+            f"{self.last_step}"
+        )
 
     @property
     def pause_s(self) -> float:
@@ -150,8 +205,9 @@ class Session:
 
     @property
     def announced_step(self) -> int:
-        """Steps up to this one are announced by every rank that has joined."""
-        return min((rank.announced for rank in self.joined_ranks), default=self.last_step)
+        """Steps up to this one are announced by every rank that has joined, and may announce."""
+        at_work = [rank.announced for rank in self.joined_ranks if not rank.is_done]
+        return min(at_work, default=max(self.steps, default=self.last_step))
 
     @property
     def held_back_s(self) -> float:
@@ -167,17 +223,22 @@ class Session:
         """Give a rank its place; one that had it before goes on where it was."""
         before = self.ranks.get(rank)
         announced = self.last_step if before is None else before.announced
-        chosen = member or token_hex(16)
-        self.ranks[rank] = Rank(rank, chosen, monotonic() + self.lease_s, announced)
-        facts = self.facts
-        return Membership(chosen, self.name, rank, self.last_step, facts.rank_timeout_ms)
+        is_done = before is not None and before.is_done  # of the same member, see the registry
+        chosen, deadline = member or token_hex(16), monotonic() + self.lease_s
+        self.ranks[rank] = Rank(rank, chosen, deadline, announced, is_done=is_done)
+        others_ms = self.facts.rank_timeout_ms if self.facts.world_size > 1 else 0
+        return Membership(chosen, self.name, rank, self.last_step, others_ms)
 
     def finished(self, step: Step, verb: Verb, outcome: AcknowledgedUpdate, now: float) -> None:
         """Note that a step is done: it is the next one's turn."""
         self.last_step = step.number
         self.turn_since = self.step_ended = now
+        self.noted_step = max(self.noted_step, step.number)
         self.planned_step = max(self.planned_step, step.number)
         self.counts.steps_finished += 1
+        self._calm_steps += 1
+        if self._calm_steps == _CALM_STEPS:
+            self._ahead, self._calm_steps = max(self._ahead - 1, 1), 0
         self.steps.pop(step.number, None)
         self.outcomes[step.number] = verb, outcome
         while len(self.outcomes) > OUTCOMES_MAX:
@@ -196,7 +257,11 @@ class Session:
     def announced_by_all(self, number: int) -> bool:
         """Whether every rank has said what the step needs."""
         step = self.steps.get(number)
-        return step is not None and len(step.shares) == self.facts.world_size
+        return step is not None and step.shares.keys() >= set(self.ranks_of(number))
+
+    def is_sent_by_all(self, step: Step) -> bool:
+        """Whether every rank has sent its share."""
+        return bool(step.sent) and step.sent.keys() >= set(self.ranks_of(step.number))
 
     def step(self, number: int, rank: Rank) -> Step:
         """Return a step that this rank announced and that is not finished.
@@ -299,7 +364,7 @@ class Session:
         if not done_here:
             return []  # the rank itself is at work on the step before
         wanted = self.steps.get(number)
-        late = {r for r in self.world if wanted is None or r not in wanted.shares}
+        late = {r for r in self.ranks_of(number) if wanted is None or r not in wanted.shares}
         if turn is not None and turn.sent:
-            late |= {r for r in self.world if r not in turn.sent}
+            late |= set(self.ranks_of(turn.number)) - turn.sent.keys()
         return sorted(late - {waiting.rank})

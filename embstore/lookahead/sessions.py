@@ -23,10 +23,11 @@ from embstore.arithmetic import unique
 from embstore.arrays import Keys
 from embstore.errors import CapacityError, DeadlineError, InvalidArgumentError, StoreClosedError
 from embstore.layout import VALUE_BYTES
-from embstore.lookahead.finishing import Finishing
+from embstore.lookahead.finishing import Finish, Finishing
 from embstore.lookahead.handles import StepLookup, StepOutcome
+from embstore.lookahead.records import StepReading, StepTurn
 from embstore.lookahead.registry import Registry
-from embstore.lookahead.session import Rank, Session
+from embstore.lookahead.session import Rank, Session, same_error
 from embstore.lookahead.stats import LiveSessions, SessionsStats
 from embstore.lookahead.step import RankShare, Step
 from embstore.results import AcknowledgedUpdate, Announced, Membership, RowsRead, SessionFacts
@@ -36,7 +37,10 @@ from embstore.tables.tables import Tables
 
 
 class Sessions:
-    """All sessions of one store. Any thread."""
+    """All sessions of one store. Any thread.
+
+    One class, because every verb of a session finds it by its member, under one lock.
+    """
 
     def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
         """Have no session yet; `accessed` is called with what each finished step looked up."""
@@ -68,6 +72,7 @@ class Sessions:
             shared=command.shared,
             lease_ms=command.lease_ms,
             rank_timeout_ms=command.rank_timeout_ms,
+            waits=command.waits,
         )
         return self._registry.open(facts)
 
@@ -116,14 +121,14 @@ class Sessions:
         """Leave a session; the last rank's leaving ends it. Closing twice is harmless."""
         self._registry.close(command.member, forget=command.forget)
 
-    def end(self, name: str) -> None:
-        """End a session for all its ranks; its place stays.
+    def end(self, name: str, by: str = "EndSession, which is for operators") -> None:
+        """End a session for all its ranks; its place stays. `by` is what they are told.
 
         Raises
         ------
         SessionExpiredError : no session of this name is open.
         """
-        self._registry.end(name)
+        self._registry.end(name, by)
 
     def expire(self) -> None:
         """End the sessions of ranks whose leases have run out, now and not in a while."""
@@ -149,13 +154,27 @@ class Sessions:
             session.check_live()
             new = _new(session, rank, shares)
             self._check_room(session, sum(8 * shares[number].key_count for number in new))
+            if rank.is_done and new:
+                raise InvalidArgumentError(
+                    f"session {session.name!r}: rank {rank.rank} has said that step "
+                    f"{rank.announced} is its last; leave, and open the session again"
+                )
             for number in new:
                 step = session.steps.setdefault(number, Step(number))
                 step.shares[rank.rank] = shares[number]
                 rank.announced = number
+            rank.is_done |= command.is_last
             self._planner.notify()
+        if command.is_last:
+            self._finishing.finish_sent(session)
+        with self._planner.changed:
+            session.check_live()
+            if rank.is_done and (failed := session.left_alone(rank, monotonic())) is not None:
+                self._planner.end(session, failed)
+                raise same_error(failed)
             is_held_back = session.waiting_since is not None
-            return Announced(rank.announced, session.planned_step, is_held_back)
+            at_work = session.ranks_at_work
+            return Announced(rank.announced, session.planned_step, is_held_back, at_work)
 
     def announced_bytes(self, owner: str | None = None) -> int:
         """Return how many bytes of keys are announced, by the sessions of all or of one owner."""
@@ -189,8 +208,38 @@ class Sessions:
         bags = command.tables if isinstance(command, c.LookupStepPooled) else None
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
-            step = session.step(command.step, rank)
+            step = self._asked(session, rank, command.step)
             return StepLookup(self._tables, self._planner, session, rank, step, bags)
+
+    def _asked(self, session: Session, rank: Rank, number: int) -> Step:
+        """Return a step whose rows a rank asks for. Under the lock."""
+        step = session.step(number, rank)
+        if number > session.near_step:
+            session.ask(number)
+            self._planner.notify()
+        return step
+
+    def read(self, command: c.ReadStep) -> StepReading:
+        """Return whole rows of an announced step, to be waited for; as `lookup`, and
+
+        Raises
+        ------
+        InvalidArgumentError : tables or positions that were not announced; the session's trainer
+            waits, and does not run ahead.
+        """
+        with self._planner.lock:
+            session, rank = self._registry.member(command.member)
+            step = self._asked(session, rank, command.step)
+            return StepReading(self._tables, self._planner, session, rank, step, command.tables)
+
+    def turn(self, command: Finish) -> StepTurn | None:
+        """Return what has to be waited for before a step is finished; None: nothing. Never waits
+        for the engine."""
+        with self._planner.lock:
+            session, rank = self._registry.member(command.member)
+            if session.facts.waits != "none" or command.step <= session.last_step + 1:
+                return None
+            return StepTurn(self._planner, session, rank, command.step)
 
     def finish(self, command: c.UpdateStep | c.ReleaseStep | c.SkipStep) -> StepOutcome:
         """Take what a rank sends to finish a step; the last rank's finishes it.
@@ -216,6 +265,17 @@ class Sessions:
             session.check_may_put()
             return session
 
+    def check_may_set_rate(self, table: TableState) -> None:
+        """Raise unless a table may get another learning rate now: a trainer that runs ahead has
+        applied steps that are under way already, at the rate that there was."""
+        with self._planner.lock:
+            session = self._registry.sessions.get(table.writer)
+            if session is not None and session.facts.waits == "none":
+                raise InvalidArgumentError(
+                    f"table {table.name!r}: session {session.name!r} runs ahead of the store; "
+                    "expected learning_rate to be given to its updates, found the table's to be set"
+                )
+
     def release_ended(self) -> None:
         """Take back what ended sessions have. Engine thread."""
         self._planner.release_ended()
@@ -234,13 +294,23 @@ class Sessions:
         self._wait(lookup, lambda: lookup.is_ready() or None, timeout_s)
         return lookup.read(out)
 
+    def wait_for_turn(self, command: Finish, timeout_s: float | None) -> None:
+        """Wait until a step may be finished, in a session whose trainer runs ahead; as
+        `wait_for_rows`."""
+        turn = self.turn(command)
+        if turn is not None:
+            self._wait(turn, turn.poll, timeout_s)
+
     def wait_for_ranks(self, outcome: StepOutcome, timeout_s: float | None) -> AcknowledgedUpdate:
         """Return what became of a step, when it is finished; as `wait_for_rows`."""
         done: AcknowledgedUpdate = self._wait(outcome, outcome.poll, timeout_s)
         return done
 
     def _wait(
-        self, handle: StepLookup | StepOutcome, poll: Callable[[], Any], timeout_s: float | None
+        self,
+        handle: StepLookup | StepOutcome | StepTurn,
+        poll: Callable[[], Any],
+        timeout_s: float | None,
     ) -> Any:
         seconds = handle.timeout_s if timeout_s is None else timeout_s
         until = monotonic() + seconds

@@ -54,6 +54,10 @@ class SessionStats:
     lookahead_steps_max: int = gauge(
         "Steps that may be announced ahead.", lambda s: s.facts.lookahead_steps_max
     )
+    may_come_early: bool = flag(
+        "Rows may come before their step's turn: more than one step is announced, none is shared.",
+        lambda s: s.facts.lookahead_steps_max > 1 and not s.facts.shared,
+    )
     last_step: int = gauge("Last finished step; 0 before the first.")
     planned_step: int = gauge("Steps up to this one are planned.")
     announced_step: int = gauge("Steps up to this one are announced by every rank.")

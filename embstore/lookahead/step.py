@@ -16,7 +16,7 @@ one probe, one gather and one apply. Ids of a share's keys in a pool are their p
 rank announces is unique.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal
@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import KEY_BITS, Keys, Rows
+from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import StepPins
-from embstore.commands import UpdateOptions
+from embstore.commands import StepGradients, UpdateOptions
 from embstore.device.base import Array, Batch, Gradients
 from embstore.results import AcknowledgedUpdate
 from embstore.tables.callers import gradients_of
@@ -92,6 +92,8 @@ class Part:
     pins: StepPins | None = None
     previous: NDArray[np.int64] | None = None
     """(u,), of each key the last step before that has it, 0 for none; None: not yet noted."""
+    is_ranked: bool = False
+    """Whether its rows that are in the cache were scored by their next use."""
     _batch: Batch | None = None
 
     @property
@@ -216,14 +218,24 @@ class RankShare:
         """Return which rows the share is about: each key once."""
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
-    def gradient_shares(self, gradients: Mapping[str, Rows]) -> list[Share]:
+    def keys_with_gradients(self, part: StepGradients) -> Keys:
+        """Return the announced keys of a table that have gradients."""
+        keys = self.keys_of(part.table)
+        return keys if part.positions is None else keys[part.positions]
+
+    def gradient_shares(self, gradients: Mapping[str, StepGradients]) -> list[Share]:
         """Return the shares of the tables that have gradients, one a key, in announced order."""
         return [
-            Share(table, keys, Gradients(gradients_of(table, gradients[name], len(keys))))
+            Share(table, keys, Gradients(gradients_of(table, part.gradients, len(keys))))
             for name in self.places
-            if name in gradients
-            for table, keys in ((self.table(name), self.keys_of(name)),)
+            if (part := gradients.get(name)) is not None
+            for table, keys in ((self.table(name), self.keys_with_gradients(part)),)
         ]
+
+    def is_whole(self, gradients: Mapping[str, StepGradients]) -> bool:
+        """Whether every announced key of every table has a gradient."""
+        parts = gradients.values()
+        return len(parts) == len(self.places) and all(part.positions is None for part in parts)
 
 
 @dataclass(frozen=True)
@@ -239,7 +251,8 @@ class Sent:
     """What one rank sent to finish a step."""
 
     options: Options
-    gradients: Mapping[str, Rows]
+    gradients: Mapping[str, StepGradients]
+    rows_checksum: int | None = None
 
 
 @dataclass(eq=False)
@@ -262,6 +275,8 @@ class Step:
     attempt: Attempt = field(default_factory=Attempt)
     _keys_in: dict[int, int] = field(default_factory=dict)  # by id of the pool
     state: State = State.ANNOUNCED
+    is_noted: bool = False
+    """Whether the uses of its keys are known."""
     inverse: NDArray[np.int32] | None = None
     """Of several ranks: the id of each of their keys among the keys of the step."""
 
@@ -306,6 +321,15 @@ class Step:
             )
             self._keys_in[id(pool)] = len(named if self.inverse is None else unique(named)[0])
         return row_keys
+
+    def by_part(self, values: NDArray[np.int64]) -> Iterator[tuple[Part, NDArray[np.int64]]]:
+        """Yield each part with what `values` has for its keys, by the row keys of `note_keys`."""
+        if self.inverse is not None:
+            values = values[self.inverse]
+        low = 0
+        for part in self.parts:
+            yield part, values[low : low + part.key_count]
+            low += part.key_count
 
     @property
     def key_count(self) -> int:

@@ -25,12 +25,10 @@ import json
 import math
 import os
 import re
-import secrets
 import struct
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +38,11 @@ from embstore.errors import InvalidArgumentError, StorageError
 from embstore.profiles.checks import check
 from embstore.values import Value
 
+if TYPE_CHECKING:  # it takes a while to import, and most clients read no profile
+    import zipfile
+
+_STORED = 0
+"""zipfile.ZIP_STORED."""
 HEADER_BYTES_MAX = 4 << 20
 """Names and figures of as many tables as a store may have, their names as long as they may be."""
 DIRECTORY_BYTES_MAX = 4 << 20
@@ -64,13 +67,13 @@ _REASON_CHARACTERS_MAX = 1000
 class Members:
     """The arrays of a file, each read when it is taken."""
 
-    def __init__(self, file: zipfile.ZipFile, content_bytes: int) -> None:
+    def __init__(self, file: "zipfile.ZipFile", content_bytes: int) -> None:
         self._file = file
         self._members = {member.filename: member for member in file.infolist()}
         members = file.infolist()
         check(len(self._members) == len(members), "each array once", "one twice")
         for member in members:
-            is_stored = member.compress_type == zipfile.ZIP_STORED
+            is_stored = member.compress_type == _STORED
             check(is_stored, "no compression", member.filename)
         total = sum(member.file_size for member in members)
         check(total <= content_bytes, f"{total} bytes of arrays", f"{content_bytes} bytes in all")
@@ -155,6 +158,8 @@ class Archive:
         InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves
             some of its header; `what` is named.
         """
+        import zipfile
+
         try:
             _check_directory(content)
             with zipfile.ZipFile(io.BytesIO(content)) as file:
@@ -285,7 +290,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
             f"{path}: expected a regular file, or none yet in a folder that is there"
         )
     final = Path(os.path.realpath(path))
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    temporary = final.with_name(f".{final.name}.{os.urandom(8).hex()}")
     try:
         try:
             with temporary.open("xb") as file:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from embstore.arrays import DIM_MAX, ROWS_MAX, Keys
+from embstore.arrays import DIM_MAX, ROWS_MAX, Keys, as_keys
 from embstore.layout import VALUE_BYTES
 from embstore.optimizers import OPTIMIZERS
 from embstore.profiles.archive import Archive, Members, Saved, gaps_to_keys, keys_to_gaps
@@ -69,6 +69,24 @@ class HotSet(Saved):
         check_version(self.version)
         check_int(self.threshold, "hot set: threshold")
         check_int(self.bytes, "hot set: bytes")
+
+    @classmethod
+    def of(cls, given: "HotSet | Mapping[str, ArrayLike]") -> "HotSet":
+        """Return a hot set as it is, or make one, of version 1, of keys by table.
+
+        Parameters
+        ----------
+        given : a hot set; or by table, (k,) integers, a list say, in any order, repeated or not
+
+        Raises
+        ------
+        InvalidArgumentError : it is neither, or a key is below 0 or ROWS_MAX or more.
+        """
+        if isinstance(given, HotSet):
+            return given
+        is_mapping, found = isinstance(given, Mapping), type(given).__name__
+        check(is_mapping, "a HotSet, or keys by table", found)
+        return cls({name: np.unique(as_keys(keys, name)) for name, keys in given.items()})
 
     @property
     def row_count(self) -> int:

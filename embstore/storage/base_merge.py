@@ -13,8 +13,7 @@ import numpy as np
 from embstore.arrays import KEY_BITS, Keys
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.contents import Contents
-from embstore.storage.copying import Stored, newest, records_of
-from embstore.storage.key_index import GROUP_BITS
+from embstore.storage.copying import cuts_of, group_counts, newest, records_of, rows_between
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.tiers import Choice, choose
 
@@ -55,8 +54,10 @@ class BaseMerge:
 
     def run(self, reached: Callable[[str], None]) -> None:
         """Write the newest records durably to new parts."""
-        for low, high in pairwise(self._cuts()):
-            stored = newest([_rows(run, low, high) for run in self.inputs])
+        ends = self.choice.low, self.choice.high
+        counted = group_counts(self.inputs, *ends)
+        for low, high in pairwise(cuts_of(counted, *ends, _PIECE_ROWS)):
+            stored = newest([rows_between(run, low, high) for run in self.inputs])
             kept = np.isin(stored.keys >> KEY_BITS, self.needed)
             for keys, records in records_of(stored.at(kept)):
                 self.writer.append(keys, records)
@@ -85,34 +86,3 @@ class BaseMerge:
     def discard(self, contents: Contents) -> None:
         """Remove what was written."""
         self.writer.abandon()
-
-    def _cuts(self) -> Iterator[int]:
-        """Yield row keys that cut the range into pieces of about _PIECE_ROWS rows."""
-        yield self.choice.low
-        ends = [self.choice.low >> GROUP_BITS, -(-self.choice.high >> GROUP_BITS)]
-        found = [np.empty((0, 2), np.int64)]
-        for index in {id(p.file): p.file.index for run in self.inputs for p in run}.values():
-            first, last = np.searchsorted(index.directory[:, 0], ends)
-            found.append(index.directory[first:last, :2])
-        groups, counts = np.concatenate(found).T
-        order = np.argsort(groups, kind="stable")
-        piece = np.cumsum(counts[order]) // _PIECE_ROWS
-        for at in np.flatnonzero(np.diff(piece)).tolist():
-            cut = int(groups[order[at]]) << GROUP_BITS
-            if self.choice.low < cut < self.choice.high:
-                yield cut
-        yield self.choice.high
-
-
-def _rows(run: Run, low: int, high: int) -> Stored:
-    """Return the rows of a run in [low, high)."""
-    found = [_none()]
-    for part in run:
-        a, b = max(part.entry.low, low), min(part.entry.high, high)
-        if a < b:
-            found.append(Stored(*part.file.rows_between(a, b)))
-    return Stored(*(np.concatenate(column) for column in zip(*found, strict=True)))
-
-
-def _none() -> Stored:
-    return Stored(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))

@@ -28,7 +28,7 @@ import numpy as np
 
 from embstore.arrays import KEY_BITS
 from embstore.errors import CorruptTableError, EmbstoreError, TableMismatchError
-from embstore.results import Checkpoint, State, TableEntry
+from embstore.results import Checkpoint, Place, State, TableEntry
 from embstore.storage.format import FORMAT
 
 PATH = "CATALOGUE"
@@ -187,7 +187,9 @@ def of_fields(fields: dict[str, Any]) -> Catalogue:
             | {
                 "head": _state(fields["head"]),
                 "checkpoints": tuple(
-                    Checkpoint(c["label"], c["metadata"], _state(c["state"]))
+                    Checkpoint(
+                        c["label"], c["metadata"], _state(c["state"]), made_at=c.get("made_at")
+                    )
                     for c in fields["checkpoints"]
                 ),
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
@@ -213,5 +215,13 @@ def _state(fields: dict[str, Any]) -> State:
     tables = tuple(TableEntry(**t) for t in fields["tables"])
     for table in tables:
         table.config()  # raises where it makes no sense
-    places = {str(name): int(step) for name, step in fields.get("places", {}).items()}
+    places = {str(name): _place(found) for name, found in fields.get("places", {}).items()}
     return State(commit=fields["commit"], command=fields["command"], tables=tables, places=places)
+
+
+def _place(found: Any) -> Place:
+    """Return a place; an early one is a number, and bound to no tables."""
+    if isinstance(found, int):
+        return Place(int(found))
+    table_ids = {str(name): int(table_id) for name, table_id in found["table_ids"].items()}
+    return Place(int(found["step"]), table_ids)

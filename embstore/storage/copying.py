@@ -5,7 +5,7 @@ size, each record checked on the way: what is wrong on the disk is not written a
 checksum.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.errors import CorruptTableError
 from embstore.storage.cold import prefetch_cold_pages
+from embstore.storage.key_index import GROUP_BITS
 from embstore.storage.records import copy_records
+from embstore.storage.run import Run
 
 _PIECE_BYTES = 8 << 20
 
@@ -27,7 +29,12 @@ class Stored(NamedTuple):
     addresses: NDArray[np.uint64]
     sizes: NDArray[np.int64]
 
-    def at(self, where: NDArray[np.bool_] | NDArray[np.int64]) -> "Stored":
+    @classmethod
+    def none(cls) -> "Stored":
+        """Return those of no row."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def at(self, where: NDArray[np.bool_] | NDArray[np.int64] | slice) -> "Stored":
         """Return some of them."""
         return Stored(self.keys[where], self.addresses[where], self.sizes[where])
 
@@ -41,6 +48,43 @@ def newest(parts: list[Stored]) -> Stored:
     keys = stored.keys[order]
     last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
     return stored.at(order[last])
+
+
+def rows_between(run: Run, low: int, high: int) -> Stored:
+    """Return the rows of a run whose row keys are in [low, high)."""
+    found = [Stored.none()]
+    for part in run:
+        a, b = max(part.entry.low, low), min(part.entry.high, high)
+        if a < b:
+            found.append(Stored(*part.file.rows_between(a, b)))
+    return Stored(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def group_counts(runs: Iterable[Run], low: int, high: int) -> NDArray[np.int64]:
+    """Return (groups, 2): each group of keys with one in [low, high), and how many it has, once for
+    each file that has the group."""
+    ends = [low >> GROUP_BITS, -(-high >> GROUP_BITS)]
+    found = [np.empty((0, 2), np.int64)]
+    for index in {id(p.file): p.file.index for run in runs for p in run}.values():
+        first, last = np.searchsorted(index.directory[:, 0], ends)
+        found.append(index.directory[first:last, :2])
+    return np.concatenate(found)
+
+
+def cuts_of(counted: NDArray[np.int64], low: int, high: int, piece_rows: int) -> Iterator[int]:
+    """Yield row keys from `low` to `high` that cut what `group_counts` has counted into pieces of
+    about so many rows."""
+    yield low
+    groups, counts = counted.T
+    order = np.argsort(groups, kind="stable")
+    piece = np.cumsum(counts[order]) // piece_rows
+    last = low
+    for at in np.flatnonzero(np.diff(piece)).tolist():
+        cut = int(groups[order[at]]) << GROUP_BITS
+        if last < cut < high:
+            yield cut
+            last = cut
+    yield high
 
 
 def records_of(stored: Stored) -> Iterator[tuple[Keys, NDArray[np.uint64]]]:

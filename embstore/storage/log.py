@@ -68,6 +68,11 @@ class Log:
         return sum(segment.bytes for segment in self._all)
 
     @property
+    def records(self) -> int:
+        """Records of all segments, the current one included."""
+        return sum(segment.records for segment in self._all)
+
+    @property
     def maps(self) -> list[NDArray[np.uint8]]:
         """The maps of all segments, the current one included."""
         return [segment.map for segment in self._all]

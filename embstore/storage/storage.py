@@ -1,4 +1,3 @@
-# ruff: noqa: RUF009 - the calls declare fields
 """Storage: log, base, catalogue and merges of a store's directory.
 
     rows       reads rows that are not in the cache                            stored_rows.py
@@ -13,8 +12,8 @@ contents.py says what happens when the disk fails.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from time import monotonic
+from dataclasses import replace
+from time import monotonic, time
 from typing import Any
 
 from embstore.arrays import KEY_BITS
@@ -25,8 +24,8 @@ from embstore.errors import (
     EmbstoreError,
 )
 from embstore.host.workers import Workers
-from embstore.results import Checkpoint, State, TableEntry
-from embstore.stats import counter, document, flag, gauge, text, texts
+from embstore.results import Checkpoint, Place, State, TableEntry
+from embstore.stats import document
 from embstore.storage.appender import Appender
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
@@ -35,52 +34,9 @@ from embstore.storage.files import Files
 from embstore.storage.labels import still_kept
 from embstore.storage.log import Log
 from embstore.storage.merges import Merges
+from embstore.storage.snapshot import Snapshot
+from embstore.storage.stats import StorageStats
 from embstore.storage.stored_rows import StoredRows
-
-
-@dataclass
-class StorageStats:
-    """Log, base and merges. Counts are since the store was opened."""
-
-    commit: int = gauge("Number of the last commit.", lambda s: s.catalogue.head.commit)
-    checkpoints: list[str] = texts(
-        "Kept checkpoints, oldest first.", lambda s: [c.label for c in s.catalogue.checkpoints]
-    )
-    checkpoints_bytes: int = gauge(
-        "Files that wait for kept checkpoints: newer than the oldest one, and so not merged with "
-        "older rows; or of dropped tables.",
-        lambda s: s.catalogue.waiting_bytes,
-    )
-    log_bytes: int = gauge("Size of the log.", lambda s: s.log.bytes)
-    log_segments: int = gauge("Files of the log.", lambda s: len(s.log.segments))
-    log_rows: int = gauge("Rows whose newest content is in the log.", lambda s: s.log.index.size)
-    log_records: int = gauge(
-        "Records in the log, overwritten ones too.",
-        lambda s: sum(x.records for x in s.log.segments),
-    )
-    log_index_bytes: int = gauge("Memory of the log's index.", lambda s: s.log.index.memory_bytes)
-    bytes_read: int = counter(
-        "Rows read from log and base.", lambda s: s.rows.bytes_read, metric="storage_read_bytes"
-    )
-    bytes_written: int = counter(
-        "Rows appended to the log.",
-        lambda s: s.appender.bytes_written,
-        metric="storage_written_bytes",
-    )
-    base_bytes: int = gauge("Size of the base.", lambda s: s.base.bytes)
-    base_runs: int = gauge("Runs of the base, which a lookup asks.", lambda s: len(s.base.runs))
-    base_files: int = gauge("Files of the base.", lambda s: len(s.base.maps))
-    folds: int = counter("Folds: log segments made a run of the base.", lambda s: s.merges.folds)
-    base_merges: int = counter("Merges of runs of the base.", lambda s: s.merges.base_merges)
-    compactions: int = counter("Merges within the log.", lambda s: s.merges.compactions)
-    merge_running: bool = flag("A merge runs in the background.", lambda s: s.merges.running)
-    merge_waited_s: float = counter(
-        "Time that updates waited, a little each, because merges were behind.",
-        lambda s: s.merges.waited_s,
-        metric="merge_waited_seconds",
-    )
-    merge_failures: int = counter("Merges that failed.", lambda s: s.merges.failures)
-    merge_error: str | None = text("Why the last merge failed.", lambda s: s.merges.error)
 
 
 class Storage:
@@ -183,7 +139,7 @@ class Storage:
         tables: Sequence[TableEntry],
         command: int,
         *,
-        places: Mapping[str, int] | None = None,
+        places: Mapping[str, Place] | None = None,
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
@@ -234,7 +190,8 @@ class Storage:
                 self.files.sync_directory("log")
         checkpoints = old.checkpoints
         if label is not None:
-            checkpoints = still_kept((*checkpoints, Checkpoint(label, metadata, head)), self.keep)
+            made = Checkpoint(label, metadata, head, made_at=time())
+            checkpoints = still_kept((*checkpoints, made), self.keep)
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
         new = replace(old, head=head, checkpoints=checkpoints, tail=False)
         return replace(
@@ -251,6 +208,11 @@ class Storage:
             kept = ", ".join(repr(c.label) for c in self.catalogue.checkpoints) or "none"
             raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
         return checkpoint
+
+    def snapshot(self, table_id: int, commit: int, since: int = 0) -> Snapshot:
+        """Return the rows that a table had at a kept commit, or the head's, of those that were
+        logged after another one."""
+        return Snapshot(table_id, self.base.runs, self.log.segments, commit, since)
 
     def restore(self, label: str, command: int) -> State:
         """Make a kept checkpoint the head again; what is newer is gone, under a new epoch."""

@@ -30,7 +30,7 @@ class Located:
 
     keys: Keys  # (n,) unique
     addresses: NDArray[np.uint64]  # (n,), 0: nowhere
-    found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base
+    found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base, 3 either
     maps: tuple[object, ...]  # what the addresses point into
 
 
@@ -88,9 +88,9 @@ class StoredRows:
         wrong = next((i for i in run(work) if i >= 0), -1)
         if wrong >= 0:
             key = int(located.keys[wrong])
-            where = "log" if located.found[wrong] == 1 else "base"
+            where = ("", "log's", "base's", "stored")[located.found[wrong]]
             raise CorruptTableError(
-                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where}'s record of key "
+                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where} record of key "
                 f"{key & KEY_MASK} fails its checksum"
             )
 

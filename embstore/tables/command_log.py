@@ -41,7 +41,7 @@ from uuid import uuid4
 
 from embstore.commands import Command
 from embstore.durability import Durability
-from embstore.results import Context
+from embstore.results import Context, Place
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import (
@@ -119,7 +119,7 @@ class SessionPlace(NamedTuple):
     """Where a session is after a step."""
 
     session: str
-    step: int
+    place: Place
 
 
 class Answer(NamedTuple):
@@ -291,7 +291,7 @@ class CommandLog:
             return partial(self._end, parts, began, False)
         head: dict[str, Any] = {"next_table_id": self._storage.next_table_id}
         if place is not None:
-            head |= {"session": place.session, "step": place.step}
+            head |= {"session": place.session, **vars(place.place)}
         message: list[Part] = []
         if command is not None:
             head["verb"] = type(command).__name__
@@ -431,7 +431,8 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
         memory.label = None
     if "session" in head:
-        place = SessionPlace(head["session"], head.get("step", BEGINS_ANEW))
+        where = Place(head.get("step", BEGINS_ANEW), head.get("table_ids", {}))
+        place = SessionPlace(head["session"], where)
     if "verb" in head:
         command, origin = codec.command(head["verb"], message)
     is_counted, next_table_id = record.kind == COMMAND, head.get("next_table_id", 0)

@@ -69,7 +69,7 @@ def _is_small(shares: Sequence[Share]) -> bool:
 
 def _looked_up(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool) -> bool:
     segments = [(share.table.table_id, share.table.rows, share.keys) for share in shares]
-    accesses = sum(len(s.keys) if s.counts is None else int(s.counts.sum()) for s in shares)
+    accesses = sum(share.accesses for share in shares)
     return shares[0].table.pool.reader.look_up(segments, outs, accesses, admit=admit)
 
 

@@ -64,6 +64,11 @@ class Slices:
         self._unwaited = 0 if waited else self._unwaited + 1
         self.halvings = max(HALVINGS_MAX - self._unwaited // _UNWAITED, 0)
 
+    def wanted(self) -> None:
+        """Find out, between pieces that need no engine, whether the work is still wanted."""
+        self._frame.check_open()
+        self._progress(self.done, self.of)
+
     def last(self) -> AbstractContextManager[None]:
         """Have the engine for the end of the work, whatever has ended it."""
         return self._frame.looking()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class TableState:
     """Names of the look-ahead sessions that are open on it."""
     writer: str = ""
     """The one of them that alone may write to it; empty: everyone may."""
+    lookup_keys: int = 0
+    """Keys of lookups that could bring rows in, repeated ones each time; of steps each once."""
 
     def __post_init__(self) -> None:
         self.name = self.config.name
@@ -55,6 +58,11 @@ class Share:
     keys: Keys  # (n,)
     gradients: Gradients | None = None
     counts: Counts | None = None  # (n,), accesses that each key of a lookup stands for; None: 1
+
+    @cached_property
+    def accesses(self) -> int:
+        """Accesses that all keys together stand for."""
+        return len(self.keys) if self.counts is None else int(self.counts.sum())
 
 
 @dataclass(frozen=True)

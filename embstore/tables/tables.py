@@ -5,7 +5,7 @@ another. Pools are by layout (dim, state, optimizer kind), made when the first t
 comes and removed with the last.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from embstore.arrays import TABLE_IDS_MAX
 from embstore.cache.arena import Arena
 from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
+from embstore.cache_split import CacheSplit
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import Device, TableParameters
 from embstore.errors import (
@@ -23,11 +24,12 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.layout import Layout
-from embstore.results import Checkpoint, TableEntry
+from embstore.results import Checkpoint, Place, TableEntry
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
 from embstore.tables.owners import Ages
 from embstore.tables.slices import Slices
+from embstore.tables.splitting import Splitting
 from embstore.tables.state import TableState
 
 PLACES_MAX = 4096
@@ -44,6 +46,7 @@ class Tables:
         *,
         cache_bytes: int,
         host_cache_bytes: int | None,
+        cache_split: CacheSplit,
         policy: str,
         limits: Limits,
     ) -> None:
@@ -59,7 +62,8 @@ class Tables:
         self.stages = self.frame.stages
         self.by_id: dict[int, TableState] = {}
         self.pools: dict[Layout, Pool] = {}
-        self.places: dict[str, int] = {}
+        self.splitting = Splitting(self.arena, self.pools, cache_split)
+        self.places: dict[str, Place] = {}
         """Of each look-ahead session that may be resumed, its last finished step; the session that
         was longest ago at work first."""
         self._place_ages = Ages()
@@ -168,6 +172,7 @@ class Tables:
     def _leave_if_empty(self, pool: Pool) -> None:
         if not pool.tables:
             del self.pools[pool.layout]
+            self.splitting.forget()
             pool.close()
 
     def remove(self, table: TableState) -> None:
@@ -195,10 +200,19 @@ class Tables:
 
     # What has to be true
 
-    def note_place(self, session: str, step: int) -> None:
+    def last_step(self, session: str, tables: Collection[TableState]) -> int:
+        """Return the step after which a session goes on: 0 if a table was made again since, or if
+        none of them is of the place."""
+        place = self.places.get(session, Place(0))
+        bound = {t.name: place.table_ids.get(t.name) for t in tables}
+        is_void = any(bound[t.name] not in (None, t.table_id) for t in tables)
+        is_of_others = bool(place.table_ids) and all(one is None for one in bound.values())
+        return 0 if is_void or is_of_others else place.step
+
+    def note_place(self, session: str, place: Place) -> None:
         """Record how far a session has come."""
         self.places.pop(session, None)
-        self.places[session] = step
+        self.places[session] = place
         self._place_ages.renew(session)
         while len(self.places) > PLACES_MAX:
             self.drop_place(next(self._place_ages.to_forget()))

@@ -63,7 +63,13 @@ def _field(field: Any, is_reply: bool) -> dict[str, Any]:
         value = _value(message.fields_by_name["value"], is_reply)
         return {"type": "object", "additionalProperties": value}
     value = _value(field, is_reply)
-    return {"type": "array", "items": value} if field.is_repeated else value
+    return {"type": "array", "items": value} if _is_repeated(field) else value
+
+
+def _is_repeated(field: Any) -> bool:
+    if hasattr(field, "is_repeated"):  # not before protobuf 6.31, which has deprecated `label`
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
 
 
 def _value(field: Any, is_reply: bool) -> dict[str, Any]:

@@ -52,6 +52,7 @@ ANSWERS: dict[type[EmbstoreError], Answer] = {
     errors.TableHeldError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
     errors.SessionExpiredError: Answer(StatusCode.ABORTED, 409, 1),
     errors.RankFailedError: Answer(StatusCode.ABORTED, 409, 1),
+    errors.ReplicaMismatchError: Answer(StatusCode.ABORTED, 409, 1),
     errors.StoreInUseError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
     errors.DeadlineError: Answer(StatusCode.DEADLINE_EXCEEDED, 504, 4),
     errors.OutcomeUnknownError: Answer(StatusCode.UNKNOWN, 500, 4),

@@ -37,8 +37,10 @@ from embstore_proto.v1 import embstore_pb2 as pb
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
 
 _STREAMED_REPLIES: dict[str, Any] = {
+    "ReadScan": pb.ScannedRowsReply,
     "LookupStep": pb.StepRowsReply,
     "LookupStepPooled": pb.RowsReply,
+    "ReadStep": pb.StepRecordsReply,
     "ExportProfile": pb.ProfileReply,
     "GetHotSet": pb.HotSetReply,
 }

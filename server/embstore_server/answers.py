@@ -15,6 +15,7 @@ from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, DeadlineError, EmbstoreError, OutcomeUnknownError
 from embstore.results import AcknowledgedUpdate, Context, Digest
+from embstore_server.caller import Caller
 from embstore_server.logs import event
 
 ENGINE_STAGE = "engine"
@@ -60,17 +61,18 @@ def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float
     return {stage: seconds for stage, seconds in spent.items() if seconds}
 
 
-def answered_error(error: Exception, verb: str) -> Exception:
+def answered_error(error: Exception, verb: str, caller: Caller | None = None) -> Exception:
     """Return the error that a call ends with: of one whose time ran out, DeadlineError; of one that
     found no memory, CapacityError, or OutcomeUnknownError where it may have been done. Log what is
     no answer, but a mistake of ours."""
+    who = caller.who if caller else {"verb": verb}
     command = COMMANDS.get(verb.removesuffix("Stream"))
     advice = after_timeout(command) if command else ""
     if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
         error = DeadlineError(f"{verb}: no answer in time{advice}")
     lack = error.__cause__ if isinstance(error, CapacityError) else error
     if isinstance(lack, MemoryError):
-        event(logging.WARNING, "no memory", verb=verb, reason=str(lack))
+        event(logging.WARNING, "no memory", reason=str(lack), **who)
     if isinstance(error, MemoryError):
         changes = command is not None and command.effect is not Effect.READS
         what = f"{verb}: no memory on the server{f': {error}' if str(error) else ''}"
@@ -80,5 +82,5 @@ def answered_error(error: Exception, verb: str) -> Exception:
             less = "send less in a call, or start the server with less cache_bytes"
             error = CapacityError(f"{what}; {less}")
     if type(error) is EmbstoreError or not isinstance(error, EmbstoreError):
-        event(logging.ERROR, "internal error", verb=verb, exc_info=error)
+        event(logging.ERROR, "internal error", exc_info=error, **who)
     return error

@@ -6,7 +6,8 @@
 3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
    the store is committed and closed, and the process ends with 0. A second signal changes nothing.
    Where there is no room for the commit, it is tried until `drain_s` is over (room.py).
-   One that comes while the store is being opened has its effect when it is open.
+   One that comes while the store is being opened has its effect when it is open. One that comes
+   before, while kernels are compiled, ends the process at once: nothing is open.
    SIGHUP: tokens and certificates are read again.
 4. When the device is lost, so are the rows that only it held: health and /readyz say so, what runs
    or waits is refused within `drain_s`, nothing is committed, and the process ends with a status of
@@ -17,13 +18,18 @@
 import asyncio
 import faulthandler
 import logging
+import os
 import signal
 import sys
+import threading
 from functools import partial
 from time import monotonic
 from typing import cast
 
 import embstore
+import embstore.device.cpu  # its kernels are compiled before the store is opened
+from embstore.arithmetic.jit import compile_kernels
+from embstore.cache_split import CacheSplit
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.host.descriptors import raise_limit
@@ -57,8 +63,11 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     stop = _stop_signal()
     loop = asyncio.get_running_loop()
+    compiled = threading.Event()
 
     def opened() -> Engine:
+        _compile()
+        compiled.set()
         engine = _open(settings)
         engine.commits.after_each = partial(_after_commit, engine, service, loop)
         engine.scrubber.found.after_problem = _after_problem
@@ -73,7 +82,7 @@ async def _serve(settings: Settings) -> int:
         watching: asyncio.Task[None] | None = None
         sharing: SharedMemoryPort | None = None
         try:
-            await service.open()
+            await _open_or_leave(service, stop, compiled)
             sharing = SharedMemoryPort(service)  # now: its socket may be in the store's directory
             if not stop.done():
                 await service.room.look()
@@ -121,6 +130,18 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
+async def _open_or_leave(
+    service: Service, stop: asyncio.Future[str], compiled: threading.Event
+) -> None:
+    """Open the store; end the process if it is asked to before kernels are compiled."""
+    opening = asyncio.create_task(service.open())
+    await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
+    if stop.done() and not opening.done() and not compiled.is_set():
+        event(logging.INFO, "stopped", signal=stop.result(), note="nothing was open")
+        os._exit(0)  # no thread can be told to leave the compiler
+    await opening
+
+
 async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
     """Wait until the process is asked to end, or has lost its device."""
     failing = asyncio.create_task(service.failed.wait())
@@ -144,13 +165,23 @@ def _stop_signal() -> asyncio.Future[str]:
     return stop
 
 
+def _compile() -> None:
+    """Compile the kernels of the host, or load them: no caller is to wait for a compiler."""
+    begin = monotonic()
+    note = "some tens of seconds after an installation, then none"
+    event(logging.INFO, "preparing kernels", note=note)
+    compile_kernels()
+    event(logging.INFO, "kernels prepared", seconds=round(monotonic() - begin, 2))
+
+
 def _open(settings: Settings) -> Engine:
-    """Open the store with every kernel compiled: no caller is to wait for a compiler."""
+    """Open the store, with every kernel of its device compiled."""
     store = embstore.open(
         settings.data,
         device=settings.device,
         cache_bytes=settings.cache_bytes,
         host_cache_bytes=settings.host_cache_bytes,
+        cache_split=cast(CacheSplit, settings.cache_split),
         policy=settings.policy,
         count_rate=settings.count_rate,
         checkpoints_keep=settings.checkpoints_keep,
@@ -163,17 +194,9 @@ def _open(settings: Settings) -> Engine:
         threads=settings.threads,
     )
     cast(Engine, store.executor).backups.within = settings.backup_within
-    begin = monotonic()
-    note = "takes a while after an installation, then none"
-    event(logging.INFO, "preparing kernels", device=store.device, note=note)
     store.warm_up()
-    event(
-        logging.INFO,
-        "kernels prepared",
-        device=store.device,
-        model=store.device_facts["model"],
-        seconds=round(monotonic() - begin, 2),
-    )
+    model = store.device_facts["model"]
+    event(logging.INFO, "opened", device=store.device, model=model)
     return cast(Engine, store.executor)
 
 

@@ -5,7 +5,9 @@ The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so how i
     control, bulk        one message in, one out
     LookupStep           answered by one message of rows or two
     LookupStepPooled     one message in, one out; never on the event loop
+    ReadStep             one message in, one out, when its rows are in the cache
     a document           one message in or out that takes long
+    ReadScan             answered by one message, whose rows a thread of its own reads
     WarmCache            answered by how far it is, again and again
 
 A transport brings an `Incoming`: who calls, by when, and how an answer or an error leaves. Rows are
@@ -42,6 +44,7 @@ from embstore.engine.engine import Engine
 from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
+from embstore.lookahead.records import StepReading
 from embstore.rights import EVERYTHING
 from embstore_proto import frame
 from embstore_proto.frame import ALIGNMENT, NARROW, Blank, Framed, Received
@@ -64,6 +67,8 @@ milliseconds, in which the engine would be busy anyway."""
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
 """Of rows: a few dozen microseconds."""
 _POSITION_BYTES = 4
+_SCANNED_ARRAYS = 3
+"""Of a page: keys, rows, state."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
 
@@ -107,7 +112,11 @@ class Incoming(Protocol):
 
 
 class Calls:
-    """Answers the calls of every transport."""
+    """Answers the calls of every transport.
+
+    One class, because every way to answer takes a message apart, has room for the reply and sends
+    it by the same few steps.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -149,7 +158,7 @@ class Calls:
             code = "CANCELLED"
             raise
         except Exception as exc:
-            error = answered_error(exc, verb)
+            error = answered_error(exc, verb, caller)
             code = answer_of(error).code.name
             drop_trace(exc)  # which may be another one
             has_failed = isinstance(error, StoreClosedError) and service.failure is not None
@@ -194,10 +203,11 @@ class Calls:
             ]
         except Exception:  # whichever it is of; the usual way says what is wrong
             return []
-        for call, caller, reply in zip(calls, callers, replies, strict=True):
+        for call, caller, command, reply in zip(calls, callers, commands, replies, strict=True):
             caller.sent_bytes = reply.total_bytes if reply else 0
             self._service.traffic[call.transport].count(caller)
-            observe(caller, "OK", self._service.metrics, self._service.settings.slow_call_ms)
+            slow_call_ms = self._service.settings.slow_call_ms
+            observe(caller, "OK", self._service.metrics, slow_call_ms, command)
         return replies
 
     def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":
@@ -253,6 +263,10 @@ class Calls:
                 caller.brief &= arrived.grown_bytes <= BRIEF_BYTES  # as deltas, keys are many
             dtype = arrived.rows_dtype
             rows = _Rows(call, arrived.stages, dtype) if verb.reads_rows else None
+            if is_step:
+                began = monotonic()
+                await service.turn(arrived.command, reservation)
+                caller.waited("step", began)
             expected = service.expected_bytes(arrived.command, _value_bytes(dtype))
             if expected:  # whatever is in flight, what has no rows is answered
                 await call.expect(expected, reservation)
@@ -264,7 +278,7 @@ class Calls:
             del arrived
         if is_step:
             reservation.release()
-            answered = await service.finished(answered)
+            answered = await service.finished(caller, answered)
         reply = await _framed(verb, answered, rows)
         if reply.lent is None:
             reservation.add_unchecked(max(reply.total_bytes - expected, 0))
@@ -277,7 +291,7 @@ class Calls:
 
         def work(engine: Engine, progress: Progress) -> Framed:
             command = self._arrived(verb, caller, request).command
-            service.note_rank(caller, command)
+            service.note(caller, command)
             execute = partial(Engine.begin, command=command, progress=progress)
             answered = answering(execute, service.instance)(engine)
             return verb.framed(answered.value, answered.context)
@@ -290,6 +304,32 @@ class Calls:
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
     ) -> None:
         await self._send(call, caller, await self._long_reply(verb, caller, request.pop()))
+
+    async def _read_scan(
+        self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
+    ) -> None:
+        """Send a page of a scan, which a thread writes to where it is sent from."""
+        arrived = self._arrived(verb, caller, request.pop())
+        command: Any = arrived.command
+        size = self._service.engine.scans.reply_bytes(command)
+        most, limit = self._service.call_bytes_max(caller)
+        if size > most:
+            raise InvalidArgumentError(
+                f"expected a page of at most {most} bytes ({limit}), found {size}; ask for fewer "
+                "rows"
+            )
+        rows = _Rows(call)
+
+        def work(engine: Engine, _: Progress) -> Framed:
+            execute = partial(Engine.begin, command=command, out=rows)
+            answered = answering(execute, self._service.instance)(engine)
+            return verb.framed(answered.value, answered.context, places=rows.blank)
+
+        with self._service.reservation(caller) as reservation:
+            await call.expect(size + ALIGNMENT * _SCANNED_ARRAYS, reservation)
+            reply = await self._service.run_in_thread(verb.name, work, caller)
+            caller.sent_bytes += reply.total_bytes
+            await call.send(reply, is_last=True)
 
     async def _warm_cache(
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
@@ -328,12 +368,15 @@ class Calls:
             await self._send(call, caller, reply, is_last=is_last)
 
         others: Mapping[str, Any] | None = None
-        if command.early and await self._reached(lookup, Readiness.EARLY) == Readiness.EARLY:
+        if (
+            command.early
+            and await self._reached(caller, lookup, Readiness.EARLY) == Readiness.EARLY
+        ):
             early = lookup.early()
             if any(len(places) for places in early.values()):
                 await send(early, is_last=False)
                 others = {n: _others(p, lookup.shapes[n][0]) for n, p in early.items()}
-        await self._reached(lookup, Readiness.READY)
+        await self._reached(caller, lookup, Readiness.READY)
         await send(others, is_last=True)
 
     async def _expect(
@@ -365,12 +408,24 @@ class Calls:
         # Passes over every occurrence: not on the event loop.
         arrived, lookup = await self._service.run_in_thread(verb.name, begin, caller)
         self._check_step(caller, arrived.command, lookup)
-        await self._reached(lookup, Readiness.READY)
+        await self._reached(caller, lookup, Readiness.READY)
         await self._expect(call, lookup, None, arrived.rows_dtype)
         rows = _Rows(call, arrived.stages, arrived.rows_dtype)
         work = answering(lambda _: lookup.read(rows), self._service.instance, stages=arrived.stages)
         answered: Answered = await self._service.run(caller, work)
         await self._send(call, caller, await _framed(verb, answered, rows))
+
+    async def _read_step(
+        self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
+    ) -> None:
+        """Send whole rows of a step, once they are in the cache."""
+        command: Any = self._arrived(verb, caller, request.pop()).command
+        reading = cast("StepReading", self._lookup(caller, command))
+        await self._reached(caller, reading, Readiness.EARLY)
+        await call.expect(reading.reply_bytes + 2 * ALIGNMENT * len(command.tables), None)
+        work = answering(lambda _: reading.read(), self._service.instance)
+        answered: Answered = await self._service.run(caller, work)
+        await self._send(call, caller, await _framed(verb, answered, None))
 
     def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
         """Return what a step's lookup waits for; no turn of the engine is needed for it."""
@@ -380,7 +435,7 @@ class Calls:
 
     def _check_step(self, caller: Caller, command: Command[Any], lookup: StepLookup) -> None:
         """Note whose step it is, and refuse rows that are too large to be sent."""
-        self._service.note_rank(caller, command)
+        self._service.note(caller, command)
         limit = self._service.engine.tables.limits.call_bytes_max
         size = sum(VALUE_BYTES * rows * dim for rows, dim in lookup.shapes.values())
         if size > limit:
@@ -389,19 +444,25 @@ class Calls:
                 f"{size}; make smaller batches"
             )
 
-    async def _reached(self, lookup: StepLookup, least: Readiness) -> Readiness:
+    async def _reached(self, caller: Caller, lookup: StepLookup, least: Readiness) -> Readiness:
         """Wait until a step is as ready as `least`; return how ready it is."""
 
         def poll() -> Readiness | None:
             found = lookup.poll()
             return found if found >= least else None
 
-        return await self._service.until(lookup, poll)
+        began = monotonic()
+        try:
+            return await self._service.until(lookup, poll)
+        finally:
+            caller.waited("step", began)
 
 
 _ANSWERS = {name: "_document" for name, verb in VERBS.items() if verb.is_streamed} | {
     "LookupStep": "_lookup_step",
     "LookupStepPooled": "_lookup_step_pooled",
+    "ReadStep": "_read_step",
+    "ReadScan": "_read_scan",
     "WarmCache": "_warm_cache",
 }
 """How verbs are answered whose answer is not one message, or takes long."""

@@ -14,6 +14,9 @@ A rank's share of a session's step counts until the session has taken it. The se
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
 would keep each other out, and their step would never end.
 
+A step that came before its **turn** waits for calls that come later, and must not keep them out. So
+it counts as lent meanwhile, see below; where too much is lent, it is refused, and comes again.
+
 **Shared memory** that a connection keeps between its calls is lent. It takes room from calls, and
 may itself be half of the bound, so that they get on; one area, as one message, always fits.
 
@@ -22,6 +25,8 @@ Event loop only.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from embstore.errors import OverloadedError
 
@@ -44,11 +49,8 @@ class Inflight:
     def lend(self, owner: str, most: int | None, count: int) -> "Reservation":
         """Hold memory of `count` bytes that is shared with a client of an owner that may have
         `most`; give it back by `release`. Raises OverloadedError."""
-        _check_lent(self.lent_bytes, count, self.bytes_max, "limits.inflight_bytes_max")
-        if owner and most is not None:
-            lent = self.owned_lent_bytes[owner]
-            _check_lent(lent, count, most, f"the inflight_bytes of {owner!r}")
         loan = Loan(self, owner, most)
+        loan.check_may_lend(count)
         loan.add_unchecked(count)
         return loan
 
@@ -102,6 +104,31 @@ class Reservation:
         if self._owner:
             self._inflight.owned_bytes[self._owner] += count
 
+    @contextmanager
+    def before_turn(self) -> Iterator[None]:
+        """Keep no call out within the block, which waits for some. Raises OverloadedError."""
+        count = self.reserved_bytes
+        self.check_may_lend(count)
+        self._note_lent(count)
+        try:
+            yield
+        finally:
+            self._note_lent(-count)
+
+    def check_may_lend(self, count: int) -> None:
+        """Raise OverloadedError, if so much is lent that `count` bytes more are too much."""
+        inflight, owner = self._inflight, self._owner
+        lent, most = inflight.lent_bytes, inflight.bytes_max
+        _check_lent(lent, count, most, "limits.inflight_bytes_max")
+        if owner and self._most is not None:
+            lent = inflight.owned_lent_bytes[owner]
+            _check_lent(lent, count, self._most, f"the inflight_bytes of {owner!r}")
+
+    def _note_lent(self, more: int) -> None:
+        self._inflight.lent_bytes += more
+        if self._owner:
+            self._inflight.owned_lent_bytes[self._owner] += more
+
     def release(self) -> None:
         """Hold nothing any more; what is added from now on counts again."""
         count, self.reserved_bytes = self.reserved_bytes, 0
@@ -123,15 +150,10 @@ class Loan(Reservation):
         self._note_lent(-self.reserved_bytes)
         super().release()
 
-    def _note_lent(self, more: int) -> None:
-        self._inflight.lent_bytes += more
-        if self._owner:
-            self._inflight.owned_lent_bytes[self._owner] += more
-
 
 def _check_lent(lent: int, count: int, bound: int, name: str) -> None:
     if lent and lent + count > bound // _LENT_SHARE:
         raise OverloadedError(
-            f"{lent} bytes are shared with clients, {count} more would exceed half of {name} "
-            f"({bound}); keep fewer results, or back off, then retry"
+            f"{lent} bytes are shared with clients, or of steps before their turn; {count} more "
+            f"would exceed half of {name} ({bound}); keep fewer results, or back off, then retry"
         )

@@ -31,6 +31,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from embstore.stats import Stat, declared
+from embstore_server.slow_calls import SlowCalls
 from embstore_server.stats import ScrapedStats, VerbStats
 
 BOUNDS: tuple[float, ...] = (
@@ -51,6 +52,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.slow_calls = SlowCalls()
         self._verbs: dict[str, _VerbCounts] = {}
         self.registry.register(self)
 
@@ -85,6 +87,10 @@ class Metrics:
         """Return the stats of each verb, as `VerbStats` declares them. Any thread."""
         return {verb: counts.document() for verb, counts in sorted(self._verbs.copy().items())}
 
+    def histograms(self) -> dict[str, dict[str, list[int]]]:
+        """Return the calls of each verb in each of BOUNDS' buckets, and above. Any thread."""
+        return {verb: counts.histograms() for verb, counts in sorted(self._verbs.copy().items())}
+
     def collect(self) -> Iterator[Metric]:
         """Yield a family for each declaration. Any thread."""
         verbs = sorted(self._verbs.copy().items())
@@ -111,21 +117,21 @@ class _Latencies:
     """How many calls took up to each bound, and all of their seconds."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS) + 1)
+        self.counts = [0] * (len(BOUNDS) + 1)
         self.total_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.total_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return Prometheus's cumulative buckets."""
         bounds = [*map(str, BOUNDS), "+Inf"]
-        return list(zip(bounds, accumulate(self._counts), strict=True))
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
     def document(self) -> dict[str, float]:
         """Return count, mean, p50, p95 and p99; seconds, 0 where nothing was observed."""
-        cumulative = list(zip((*BOUNDS, inf), accumulate(self._counts), strict=True))
+        cumulative = list(zip((*BOUNDS, inf), accumulate(self.counts), strict=True))
         count = cumulative[-1][1]
         mean = self.total_s / count if count else 0.0
         quantiles = {f"p{percent}": _quantile(cumulative, percent / 100) for percent in _PERCENT}
@@ -149,6 +155,10 @@ class _VerbCounts:
             "wait": self.wait.document(),
             "engine": self.engine.document(),
         }
+
+    def histograms(self) -> dict[str, list[int]]:
+        parts = {"call": self.call, "wait": self.wait, "engine": self.engine}
+        return {name: latencies.counts.copy() for name, latencies in parts.items()}
 
 
 def _quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:

@@ -38,6 +38,7 @@ from embstore.commands import (
     GetDigest,
     GetStats,
     Lookup,
+    OpenScan,
     Progress,
     Promote,
     Retry,
@@ -93,7 +94,7 @@ of a profile become two int64, and checks, ranks and what is kept take more. Mea
 _PARSING_SHARE = 2
 """Of what may be in flight, a document's parsing takes one part in so many: others go on."""
 _MEMBERS_MAX = 4096
-"""Of which the rank is remembered, for the log of slow calls."""
+"""Of which session and rank are remembered, for the log of slow calls."""
 
 
 class Patient(Protocol):
@@ -146,7 +147,7 @@ class Service:
         self.idle = asyncio.Event()
         """Set while no call is under way."""
         self.idle.set()
-        self._ranks: OrderedDict[str, int] = OrderedDict()  # by member that joined of late
+        self._places: OrderedDict[str, Membership] = OrderedDict()  # by member that joined of late
         self._engine: Engine | None = None
         self.durable: Durable | None = None
         """What answers wait for; None: for nothing."""
@@ -315,7 +316,7 @@ class Service:
         self, caller: Caller, command: Command[Any], origin: Origin | None = None
     ) -> Answered:
         """Have a command executed where its effect says, and return its result when it is there."""
-        return await self.finished(await self.begin(caller, command, origin))
+        return await self.finished(caller, await self.begin(caller, command, origin))
 
     async def begin(
         self,
@@ -333,7 +334,7 @@ class Service:
         has been done, but that StoreClosedError may also say that the store has failed since;
         OutcomeUnknownError: see `embstore_server.replay`; what the command raised.
         """
-        self.note_rank(caller, command)
+        self.note(caller, command)
         self.room.check(command)
         if isinstance(command, Promote) and await self.following.promote():
             return answering(lambda _: None, self.instance)(self.engine)
@@ -358,7 +359,7 @@ class Service:
                 if caller.place is not None:
                     caller.place.leave()
                 is_write = command.effect is Effect.WRITES or command.retry is Retry.WINDOW
-                await self._until_durable(answered, is_write=is_write)
+                await self._until_durable(caller, answered, is_write=is_write)
         return self._noted(caller, answered)
 
     def look_up_at_once(
@@ -405,11 +406,11 @@ class Service:
             return answering(execute, self.instance)(engine)
 
         answered = await self.run_in_thread(type(command).__name__, work, caller)
-        if isinstance(command, GetDigest):
-            await self._until_durable(answered, is_write=False)
+        if isinstance(command, GetDigest | OpenScan):
+            await self._until_durable(caller, answered, is_write=False)
         return answered
 
-    async def _until_durable(self, answered: Answered, *, is_write: bool) -> None:
+    async def _until_durable(self, caller: Caller, answered: Answered, *, is_write: bool) -> None:
         """Wait until a crash cannot take back what an answer says, also of what others wrote; what
         this call wrote is then on standbys, too, where that is asked for.
 
@@ -418,28 +419,35 @@ class Service:
         """
         is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
         if self.durable is not None and is_known:
+            began = monotonic()
             await self.durable.wait(answered.mark, is_write=is_write)
+            caller.waited("durable", began)
 
-    async def finished(self, answered: Answered) -> Answered:
+    async def finished(self, caller: Caller, answered: Answered) -> Answered:
         """Return an answer for which other ranks had to do their part, when they have."""
         if isinstance(answered.value, StepOutcome):
+            began = monotonic()
             answered = answered.finished(await self.until(answered.value, answered.value.poll))
+            caller.waited("ranks", began)
             log = self.engine.log
             mark = log.mark if log is not None else 0
-            await self._until_durable(answered._replace(mark=mark), is_write=True)
+            await self._until_durable(caller, answered._replace(mark=mark), is_write=True)
         return answered
 
-    def note_rank(self, caller: Caller, command: Any) -> None:
-        """Say in a caller which rank it is, and of which step, where its command says either."""
-        caller.rank = self._ranks.get(getattr(command, "member", ""))
-        caller.step = getattr(command, "step", None)
+    def note(self, caller: Caller, command: Any) -> None:
+        """Say in a caller what its command asks for, and of which session, rank and step."""
+        caller.note(command)
+        place = self._places.get(getattr(command, "member", ""))
+        if place is not None:
+            caller.session, caller.rank = place.name, place.rank
 
     def _noted(self, caller: Caller, answered: Answered) -> Answered:
         match answered.value:
-            case Membership(member, _, rank):
-                caller.rank = self._ranks[member] = rank
-                if len(self._ranks) > _MEMBERS_MAX:
-                    self._ranks.popitem(last=False)
+            case Membership(member, name, rank) as place:
+                self._places[member] = place
+                caller.session, caller.rank = name, rank
+                if len(self._places) > _MEMBERS_MAX:
+                    self._places.popitem(last=False)
             case Kept() | tuple():
                 return answered._replace(value=caller.principal.visible(answered.value))
             case ServerInfo() as info:
@@ -538,9 +546,13 @@ class Service:
         if caller is None:
             return await self.long_works.run(verb, mine)
         lane, limits = caller.principal.name, caller.principal.limits
-        return await self.long_works.run(
-            verb, mine, caller.gone, lane=lane, lane_calls_max=limits.get("queue_calls")
-        )
+        began = monotonic()
+        try:
+            return await self.long_works.run(
+                verb, mine, caller.gone, lane=lane, lane_calls_max=limits.get("queue_calls")
+            )
+        finally:
+            caller.waited("thread", began)
 
     async def place(self, caller: Caller) -> Place:
         """Wait until a call may be taken apart, and have the engine; raises OverloadedError."""
@@ -566,6 +578,7 @@ class Service:
     def _account(self, caller: Caller, task: Task) -> None:
         caller.wait_s += task.wait_s
         caller.run_s += task.run_s
+        caller.spent(task.stage_seconds)
 
     # Waiting for others
 
@@ -588,6 +601,16 @@ class Service:
             with suppress(TimeoutError):
                 async with asyncio.timeout(handle.left_s):
                     await progress.wait()
+
+    async def turn(self, command: Any, reservation: Reservation) -> None:
+        """Wait until a step may be finished, in a session whose trainer runs ahead.
+
+        Raises OverloadedError: as `Reservation.before_turn`.
+        """
+        turn = self.engine.sessions.turn(command)
+        if turn is not None:
+            with reservation.before_turn():
+                await self.until(turn, turn.poll)
 
     def _progressed(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_waking:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.cache.policies import POLICIES
+from embstore.cache_split import SPLITS
 from embstore.durability import LEVELS
 from embstore.errors import InvalidArgumentError
 from embstore_proto.addresses import is_loopback, split_address
@@ -102,6 +103,13 @@ class Settings:
         kinds.BYTES,
         "Pinned memory of the host for rows that have left a GPU's cache. Default: none.",
         None,
+    )
+    # It reads fewer rows, or does nothing where tables have one layout.
+    cache_split: str = setting(
+        one_of(*SPLITS),
+        "How row layouts share cache_bytes once it is spent: measured: so that as few lookups as "
+        "possible miss; demand: first come, first served.",
+        "measured",
     )
     # LRU follows a trainer's shifts at once.
     policy: str = setting(one_of(*POLICIES), "Which rows are evicted first.", "lru")

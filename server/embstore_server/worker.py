@@ -48,6 +48,7 @@ class Task:
         self.enqueued = monotonic()
         self.wait_s = 0.0
         self.run_s = 0.0
+        self.stage_seconds: dict[str, float] = {}
         self.is_waiting = True
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
@@ -274,6 +275,7 @@ class Worker:
                 "nothing has changed"
             )
         else:
+            self._engine.tables.stages.of_call = task.stage_seconds
             try:
                 result = task.work(self._engine)
             except BaseException as exc:

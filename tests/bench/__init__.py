@@ -26,6 +26,8 @@ them run in rounds, one at a time, so that a slow minute of the machine falls on
 * ``standby.py``    what standbys cost, and how far behind they are
 * ``stalls.py``     calls of one key while something long runs, and SIGTERM then
 * ``neighbour.py``  a quiet caller beside a greedy one (``greedy.py``)
+* ``torch_adapter.py``  a step of the adapter for PyTorch beside the same calls by hand
+* ``files.py``      tables as files, beside a plain copy
 * ``disk.py``       page cache, plain maps and plain writes: what storage is compared with
 * ``hardware.py``   what it ran on
 * ``report.py``     the table, the goals, the JSON

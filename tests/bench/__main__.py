@@ -26,6 +26,8 @@ PARTS = {
     "standby": ("following",),
     "stalls": ("served", "drained"),
     "neighbour": ("beside",),
+    "torch_adapter": ("steps",),
+    "files": ("tables",),
 }
 """What is measured one after the other in one process, by its module."""
 

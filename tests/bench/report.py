@@ -120,6 +120,11 @@ _FBGEMM = ("fbgemm", "fbgemm-1-thread")
 _ALLOWED = f"<= {ALLOWANCE_BYTES / 2**20:g} MiB"
 
 
+def _adapter(results: Results) -> float:
+    steps = figure(results, "torch_adapter", "steps")
+    return max(float(found["ratio"]) for found in steps.values())
+
+
 def _drain_s(results: Results) -> float:
     drained = figure(results, "stalls", "drained")
     return float(drained["busy_s"] - drained["idle_s"])
@@ -224,6 +229,7 @@ GOALS = (
         for attack in GREEDY_BY
         for kind in ("step", "key")
     ),
+    Goal("a step in Torch: adapter : by hand, the worst", _adapter, "<= 1.15 times"),
     Goal("replay : training, rates", at("durability", "replay", "ratio"), ">= 1 times"),
     Goal("whole digest", at("storage", "digest", "bytes_per_s", unit=1e-9), ">= 0.8 GB/s"),
     Goal(
@@ -401,6 +407,14 @@ def _neighbour_lines(neighbour: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _adapter_lines(adapter: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, found in adapter.get("steps", {}).items():
+        told = ", ".join(f"{what} {value:.2f}" for what, value in found.items())
+        lines.append(f"{'Torch, ' + name:32}{told}")
+    return lines
+
+
 def closing_lines(results: Results) -> list[str]:
     """Return what every table ends with: the goals, what was skipped, what broke."""
     lines = []
@@ -420,6 +434,7 @@ def table(results: Results) -> str:
     lines += _space_lines(results["space"])
     lines += _durability_lines(results["durability"]) + _standby_lines(results["standby"])
     lines += _stall_lines(results["stalls"]) + _neighbour_lines(results["neighbour"])
+    lines += _adapter_lines(results["torch_adapter"])
     return "\n".join([*lines, "", *closing_lines(results)])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
+from embstore.cache.policies import POLICIES
 from embstore.checks.sessions import LEASE_MS_MAX, MS_MAX
 from embstore.config import OPTIMIZERS, Constant, Normal, TableConfig, Uniform
 from embstore.profiles.hotset import HotSet
@@ -30,6 +31,7 @@ class Author:
         self._rng = np.random.default_rng(seed)
         self._model = model
         self._labels = 0
+        self._scans = 0
 
     def next(self) -> c.Command[Any]:
         """Return the next command."""
@@ -125,15 +127,21 @@ class Author:
     # Rows
 
     def _lookup_pooled(self) -> c.LookupPooled:
-        part = self._table_keys(self._name())
-        return c.LookupPooled(part, self._bags(len(part.keys)))
+        return c.LookupPooled(tuple(map(self._pooled_keys, self._names())))
+
+    def _pooled_keys(self, name: str) -> c.PooledKeys:
+        keys = self._keys(name)
+        return c.PooledKeys(name, None, keys, self._bags(len(keys)))
 
     def _update_pooled(self) -> c.UpdatePooled:
-        name = self._name()
+        parts = tuple(map(self._pooled_gradients, self._names()))
+        return c.UpdatePooled(parts, self._options())
+
+    def _pooled_gradients(self, name: str) -> c.PooledGradients:
         keys = self._keys(name)
         bags = self._bags(len(keys))
         rows = self._rows(len(bags.offsets) - 1, self._dims(name)[1])
-        return c.UpdatePooled(c.TableGradients(name, None, keys, rows), bags, self._options())
+        return c.PooledGradients(name, None, keys, rows, bags)
 
     def _update_ranks(self) -> c.UpdateRanks:
         ranks = [tuple(map(self._table_gradients, self._names())) for _ in range(2)]
@@ -149,12 +157,32 @@ class Author:
         count = len(part.keys)
         return c.PutRows(part, self._rows(count, dim), abs(self._rows(count, state_dim)), 3)
 
+    # Scans
+
+    def _open_scan(self) -> c.OpenScan:
+        self._scans += 1
+        label = self._label() if self._rng.random() < 0.5 else None
+        since = self._label() if self._rng.random() < 0.25 else None
+        return c.OpenScan(f"the scan of number {self._scans}", self._name(), None, label, since)
+
+    def _scan(self) -> tuple[str, str]:
+        """Return the name of a scan, and of its table."""
+        found = [(name, scan.table) for name, scan in self._model.scans.items()]
+        none = ("a scan that nobody opened", self._name())
+        return none if self._errs() or not found else found[self._rng.integers(len(found))]
+
+    def _read_scan(self) -> c.ReadScan:
+        low, rows = int(self._rng.integers(0, 40)), int(self._rng.integers(1, 30))
+        return c.ReadScan(*self._scan(), low, rows, bool(self._rng.integers(2)))
+
     # Sessions
 
     def _open_session(self) -> c.OpenSession:
         name = self._one_of(SESSIONS)
         planner = self._one_of(["per_step", "window", "group:2"])
-        return c.OpenSession(name, tuple(self._names()), planner=planner, **WAITING)
+        waits: Any = self._one_of(["late", "none"])
+        tables = tuple(self._names())
+        return c.OpenSession(name, tables, planner=planner, waits=waits, **WAITING)
 
     def _join_session(self) -> c.JoinSession:
         name = self._one_of(SESSIONS)
@@ -179,8 +207,7 @@ class Author:
     def _announce(self) -> c.Announce:
         member = self._member()
         session = self._session(member)
-        name = next((n for n, s in self._model.sessions.items() if s is session), "")
-        first = max(session.announced, default=self._model.places.get(name, 0)) + 1
+        first = max(session.announced, default=session.last_step) + 1
         steps = []
         for number in range(first, first + 2):
             tables = [
@@ -205,14 +232,27 @@ class Author:
             tables.append(c.StepBags(name, inverse.astype(np.uint32), bags))
         return c.LookupStepPooled(member, self._turn(session), tuple(tables))
 
+    def _read_step(self) -> c.ReadStep:
+        member = self._member()
+        session = self._session(member)
+        tables = [
+            c.StepPositions(name, np.arange(0, len(keys), 2, np.uint32))
+            for name, keys in self._announced(session).items()
+        ]
+        return c.ReadStep(member, self._turn(session), tuple(tables))
+
     def _update_step(self) -> c.UpdateStep:
         member = self._member()
         session = self._session(member)
-        tables = tuple(
-            c.StepGradients(name, self._rows(len(keys), self._dims(name)[1]))
-            for name, keys in self._announced(session).items()
-        )
-        return c.UpdateStep(member, self._turn(session), tables, self._options())
+        tables = []
+        for name, keys in self._announced(session).items():
+            positions = None
+            if self._rng.random() < 0.3:  # some keys have no gradient
+                positions = np.flatnonzero(self._rng.random(len(keys)) < 0.5).astype(np.uint32)
+            count = len(keys) if positions is None else len(positions)
+            rows = self._rows(count, self._dims(name)[1])
+            tables.append(c.StepGradients(name, rows, positions))
+        return c.UpdateStep(member, self._turn(session), tuple(tables), self._options())
 
     def _end_step(self, kind: Any) -> Any:
         member = self._member()
@@ -255,6 +295,7 @@ def _no_id(author: Author) -> None:
 _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.GetServerInfo: _plain(c.GetServerInfo),
     c.GetStats: _plain(c.GetStats, Author._name),
+    c.SetPolicy: _plain(c.SetPolicy, lambda a: a._one_of([*POLICIES, "none"])),
     c.ResizeCache: _plain(c.ResizeCache, lambda a: int(a._one_of([1, 1 << 20, 2 << 20]))),
     c.CheckIntegrity: _plain(c.CheckIntegrity),
     c.CreateTable: Author._create_table,
@@ -270,7 +311,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Checkpoint: Author._checkpoint,
     c.ListCheckpoints: _plain(c.ListCheckpoints),
     c.Backup: lambda a: c.Backup("backups", a._label() if a._errs() else None),
-    c.Restore: _plain(c.Restore, Author._label),
+    c.Restore: _plain(c.Restore, Author._label, Author._errs),
     c.Promote: _plain(c.Promote),
     c.Lookup: lambda a: c.Lookup(tuple(map(a._table_keys, a._names()))),
     c.LookupPooled: Author._lookup_pooled,
@@ -280,6 +321,9 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.UpdateRanks: Author._update_ranks,
     c.Assign: Author._assign,
     c.PutRows: Author._put_rows,
+    c.OpenScan: Author._open_scan,
+    c.ReadScan: Author._read_scan,
+    c.CloseScan: lambda a: c.CloseScan(*a._scan()),
     c.OpenSession: Author._open_session,
     c.JoinSession: Author._join_session,
     c.RenewLease: _plain(c.RenewLease, Author._member),
@@ -288,6 +332,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Announce: Author._announce,
     c.LookupStep: Author._lookup_step,
     c.LookupStepPooled: Author._lookup_step_pooled,
+    c.ReadStep: Author._read_step,
     c.UpdateStep: Author._update_step,
     c.ReleaseStep: lambda a: a._end_step(c.ReleaseStep),
     c.SkipStep: lambda a: a._end_step(c.SkipStep),
@@ -301,6 +346,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.Restore, c.CloseSession, c.EndSession}
+_RARE = {c.DropTable, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
 """What takes away what other commands need."""
 _EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 5)]

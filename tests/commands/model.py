@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.results import AcknowledgedUpdate
+from embstore.results import AcknowledgedUpdate, Place
 from embstore.values import same
 from embstore_proto import narrow
-from tests.reference import ReferenceStore
+from tests.reference import ReferenceStore, spread_bags
 
 Gradients = dict[str, tuple[Any, Any]]
 
@@ -26,12 +26,22 @@ class Session:
 
     tables: tuple[str, ...]
     world_size: int
+    last_step: int = 0
     members: dict[str, int] = field(default_factory=dict)
     """The rank of each member."""
     announced: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     """By step and rank: the keys of each table."""
     sent: dict[int, Gradients] = field(default_factory=dict)
     """By rank: what was sent of the step whose turn it is."""
+
+
+@dataclass
+class Scan:
+    """What a scan is to return."""
+
+    table: str
+    rows: dict[int, Any]
+    """Weights and state by key, ascending."""
 
 
 class Model:
@@ -41,8 +51,10 @@ class Model:
         self.store = ReferenceStore()
         self.kept: dict[str, Any] = {}
         self.sessions: dict[str, Session] = {}
-        self.places: dict[str, int] = {}
-        """The last finished step of each session, open or not."""
+        self.places: dict[str, Place] = {}
+        """Of each session, open or not."""
+        self.table_ids: dict[str, int] = {}
+        self.scans: dict[str, Scan] = {}
         self.rows_dtype = "float32"
         """What looked-up rows travel as."""
 
@@ -59,6 +71,14 @@ class Model:
     def session_of(self, member: str) -> tuple[str, Session]:
         """Return the session of a member, and its name."""
         return next((n, s) for n, s in self.sessions.items() if member in s.members)
+
+    def last_step(self, session: str, tables: Any) -> int:
+        """Return where a session goes on, over some tables."""
+        place = self.places.get(session, Place(0))
+        bound = {name: self.table_ids[name] for name in tables if name in place.table_ids}
+        if place.table_ids and not bound:
+            return 0
+        return place.step if bound.items() <= place.table_ids.items() else 0
 
     def digests(self) -> dict[str, str]:
         """Return the digest of every table."""
@@ -93,10 +113,12 @@ def _create(model: Model, command: c.CreateTable, result: Any) -> None:
         seed=config.seed,
     )
     assert result.t == model.store.table(config.name).t
+    model.table_ids[config.name] = result.table_id
 
 
 def _drop(model: Model, command: c.DropTable, result: Any) -> None:
     model.store.drop_table(command.table)
+    del model.table_ids[command.table]
     model.is_acknowledged(result)
 
 
@@ -130,7 +152,8 @@ def _digest(model: Model, command: c.GetDigest, result: Any) -> None:
 
 
 def _checkpoint(model: Model, command: c.Checkpoint, result: Any) -> None:
-    model.kept[command.label] = model.store.snapshot(), dict(model.places)
+    kept = model.store.snapshot(), dict(model.places), dict(model.table_ids)
+    model.kept[command.label] = kept
     assert result.state.command == model.store.command_number
 
 
@@ -145,9 +168,12 @@ def _backup(model: Model, command: c.Backup, result: Any) -> None:
 
 
 def _restore(model: Model, command: c.Restore, result: Any) -> None:
-    snapshot, places = model.kept[command.label]
+    snapshot, places, table_ids = model.kept[command.label]
     model.store.restore(snapshot)
-    model.places = dict(places)
+    model.places, model.table_ids = dict(places), dict(table_ids)
+    model.scans.clear()
+    if command.force:
+        model.sessions.clear()
     model.is_acknowledged(result)
 
 
@@ -160,10 +186,13 @@ def _lookup(model: Model, command: c.Lookup, result: Any) -> None:
 
 
 def _pooled(model: Model, command: c.LookupPooled, result: Any) -> None:
-    bags, part = command.bags, command.keys
-    table = model.store.table(part.table)
-    rows = table.lookup_pooled(part.keys, bags.offsets, bags.mode, bags.weights)
-    same_rows([result.tables[0].rows], model.as_sent(rows))
+    rows = [
+        model.store.table(part.table).lookup_pooled(
+            part.keys, part.bags.offsets, part.bags.mode, part.bags.weights
+        )
+        for part in command.tables
+    ]
+    same_rows([table.rows for table in result.tables], *map(model.as_sent, rows))
 
 
 def _read(model: Model, command: c.ReadRows, result: Any) -> None:
@@ -189,18 +218,14 @@ def _update(model: Model, command: c.Update, result: Any) -> None:
 
 
 def _update_pooled(model: Model, command: c.UpdatePooled, result: Any) -> None:
-    part, bags, how = command.gradients, command.bags, command.options
-    model.store.table(part.table).update_pooled(
-        part.keys,
-        bags.offsets,
-        part.gradients,
-        bags.mode,
-        bags.weights,
-        how.learning_rate,
-        how.gradient_scale,
-        how.on_nonfinite,
-    )
-    model.is_acknowledged(result, [part.table])
+    gradients = {
+        part.table: (
+            part.keys,
+            spread_bags(part.gradients, part.bags.offsets, part.bags.mode, part.bags.weights),
+        )
+        for part in command.tables
+    }
+    _step(model, [gradients], command.options, result)
 
 
 def _update_ranks(model: Model, command: c.UpdateRanks, result: Any) -> None:
@@ -220,12 +245,48 @@ def _put(model: Model, command: c.PutRows, result: Any) -> None:
     model.is_acknowledged(result, [keys.table])
 
 
+# Scans
+
+
+def _open_scan(model: Model, command: c.OpenScan, result: Any) -> None:
+    table = model.store.table(command.table)
+    written, t = dict(table._written), table.t
+    if command.label is not None:
+        _, _, _, t, written = model.kept[command.label][0][command.table]
+    before: dict[int, Any] = {}
+    if command.since is not None:
+        before = model.kept[command.since][0][command.table][4]
+        assert result.since_t == model.kept[command.since][0][command.table][3]
+    # Each write makes a new row.
+    rows = {key: written[key] for key in sorted(written) if written[key] is not before.get(key)}
+    model.scans[command.scan] = Scan(command.table, rows)
+    assert (result.rows, result.table.t) == (len(rows), t)
+
+
+def _read_scan(model: Model, command: c.ReadScan, result: Any) -> None:
+    expected = [item for item in model.scans[command.scan].rows.items() if item[0] >= command.low]
+    expected = expected[: command.rows]
+    assert result.keys.tolist() == [key for key, _ in expected]
+    same_rows(result.rows, *(row.weights for _, row in expected))
+    assert (result.state is not None) == command.with_state
+    if command.with_state:
+        same_rows(result.state, *(row.state for _, row in expected))
+
+
+def _close_scan(model: Model, command: c.CloseScan, result: Any) -> None:
+    model.scans.pop(command.scan, None)
+
+
 # Sessions
 
 
 def _open(model: Model, command: c.OpenSession, result: Any) -> None:
-    model.sessions.setdefault(command.name, Session(command.tables, command.world_size))
-    assert result.last_step == model.places.get(command.name, 0)
+    last_step = model.last_step(command.name, command.tables)
+    session = model.sessions.get(command.name)
+    if session is None or not session.members:  # which may have ended with its server
+        session = Session(command.tables, command.world_size, last_step)
+    model.sessions[command.name] = session
+    assert result.last_step == session.last_step
 
 
 def _join(model: Model, command: c.JoinSession, result: Any) -> None:
@@ -276,12 +337,23 @@ def _lookup_step_pooled(model: Model, command: c.LookupStepPooled, result: Any) 
     same_rows([table.rows for table in result.tables], *rows)
 
 
+def _read_step(model: Model, command: c.ReadStep, result: Any) -> None:
+    _, session, announced = _of_step(model, command)
+    assert result.last_step == session.last_step
+    for part, found in zip(command.tables, result.tables, strict=True):
+        keys = announced[part.table][part.positions]
+        same_rows([found.rows, found.state], *model.store.table(part.table).read_rows(keys))
+
+
 def _update_step(model: Model, command: c.UpdateStep, result: Any) -> None:
     """Do the update, once all ranks have sent their shares of it."""
     if _is_answered_again(model, command):
         return
     _, session, announced = _of_step(model, command)
-    gradients = {part.table: (announced[part.table], part.gradients) for part in command.tables}
+    gradients = {}
+    for part in command.tables:
+        keys, positions = announced[part.table], part.positions
+        gradients[part.table] = keys if positions is None else keys[positions], part.gradients
     session.sent[session.members[command.member]] = gradients
     if len(session.sent) == session.world_size:
         before = {name: model.store.table(name).t for name in session.tables}
@@ -296,13 +368,15 @@ def _update_step(model: Model, command: c.UpdateStep, result: Any) -> None:
 
 def _is_answered_again(model: Model, command: Any) -> bool:
     """Tell whether the step was finished before: its outcome is remembered."""
-    name, session = model.session_of(command.member)
-    return command.step not in session.announced and command.step <= model.places[name]
+    _, session = model.session_of(command.member)
+    return command.step not in session.announced and command.step <= session.last_step
 
 
 def _finished(model: Model, command: Any, result: Any) -> None:
     name, session, _ = _of_step(model, command)
-    model.places[name] = command.step
+    session.last_step = command.step
+    bound = {table: model.table_ids[table] for table in session.tables}
+    model.places[name] = Place(command.step, bound)
     session.sent.clear()
     del session.announced[command.step]
     model.is_acknowledged(result, session.tables)
@@ -335,6 +409,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.GetServerInfo: _nothing,
     c.GetStats: _nothing,
     c.ResizeCache: _nothing,
+    c.SetPolicy: _nothing,
     c.CheckIntegrity: lambda model, command, result: same_rows([result], ""),
     c.CreateTable: _create,
     c.GetTable: _describe,
@@ -357,6 +432,9 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.UpdateRanks: _update_ranks,
     c.Assign: _assign,
     c.PutRows: _put,
+    c.OpenScan: _open_scan,
+    c.ReadScan: _read_scan,
+    c.CloseScan: _close_scan,
     c.OpenSession: _open,
     c.JoinSession: _join,
     c.RenewLease: _nothing,
@@ -365,6 +443,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.Announce: _announce,
     c.LookupStep: _lookup_step,
     c.LookupStepPooled: _lookup_step_pooled,
+    c.ReadStep: _read_step,
     c.UpdateStep: _update_step,
     c.ReleaseStep: _end_step,
     c.SkipStep: _end_step,

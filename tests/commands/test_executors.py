@@ -26,7 +26,7 @@ from tests.conformance.served import Served, small_pieces
 
 COUNT = 250
 """Commands of a list."""
-SEEDS = range(8)
+SEEDS = range(10)
 
 
 @pytest.fixture(autouse=True)

@@ -105,6 +105,7 @@ def cache_bytes(backend):
     return of
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("trace", TRACES)
 def test_matrix(backend, cache_bytes, trace, store):

@@ -25,6 +25,20 @@ EMBEDDED_ONLY = {
     "merges are held at their points; over the wire the state machine does that": {
         "test_merges.gated",
     },
+    "pools are looked into as their shares of the cache change": {
+        "test_cache_split.test_hits_are_near_those_of_the_best_split",
+        "test_cache_split.test_a_scan_does_not_hide_what_a_rare_table_could_hit",
+        "test_cache_split.test_what_was_decided_is_in_the_stats",
+        "test_cache_split.test_on_demand_nothing_is_measured",
+        "test_cache_split.test_the_same_calls_are_split_the_same",
+        "test_cache_split_safety.test_digests_are_those_of_a_store_that_does_not_split",
+        "test_cache_split_safety.test_a_session_is_exact_while_its_pools_get_smaller",
+        "test_cache_split_safety.test_a_hot_set_is_pinned_again",
+        "test_cache_split_safety.test_tables_that_come_and_go_and_a_new_size_begin_anew",
+        "test_cache_split_safety.test_a_pool_keeps_room_for_its_largest_call",
+        "test_cache_split_safety.test_a_full_disk_is_tried_once_until_it_is_decided_again",
+        "test_cache_split_safety.test_stats_show_no_aims_that_have_ended",
+    },
     "the planner's stages are held, slowed or looked at from within the process": {
         "test_manners.slow_store",
         "test_owners.test_a_step_that_waits_for_its_share_evicts_nobodys_rows",
@@ -32,6 +46,8 @@ EMBEDDED_ONLY = {
         "test_pairs.test_trains_as_the_dense_reference",
         "test_planning.backend",
         "test_races.backend",
+        "test_reads.test_a_planner_that_reads_early_reads_more_where_two_steps_hardly_fit",
+        "test_reads.test_rows_read_are_nearly_those_of_belady_who_knows_the_same_steps",
     },
     "the state machine: one test for each backend": {
         "test_state_machine.test_a_served_store_follows_the_reference",

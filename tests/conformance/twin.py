@@ -118,8 +118,8 @@ class Twin:
     def commits(self, before: Any) -> None:
         self._committed, self._kept = before
 
-    def restore(self, label: str) -> None:
-        self.store.restore(label)
+    def restore(self, label: str, **options: Any) -> None:
+        self.store.restore(label, **options)
         self.reference.restore(self._kept[label].snapshot)
         self._committed = Commit.of(self.reference)
         later = list(self._kept)[list(self._kept).index(label) + 1 :]

@@ -31,6 +31,7 @@ from embstore_server.cli import main
 from embstore_server.cli.commands import app
 from embstore_server.launch import ServerProcess
 from embstore_server.settings import load, markdown_table
+from embstore_training.history import KIND
 from tests.style.sources import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -41,10 +42,33 @@ EXAMPLES = {
     for name, page in PAGES.items()
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
 }
+FRAMEWORKS = {"torch": "torch", "jax": "jax", "keras": "tests.frameworks.on_keras"}
+"""Pages whose examples need an extra of the same name, and what is imported to find it there."""
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""
 
-OF_FILES = ("token", "profile", "size", "hotset", "verify", "restore-from")
+OF_FILES = (
+    "compile",
+    "doctor",
+    "report",
+    "token",
+    "profile",
+    "size",
+    "hotset",
+    "verify",
+    "restore-from",
+)
+RUN = {
+    "kind": KIND,
+    "session": {
+        **{"name": "run", "tables": ["items"], "planner": "per_step"},
+        **{"world_size": 1, "lookahead_steps_max": 1},
+    },
+    "samples": {"step": [0]},
+    "cache": {"budget_bytes": 0, "layouts": []},
+    "accesses": [],
+}
+"""Of a run without a step."""
 BACKUPS = "/mnt/backups"
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 
@@ -81,8 +105,11 @@ def paste(example: str, server: ServerProcess) -> None:
 def test_python_example_runs(
     name: str, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name.startswith("torch-"):
-        pytest.importorskip("torch", reason="needs the extra torch: make test-frameworks")
+    page = name.rpartition("-")[0]
+    if page in FRAMEWORKS:
+        pytest.importorskip(
+            FRAMEWORKS[page], reason=f"needs the extra {page}: make test-frameworks"
+        )
     monkeypatch.chdir(tmp_path)
     paste(EXAMPLES[name], server)
 
@@ -107,6 +134,7 @@ def test_commands_of_a_page_run_in_their_order(
     ids = np.random.default_rng(1).zipf(1.2, 50_000) % 1_000_000
     parquet.write_table(pyarrow.table({"item_id": ids}), "days.parquet")
     embstore.open("tables", device="cpu", cache_bytes=1 << 24).close()
+    Path("run.json").write_text(json.dumps(RUN))
     paste(PREPARED, server)
     for words in filter(is_run, COMMANDS[page]):
         if words[0] == "embstore":

@@ -2,11 +2,15 @@
 
 A call, an operator, a list: each may be what finds no memory, and what it would have done is not
 done then. Where a `with` is left nothing is allocated, and nothing fails; small tuples Python has
-at hand; Numba's own work is the compiler's. Of the thread alone that enters it.
+at hand; Numba's own work is the compiler's. Finalizers are left alone: what they raise Python drops
+and reports elsewhere, and a collection runs those of any other store, wherever it comes. Of the
+thread alone that enters it.
 """
 
 import dis
+import gc
 import sys
+import weakref
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -16,6 +20,7 @@ import embstore
 
 _ROOT = str(Path(embstore.__file__).parent)
 _COMPILER = str(Path(_ROOT) / "arithmetic" / "jit.py")
+_FINALIZE = weakref.finalize.__call__.__code__
 _ALLOCATE = {
     *("CALL", "CALL_FUNCTION_EX", "BINARY_OP", "BINARY_SUBSCR", "STORE_SUBSCR", "COMPARE_OP"),
     *("BUILD_LIST", "BUILD_MAP", "BUILD_STRING", "BUILD_SLICE", "LIST_APPEND", "MAKE_FUNCTION"),
@@ -31,16 +36,19 @@ class Starving:
         self._left = nth
 
     def __enter__(self) -> "Starving":
+        gc.disable()
         sys.settrace(self._called)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         is_ours = code.co_filename.startswith(_ROOT) and code.co_filename != _COMPILER
-        if not is_ours or code.co_name == "__exit__":
+        is_finalizer = frame.f_back is not None and frame.f_back.f_code is _FINALIZE
+        if not is_ours or is_finalizer or code.co_name == "__exit__":
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._stepped

@@ -18,6 +18,7 @@ from tests.faults.sessions import Session, check_after_cut, check_goes_on, recor
 from tests.faults.training import LOGGED, MANY_BASES, generator
 
 SEED = 20260304
+TURNS = 3  # with --turns each of the three choices is made after other calls, else after all
 EVERY_WRITE = 5  # one in so many is cut after, in the middle of a stretch of writes
 EVERY_GOING_ON = 40
 
@@ -40,17 +41,19 @@ CHOICES: dict[str, Callable[[int], Choose]] = {
 
 
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
-@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("choice", CHOICES)
 def test_every_call_may_be_the_last(
-    quick_path: Path, choice: Callable[[int], Choose], options: dict[str, Any]
+    quick_path: Path, choice: str, options: dict[str, Any], pytestconfig: pytest.Config
 ) -> None:
+    turns = TURNS if pytestconfig.getoption("turns") else 1
+    turn = list(CHOICES).index(choice) % turns
     session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True, **options)
     assert min(session.merges.values()) > 2, "expected folds and compactions in the session"
     disk = Disk()
     for calls, call in enumerate(session.calls, 1):
         disk.apply(call)
-        if call.verb != "write" or calls % EVERY_WRITE == 0:
-            cut(session, disk, calls, [choice(calls)], quick_path / "found")
+        if (call.verb != "write" or calls % EVERY_WRITE == 0) and calls % turns == turn:
+            cut(session, disk, calls, [CHOICES[choice](calls)], quick_path / "found")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What tests of adapters share: a store, in this process and behind a server."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,14 +8,27 @@ import pytest
 
 import embstore
 from embstore.handles.store import Store
+from tests.faults.forks import Forks
 from tests.serving import Server, patient
 
 CACHE_BYTES = 1 << 24
+
+# Of small tensors several threads compute more slowly, and where anything else runs on the cores,
+# the barriers of OpenMP take a hundred times as long. Frameworks look when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def opening(path: Path) -> Callable[[], Store]:
     """Return what opens a store on the CPU."""
     return lambda: embstore.open(path, device="cpu", cache_bytes=CACHE_BYTES)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """A server that forks processes; what one of them has imported, the next ones have."""
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The same training in NumPy, given the gradients that Torch came to.
+"""The same training in NumPy, given the gradients that a framework came to.
 
 A twin is told what each forward was given and what gradient its output got. It keeps the order of
 the contract: forwards, then features as the module has them, then ids; and it shares no arithmetic
@@ -8,9 +8,7 @@ with the store (`tests.reference`).
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from embstore_client.torch.embedding import StoreModule
 from tests.reference import ReferenceStore, spread_bags
 
 
@@ -20,12 +18,14 @@ class Forward(NamedTuple):
     given: dict[str, tuple[Any, Any, Any]]
     """Ids (n,), offsets (bags + 1,) or None, weights (n,) or None."""
     outputs: dict[str, Any]
+    """Tensors with their `grad`; or the gradients, None for none."""
 
 
 class Twin:
     """The tables of a module in the reference model."""
 
-    def __init__(self, module: StoreModule) -> None:
+    def __init__(self, module: Any) -> None:
+        """Make those of what has `tables` and a `store`."""
         self._module = module
         self._reference = ReferenceStore()
         for name in module.tables:
@@ -45,7 +45,8 @@ class Twin:
         for forward in forwards:
             for table in self._module.tables.values():
                 for feature in table.features:
-                    gradient = forward.outputs[feature].grad
+                    output = forward.outputs[feature]
+                    gradient = getattr(output, "grad", output)
                     if gradient is not None:
                         ids, *bags = forward.given[feature]
                         rows = _of_ids(gradient, *bags, getattr(table, "mode", "sum"))
@@ -63,15 +64,22 @@ class Twin:
         """Apply those of several ranks as one update."""
         self._reference.update_ranks(shares, **options)
 
+    def digest(self, table: str) -> str:
+        """Return the twin's digest of a table."""
+        digest: str = self._reference.table(table).digest()
+        return digest
+
     def assert_same(self) -> None:
         """Check that every table of the module has the twin's digest."""
         for name in self._module.tables:
             found = self._module.store.table(name).digest()
-            assert found == self._reference.table(name).digest(), name
+            assert found == self.digest(name), name
 
 
 def _of_ids(gradient: Any, offsets: Any, weights: Any, mode: str) -> Any:
-    rows = gradient.to(torch.float32).numpy()
+    if hasattr(gradient, "float"):  # of Torch, which NumPy does not read in bfloat16
+        gradient = gradient.float()
+    rows = np.asarray(gradient, np.float32)
     if offsets is None:
         return rows.reshape(-1, rows.shape[-1])
     return spread_bags(rows, np.asarray(offsets), mode, weights)

@@ -1,11 +1,10 @@
-"""One rank of a training with DistributedDataParallel: the program that test_torch_ranks starts.
-
-    python -m tests.frameworks.rank_trainer ADDRESS DIRECTORY RANK
+"""One rank of a training with DistributedDataParallel: a process that test_torch_ranks starts.
 
 It writes what its forwards were given, and the gradients that their outputs got, to DIRECTORY.
 """
 
-import sys
+import os
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,9 @@ def loss_of(dense: Any, outputs: dict[str, Any], batch: Batch) -> Any:
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, batch[1])
 
 
-def main(address: str, directory: Path, rank: int) -> None:
+def train(reports: Connection, address: str, directory: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{directory / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD_SIZE)
     with patient(address) as store:
@@ -77,10 +78,12 @@ def main(address: str, directory: Path, rank: int) -> None:
             }
             for table, (keys, gradients) in twin.share([Forward(given, outputs)]).items():
                 number = embedding.last_step
-                shares[f"{number} {table} keys"], shares[f"{number} {table} rows"] = keys, gradients
+                shares[f"{number} {table} keys"], shares[f"{number} {table} rows"] = (
+                    keys,
+                    gradients,
+                )
             embedding.step()
-            if embedding.last_step == STEPS:
-                embedding.save("end", directory=directory, **parts)
+        embedding.save("end", directory=directory, group=dist.group.WORLD, **parts)
         weights = dense.module.weight.detach().clone()
         with torch.no_grad():
             dense.module.weight.zero_()
@@ -89,7 +92,3 @@ def main(address: str, directory: Path, rank: int) -> None:
         assert dense.module.weight.equal(weights)
         np.savez(directory / f"rank-{rank}", weights=weights.numpy(), **shares)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.style.sources import ROOT
 
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "jax")
 
 LOADED = """if True:
     import sys

@@ -1,8 +1,5 @@
 """Two ranks with DistributedDataParallel: the mean over ranks, in dense part and store alike."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +12,18 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 from embstore.handles.store import Store  # noqa: E402
+from tests.faults.forks import Forks  # noqa: E402
 from tests.frameworks import rank_trainer as program  # noqa: E402
 from tests.frameworks.numpy_twin import Twin  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
-from tests.style.sources import ROOT  # noqa: E402
-
-TIMEOUT_S = 600
 
 
-def trained(address: str, directory: Path) -> list[Any]:
+def trained(forks: Forks, address: str, directory: Path) -> list[Any]:
     """Have all ranks train, and return what each has written."""
-    command = [sys.executable, "-m", "tests.frameworks.rank_trainer", address, str(directory)]
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(program.WORLD_SIZE)
+        forks.start(program.train, address, directory, rank) for rank in range(program.WORLD_SIZE)
     ]
-    try:
-        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(outputs)
+    assert [rank.wait() for rank in ranks] == [0] * program.WORLD_SIZE
     return [dict(np.load(directory / f"rank-{n}.npz")) for n in range(program.WORLD_SIZE)]
 
 
@@ -70,8 +49,10 @@ def alone(store: Store) -> Any:
     return dense.weight.detach().numpy()
 
 
-def test_ranks_train_as_one_does(server: Server, embedded: Store, tmp_path: Path) -> None:
-    written = trained(server.address, tmp_path)
+def test_ranks_train_as_one_does(
+    forks: Forks, server: Server, embedded: Store, tmp_path: Path
+) -> None:
+    written = trained(forks, server.address, tmp_path)
     weights = alone(embedded)
     for of_rank in written:
         np.testing.assert_allclose(of_rank["weights"], weights, rtol=1e-5, atol=1e-6)

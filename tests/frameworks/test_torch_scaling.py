@@ -101,3 +101,25 @@ def test_a_step_before_that_of_the_scaler_is_refused(embedded: Store) -> None:
         trainer.embedding.step(trainer.scaler)
     trainer.scaler.unscale_(trainer.optimizer)  # as for clipping: it has looked
     assert trainer.embedding.step(trainer.scaler).t == {"t": 1}
+
+
+def test_a_scale_that_would_leave_a_trace_is_refused(embedded: Store) -> None:
+    trainer = Trainer(embedded)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
+    with pytest.raises(InvalidArgumentError, match="power of two"):
+        trainer.step()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_overflow_of_one_module_is_no_verdict_on_another(embedded: Store, order: int) -> None:
+    """Whichever of them is asked first."""
+    modules = [module_of(embedded, name) for name in "ab"]
+    dense = torch.nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(dense.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    values = [module(IDS) for module in modules]
+    pooled = values[0] * 1e38 + (values[0] - values[0] * 1e38).detach() + values[1]
+    scaler.scale(dense(pooled).square().sum()).backward()
+    scaler.step(optimizer)
+    done = {module: module.step(scaler) for module in modules[::order]}
+    scaler.update()
+    assert [done[module].skipped for module in modules] == [True, False]

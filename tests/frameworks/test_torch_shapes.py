@@ -56,6 +56,7 @@ SHAPES = {
     "no ids": (torch.empty(0, dtype=torch.int64), torch.tensor([0, 0])),
     "every second column": (torch.arange(24).reshape(4, 6)[:, ::2],),
     "transposed": (torch.arange(24).reshape(4, 6).T,),
+    "every second id and offset": (torch.arange(12)[::2], torch.tensor([0, 9, 2, 9, 5, 9])[::2]),
 }
 
 
@@ -99,6 +100,8 @@ def test_gradients_of_weights_pass_gradcheck_in_float64(embedded: Store) -> None
     weights = torch.linspace(-1, 2, 6, dtype=torch.float64, requires_grad=True)
     offsets = torch.tensor([0, 2, 2])
     assert torch.autograd.gradcheck(lambda w: module(IDS, offsets, w), (weights,))
+    apart = torch.linspace(-1, 2, 12, dtype=torch.float64)[::2].reshape(2, 3).T.requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: module(IDS.reshape(3, 2), None, w), (apart,))
 
 
 def test_activations_come_in_the_dtype_that_is_asked_for(embedded: Store) -> None:

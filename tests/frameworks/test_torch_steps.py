@@ -140,6 +140,68 @@ def test_a_forward_that_is_computed_again_counts_once(embedded: Store, is_reentr
     twin.assert_same()
 
 
+LAYOUTS: dict[str, Any] = {
+    "as it is": lambda output: output.sin(),
+    "transposed": lambda output: output.T.sin().cumsum(dim=1),
+    "one value for all": lambda output: output.sum().sin(),
+    "of some": lambda output: output[::2, 1:].sin(),
+    "twice": lambda output: output * output,
+    "float64": lambda output: output.double().sin(),
+}
+
+
+@pytest.mark.parametrize("of_output", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("ids", [torch.tensor([7, 1, 7]), torch.tensor([[7, 1], [2, 2]])])
+def test_a_gradient_counts_as_it_is_whoever_else_has_it(
+    embedded: Store, of_output: Any, ids: Any
+) -> None:
+    """What nobody else has is not copied; what is retained or hooked is, before it is changed."""
+    options = {"dim": 4, "rows": ROWS, "optimizer": Adam(0.1), "initializer": Uniform(-1, 1)}
+    alone, retained, hooked = (
+        EmbeddingBag(embedded, name, seed=5, **options) for name in ("a", "r", "h")
+    )
+    arguments = (ids,) if ids.dim() == 2 else (ids, torch.arange(len(ids)))
+    outputs = {module: module(*arguments) for module in (alone, retained, hooked)}
+    outputs[retained].retain_grad()
+    seen: list[Any] = []
+    outputs[hooked].register_hook(seen.append)
+    for output in outputs.values():
+        of_output(output).sum().backward()
+    outputs[retained].grad.zero_()
+    if seen[0].is_contiguous():  # else it is one value for all, which cannot be filled
+        seen[0].zero_()
+    twin = Twin(alone)
+    again = alone(*arguments)
+    again.retain_grad()
+    of_output(again).sum().backward()
+    bounds = np.arange(len(ids) + 1) * (ids.shape[1] if ids.dim() == 2 else 1)
+    twin.step([Forward({"a": (ids.reshape(-1).numpy(), bounds, None)}, {"a": again})])
+    alone.zero_grad()
+    of_output(alone(*arguments)).sum().backward()
+    for module in outputs:
+        module.step()
+    twin.assert_same()
+    found = [embedded.table(name).lookup(np.arange(ROWS)) for name in ("a", "r", "h")]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_activations_may_be_changed_in_place(store: Store) -> None:
+    """As those of Torch's modules; the rows of the store are not."""
+    options = {"dim": 4, "rows": ROWS, "optimizer": Sgd(1.0), "initializer": Uniform(-1, 1)}
+    module, ids = Embedding(store, "t", **options), torch.tensor([3, 1, 3])
+    before = store.table("t").lookup(np.arange(ROWS))
+    plain = torch.nn.Embedding.from_pretrained(torch.tensor(before), freeze=False)
+    found, wanted = torch.relu_(module(ids)), torch.relu_(plain(ids))
+    torch.testing.assert_close(found, wanted)
+    np.testing.assert_array_equal(store.table("t").lookup(np.arange(ROWS)), before)
+    found.sum().backward()
+    wanted.sum().backward()
+    module.step()
+    after = store.table("t").lookup(np.arange(ROWS))
+    np.testing.assert_allclose(before - after, plain.weight.grad.numpy(), rtol=1e-6, atol=1e-7)
+
+
 def test_a_forward_without_a_backward_is_no_update(store: Store) -> None:
     rng, module = np.random.default_rng(5), collection(store)
     twin, command = Twin(module), store.command
@@ -168,6 +230,22 @@ def test_a_table_without_gradients_is_not_updated_by_a_step_of_a_session(store: 
     twin.assert_same()
     facts = store.table_facts()
     assert (facts["a"].t, facts["b"].t) == (2, 4)
+
+
+def test_an_id_without_a_gradient_is_not_updated_by_a_step_of_a_session(store: Store) -> None:
+    """As it is outside a session, while other ids of its table are."""
+    rng, module = np.random.default_rng(14), collection(store)
+    twin = Twin(module)
+    batches = [[batch_of(rng) for _ in range(2)] for _ in range(6)]
+    loop = module.ahead(batches, features=lambda batch: [given for given, _ in batch])
+    for number, batch in enumerate(loop):
+        first, second = (Forward(twins, kept(module(given))) for given, twins in batch)
+        loss_of(first.outputs, ["x", "yz", "xyz"][number % 3]).backward()
+        if number % 2:
+            loss_of(second.outputs).backward()
+        twin.step([first, second])
+        module.step()
+    twin.assert_same()
 
 
 def test_a_learning_rate_is_of_one_step(embedded: Store) -> None:
@@ -262,9 +340,22 @@ def test_ids_that_were_not_announced_are_refused_by_name(embedded: Store) -> Non
         module(torch.tensor([[2], [2]]))
         with pytest.raises(InvalidArgumentError, match="step 1, found 3"):
             module(torch.tensor([[2, 3]]))
+        module.step()
     for _ in module.ahead([None], features=lambda _: announced[:, :0]):
         with pytest.raises(InvalidArgumentError, match="step 1, found 3"):
             module(torch.tensor([[3]]))
+        module.step()
+
+
+def test_rows_that_were_used_and_no_step_are_warned_of(embedded: Store) -> None:
+    module, ids = (
+        EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1)),
+        torch.tensor([[1, 2]]),
+    )
+    with pytest.warns(UserWarning, match="step 1 was looked up, and neither updated"):
+        for _ in module.ahead([None], features=lambda _: ids):
+            module(ids)
+    assert module.last_step == 1
 
 
 def test_arguments_of_one_table_may_be_a_tuple(embedded: Store) -> None:

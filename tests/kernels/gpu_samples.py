@@ -10,7 +10,7 @@ from embstore.config import RowWiseAdagrad
 from embstore.device.base import Gradients
 from embstore.device.gpu import GpuDevice
 from embstore.layout import Layout
-from embstore.score import COUNT_UP, FORESEEN, PENDING
+from embstore.score import COUNT_UP, PENDING
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import (
     awkward,
@@ -149,10 +149,10 @@ class EveryVerb:
             device.slots.count_pending(memory, up(device, free)),
         ]
         device.slots.arrive(memory, free[:9])
-        device.slots.foresee(memory, slots, FORESEEN | self.rng.integers(-90, 90, len(slots)))
+        device.slots.foresee(memory, slots, self.rng.integers(-90, 90, len(slots)), 8)
         device.slots.age_scores(memory, SLOTS)
         self.results.append(device.slots.read_range(memory, 0, SLOTS).scores.tolist())
-        device.slots.forget_foreseen(memory, SLOTS // 3)
+        device.slots.foresee(memory, slots[:9], np.full(9, -1), 9)
         distinct = device.keys.distinct([(1, 1_000, self.keys), (0, 1_000, self.keys[:9])])
         device.keys.synchronize(distinct)
         self.results.append(down(device, distinct.unique_keys).tolist())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embstore.arithmetic import apply_update, update_scalars
+from embstore.arithmetic import apply_update, implementation, update_scalars
 from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from tests.kernels.samples import (
     DIMS,
@@ -67,6 +67,25 @@ def test_updates_are_those_of_the_numpy_twin(optimizer, dim, finite):
         assert rows == bits(expected)
         assert metadata == [list(range(60))] * 2
         assert np.flatnonzero(dirty).tolist() == sorted(slots.tolist())
+
+
+@pytest.mark.parametrize("finite", [True, False], ids=["usual", "any"])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=KINDS)
+def test_rows_of_a_trainer_are_updated_alike(optimizer, dim, finite):
+    rng = np.random.default_rng(SEED)
+    weights = awkward(rng, 60, dim, finite=finite)
+    state = np.abs(awkward(rng, 60, optimizer.state_dim(dim), finite=finite))
+    slots, g = rng.permutation(60)[:45], awkward(rng, 45, dim)
+    scalars = update_scalars(optimizer, 7, 0.3, dim)
+    wanted = weights.copy(), state.copy()
+    taken, of_state = weights[slots], state[slots]
+    apply_update(optimizer.kind, taken, of_state, g, scalars)
+    wanted[0][slots], wanted[1][slots] = taken, of_state
+    for name in ("numpy", "compiled"):
+        found = weights.copy(), state.copy()
+        implementation(name).update_rows(optimizer.kind, *found, slots, g, scalars)
+        assert [bits(part) for part in found] == [bits(part) for part in wanted]
 
 
 def test_a_rate_of_zero_still_writes():

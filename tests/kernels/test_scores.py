@@ -1,6 +1,6 @@
 """The bits of a score: pins, pending rows, announced uses, counts; against plain fields."""
 
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Score:
-    """The fields; of a foreseen slot, `count` and `clock` are the halves of its rank."""
+    """The fields; of a foreseen slot, `clock` is the rank of its next use."""
 
     pending: int = 0
     pins: int = 0
@@ -28,8 +28,14 @@ class Score:
     clock: int = 0
 
     def __int__(self):
-        low = self.pins << 52 | self.foreseen << 51 | self.count << 40 | self.clock
-        return low - (self.pending << 63)
+        use = self.clock << 11 | self.count if self.foreseen else self.count << 40 | self.clock
+        return (self.pins << 52 | self.foreseen << 51 | use) - (self.pending << 63)
+
+    @property
+    def order(self):
+        """What decides which slot leaves first."""
+        use = (self.clock, self.count) if self.foreseen else (self.count, self.clock)
+        return self.foreseen, *use
 
 
 scores_of_slots = st.builds(
@@ -81,8 +87,9 @@ def test_the_layout_is_what_the_fields_say():
     assert int(Score(pins=1)) == layout.PIN_ONE == 1 << layout.PIN_SHIFT
     assert int(Score(foreseen=1)) == layout.FORESEEN
     assert layout.PINS_MAX == PINS_MAX
-    fields = asdict(Score(0, PINS_MAX, 1, COUNT_MAX, CLOCK_MAX))
-    assert sum(int(Score(**{name: value})) for name, value in fields.items()) == (1 << 63) - 1
+    assert layout.RANK_SHIFT == 11
+    for foreseen, most in ((0, layout.FORESEEN - 1), (1, layout.PIN_ONE - 1)):
+        assert int(Score(0, 0, foreseen, COUNT_MAX, CLOCK_MAX)) == most
 
 
 # Each verb by itself, on scores of every kind
@@ -128,31 +135,20 @@ def test_pending_slots_are_counted_and_arrive(scores, data):
 
 @settings(deadline=None)
 @given(some_slots, st.booleans(), st.data())
-def test_foresee_replaces_what_is_below_the_pins(scores, on_device, data):
+def test_foresee_ranks_by_the_next_use_or_ends_that_and_leaves_pins_and_counts_alone(
+    scores, on_device, data
+):
     slots, after, ranks = taken(data, scores), list(scores), []
     for slot in slots:
-        low = data.draw(scores_of_slots)
-        ranks.append(int(replace(low, pins=0)))  # a pending one is negative
-        if not low.pending:
-            after[slot] = replace(low, pending=scores[slot].pending, pins=scores[slot].pins)
+        ranks.append(data.draw(st.sampled_from([-1, 0, 3, CLOCK_MAX])))
+        if ranks[-1] >= 0:
+            after[slot] = replace(scores[slot], foreseen=1, clock=ranks[-1])
+        elif scores[slot].foreseen:
+            after[slot] = replace(scores[slot], foreseen=0, clock=9)
     slots, ranks = [*slots, -1], np.array([*ranks, 5], np.int64)
     for device in devices():
         memory = scored(device, scores)
-        device.slots.foresee(memory, given_to(device, slots, on_device), ranks)
-        check(device, memory, after)
-
-
-@settings(deadline=None)
-@given(some_slots, st.integers(0, 40))
-def test_forget_foreseen_ranks_them_below_all_others(scores, slot_count):
-    slot_count = min(slot_count, len(scores))
-    after = [
-        replace(score, foreseen=0, count=0, clock=0) if score.foreseen and i < slot_count else score
-        for i, score in enumerate(scores)
-    ]
-    for device in devices():
-        memory = scored(device, scores)
-        device.slots.forget_foreseen(memory, slot_count)
+        device.slots.foresee(memory, given_to(device, slots, on_device), ranks, 9)
         check(device, memory, after)
 
 
@@ -161,7 +157,7 @@ def test_forget_foreseen_ranks_them_below_all_others(scores, slot_count):
 def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on_device, data):
     slots, after = taken(data, scores), list(scores)
     for slot in slots:
-        before = 0 if scores[slot].foreseen else scores[slot].count
+        before = scores[slot].count
         count = {COUNT_NONE: 0, COUNT_UP: min(before + 1, COUNT_MAX), COUNT_KEEP: before}[counting]
         after[slot] = replace(scores[slot], foreseen=0, count=count, clock=9)
     for device in devices():
@@ -172,12 +168,11 @@ def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on
 
 @settings(deadline=None)
 @given(some_slots, st.booleans(), st.data())
-def test_set_counts_leaves_all_else_alone_and_what_is_foreseen_altogether(scores, on_device, data):
+def test_set_counts_leaves_all_else_alone(scores, on_device, data):
     slots, after, counts = taken(data, scores), list(scores), []
     for slot in slots:
         counts.append(data.draw(st.integers(0, COUNT_MAX)))
-        if not scores[slot].foreseen:
-            after[slot] = replace(scores[slot], count=counts[-1])
+        after[slot] = replace(scores[slot], count=counts[-1])
     slots, counts = [*slots, -1], np.array([*counts, 3], np.int64)
     for device in devices():
         memory = scored(device, scores)
@@ -187,9 +182,9 @@ def test_set_counts_leaves_all_else_alone_and_what_is_foreseen_altogether(scores
 
 @settings(deadline=None)
 @given(some_slots, st.integers(0, 40))
-def test_ageing_leaves_pins_alone_and_what_is_foreseen_altogether(scores, slot_count):
+def test_ageing_leaves_all_but_counts_alone(scores, slot_count):
     slot_count = min(slot_count, len(scores))
-    halved = [s if s.foreseen else replace(s, count=s.count // 2) for s in scores]
+    halved = [replace(score, count=score.count // 2) for score in scores]
     after = halved[:slot_count] + scores[slot_count:]
     for device in devices():
         memory = scored(device, scores)
@@ -202,9 +197,9 @@ def test_ageing_leaves_pins_alone_and_what_is_foreseen_altogether(scores, slot_c
 def test_victims_are_neither_pinned_nor_on_their_way(scores, count):
     """And those that are foreseen are the last: their fields are compared before the others."""
     free = [
-        (astuple(score), slot)
+        (score.order, slot)
         for slot, score in enumerate(scores)
-        if not score.pending and not score.pins and score.clock != 7
+        if not score.pending and not score.pins and (score.foreseen or score.clock != 7)
     ]
     expected = sorted(slot for _, slot in sorted(free)[:count])
     for device in devices():
@@ -245,14 +240,14 @@ def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
 def test_the_next_use_decides_among_what_is_foreseen(device):
     memory = scored(device, [Score(clock=slot) for slot in range(8)])
     slots = np.arange(6)
-    ranks = layout.FORESEEN | np.array([9, 1, 5, 7, 3, 2])
-    device.slots.foresee(memory, slots, ranks)
+    ranks = np.array([9, 1, 5, 7, 3, 2])
+    device.slots.foresee(memory, slots, ranks, 8)
     order = [6, 7, 1, 5, 4, 2, 3, 0]
     for count in range(9):
         victims = device.slots.select_victims(memory, 8, 99, count)().slots
         assert victims.tolist() == sorted(order[:count])
-    device.slots.forget_foreseen(memory, 8)
-    assert device.slots.read_range(memory, 0, 8).scores.tolist() == [0] * 6 + [6, 7]
+    device.slots.foresee(memory, np.arange(8), np.full(8, -1), 8)
+    assert device.slots.read_range(memory, 0, 8).scores.tolist() == [8] * 6 + [6, 7]
 
 
 @pytest.mark.parametrize("counting", [COUNT_NONE, COUNT_UP, COUNT_KEEP])
@@ -321,12 +316,11 @@ def test_nothing_to_pin(device):
     absent = np.full(40, -1)
     for slots in (NONE, none, absent, up(device, absent)):
         assert device.slots.pin(memory, slots)() == device.slots.unpin(memory, slots)() == 0
-        device.slots.foresee(memory, slots, np.full(len(slots), 5))
+        device.slots.foresee(memory, slots, np.full(len(slots), 5), 9)
         device.slots.set_counts(memory, slots, np.full(len(slots), 5))
     assert device.slots.count_pending(memory, none) == 0
     device.slots.arrive(memory, NONE)
     device.slots.place_keys(memory, NONE, NONE, layout.PENDING)
-    device.slots.forget_foreseen(memory, 0)
     check(device, memory, scores)
 
 

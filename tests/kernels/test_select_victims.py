@@ -19,7 +19,8 @@ COUNT_MAX = (1 << 11) - 1
 
 def expected(scores, slot_keys, clock, count):
     slots = np.arange(len(scores))
-    may_go = (scores >= 0) & (scores < PIN_ONE) & ((scores & CLOCK_MASK) != clock)
+    is_running = (scores & (FORESEEN | CLOCK_MASK)) == clock
+    may_go = (scores >= 0) & (scores < PIN_ONE) & ~is_running
     candidates = slots[(slot_keys != EMPTY_KEY) & may_go]
     order = np.lexsort((candidates, scores[candidates]))
     return sorted(candidates[order[:count]].tolist())

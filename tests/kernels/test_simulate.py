@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.score import COUNT_KEEP, COUNT_MAX, COUNT_NONE, COUNT_UP
-from embstore_tools.sizing.simulate_kernels import simulate_scores, stack_depths
+from embstore_server.sizing.simulate_kernels import simulate_scores, stack_depths
 
 KEYS = 12
 CALLS = st.lists(st.lists(st.integers(0, KEYS - 1), unique=True, max_size=6), max_size=25)

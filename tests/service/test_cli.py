@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGINT, SIGPIPE, SIGTERM
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from embstore_server.cli import connection, exits, parameters
 from embstore_server.settings import Settings, declared
 from embstore_tools.commands import bench
 from tests.service.shell import Ended, Shell, Terminal
+from tests.serving import Server
 
 ADS = ["--dim", "8", "--rows", "1000", "--optimizer", "rowwise_adagrad", "--learning-rate", "0.01"]
 UNIFORM = ["--initializer", "uniform:-0.01,0.01"]
@@ -104,7 +106,8 @@ def test_a_command_line_that_makes_no_sense_ends_with_2(words: list[str], shell:
 
 def test_every_exit_status_is_explained() -> None:
     used = {answer.exit for answer in ANSWERS.values()}
-    assert {exits.OK, exits.FAILED, *used} == exits.MEANINGS.keys()
+    by_signal = {128 + SIGINT, 128 + SIGPIPE, 128 + SIGTERM}
+    assert {exits.OK, exits.FAILED, *used, *by_signal} == exits.MEANINGS.keys()
 
 
 def test_an_error_is_told_in_a_line_without_a_trace(
@@ -260,11 +263,14 @@ def test_table_drop_with_yes(shell: Shell, store: embstore.Store) -> None:
     assert shell("table", "drop", "ads", "--yes").status == exits.NOT_FOUND
 
 
-@pytest.mark.parametrize(
+ASKED = pytest.mark.parametrize(
     ("stdin", "status"),
     [(Terminal("y\n"), 0), (Terminal("n\n"), exits.FAILED), (io.StringIO("y\n"), exits.USAGE)],
     ids=["yes", "no", "nobody to ask"],
 )
+
+
+@ASKED
 def test_table_drop_asks_on_a_terminal(
     stdin: io.StringIO,
     status: int,
@@ -273,6 +279,7 @@ def test_table_drop_asks_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     add_ads(store)
+    stdin.seek(0)
     monkeypatch.setattr(sys, "stdin", stdin)
     ended = shell("table", "drop", "ads")
     assert ended.status == status
@@ -294,6 +301,35 @@ def test_stats(shell: Shell, store: embstore.Store) -> None:
     lines = [line.split() for line in shown.splitlines()]
     assert ["unique", "hit", "rate", "0.0%"] in lines
     assert ["memory", "free", "bytes"] in [line[:3] for line in lines]
+
+
+@ASKED
+def test_restore_asks_on_a_terminal(
+    stdin: io.StringIO,
+    status: int,
+    shell: Shell,
+    store: embstore.Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.checkpoint("none")
+    add_ads(store)
+    stdin.seek(0)  # another test may have read it
+    monkeypatch.setattr(sys, "stdin", stdin)
+    ended = shell("restore", "none")
+    assert ended.status == status
+    assert ("--yes" in ended.err) == (status == exits.USAGE)
+    assert store.tables() == ["ads"] * bool(status)
+
+
+def test_restore_waits_for_sessions_or_ends_them(shell: Shell, store: embstore.Store) -> None:
+    add_ads(store)
+    store.checkpoint("kept")
+    store.sessions.open("run", ["ads"])
+    ended = shell("restore", "kept", "--wait", "0.01", "--yes")
+    assert (ended.status, "session 'run'" in ended.err) == (exits.CONFLICT, True)
+    restored = shell("restore", "kept", "--force", "--yes", "--json").document
+    assert restored == {"label": "kept", "command": store.command}
+    assert shell("restore", "other", "--yes").status == exits.NOT_FOUND
 
 
 def test_checkpoint_and_its_list(shell: Shell, store: embstore.Store) -> None:
@@ -363,8 +399,27 @@ def test_bench_that_fails_drops_its_table_and_tells_what_failed_first(
     monkeypatch.setattr(bench, "_timed", fail)
     ended = shell(*BENCH)
     assert ended.status != 0
-    assert ended.err == "error: full\n" or isinstance(raised, KeyboardInterrupt)
+    assert ended.err.endswith("error: full\n") or isinstance(raised, KeyboardInterrupt)
+    assert ("may be left" in ended.err) == is_closed
     assert is_closed or store.tables() == []
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_bench_drops_its_table_when_a_signal_ends_it(number: int, server: Server) -> None:
+    """In a process of its own, in the middle of its calls."""
+    words = [*BENCH[:-1], "100000000", "--address", server.address, "--timeout", "600"]
+    with subprocess.Popen([sys.executable, "-m", "embstore_server", *words]) as process:
+        trained = [0]
+        while not any(trained):
+            assert process.poll() is None
+            trained = server.on_engine(
+                lambda store: [
+                    facts.t for name, facts in store.table_facts().items() if "/" in name
+                ]
+            )
+        process.send_signal(number)
+        assert process.wait(600) == 128 + number
+    assert server.on_engine(lambda store: store.tables()) == ["ads", "users"]
 
 
 # The server

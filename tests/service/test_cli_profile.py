@@ -14,9 +14,9 @@ from pyarrow import parquet
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore_server.cli import exits, main
+from embstore_server.sizing.prediction import hit_rates
 from embstore_tools.demo import synthetic
 from embstore_tools.demo.columns import scaled_rows, table_name
-from embstore_tools.sizing.prediction import hit_rates
 from tests.service.shell import Shell, Terminal
 
 ROWS, SAMPLES = 3000, 20_000

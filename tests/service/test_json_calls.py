@@ -19,10 +19,12 @@ from tests.serving import Server
 CONFIG = {"name": "new", "dim": 4, "rows": "9", "sgd": {"learning_rate": 0.5}, "constant": {}}
 SESSION = {"name": "job", "tables": ["ads"]}
 MEMBER = "0123456789abcdef"
+SCAN = {"scan": MEMBER, "table": "ads"}
 JOINED = [("OpenSession", SESSION), ("JoinSession", {"name": "job", "member": MEMBER})]
 REQUESTS: dict[str, dict[str, Any]] = {
     "GetStats": {"table": "ads"},
     "ResizeCache": {"cache_bytes": 1 << 21},
+    "SetPolicy": {"policy": "lfu"},
     "CreateTable": {"config": CONFIG},
     "GetTable": {"table": "ads"},
     "DropTable": {"table": "ads"},
@@ -32,6 +34,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
     "Restore": {"label": "kept"},
     "Backup": {"destination": "backups"},
+    "OpenScan": SCAN,
+    "CloseScan": SCAN,
     "OpenSession": SESSION,
     "JoinSession": JOINED[1][1],
     "RenewLease": {"member": MEMBER},

@@ -77,6 +77,7 @@ def answers(stub):
         ("GetDigest", pb.GetDigestRequest(table="a")),
         ("GetStats", pb.GetStatsRequest()),
         ("ResizeCache", pb.ResizeCacheRequest(cache_bytes=2 << 20)),
+        ("SetPolicy", pb.SetPolicyRequest(policy="lfu")),
         ("CheckIntegrity", pb.CheckIntegrityRequest()),
         ("Flush", pb.FlushRequest()),
         ("Checkpoint", pb.CheckpointRequest(label="c", metadata_json='{"step": 1}')),
@@ -127,6 +128,16 @@ def bags_of(payload):
     return pb.Bags(offsets=payload.add(OFFSETS, "<i8"), mode=pb.POOLING_MODE_MEAN)
 
 
+def pooled_of(payload, rows=None):
+    """Return keys of bags; with rows, gradients of them."""
+    found = pb.PooledKeys(table="a") if rows is None else pb.PooledGradients(table="a")
+    if rows is not None:
+        found.gradients.CopyFrom(payload.add(rows, "<f4"))
+    found.keys.CopyFrom(payload.add(KEYS, "<i8"))
+    found.bags.CopyFrom(bags_of(payload))
+    return found
+
+
 def write_everything(bulk, reference, gap):
     """Do each writing verb on both; yield the replies."""
     table, rows, bags = reference.table("a"), grads(4, DIM), grads(3, DIM)
@@ -136,8 +147,7 @@ def write_everything(bulk, reference, gap):
     table.update(KEYS, rows)
     payload = Payload(gap)
     header = pb.UpdatePooledRequest.Header(
-        gradients=gradients_of(payload, bags),
-        bags=bags_of(payload),
+        tables=[pooled_of(payload, bags)],
         options=pb.UpdateOptions(learning_rate=0.25, gradient_scale=0.5),
     )
     yield bulk.call("UpdatePooled", header, payload.content)
@@ -183,7 +193,7 @@ def test_reading_verbs_return_what_the_reference_does(bulk, reference, gap):
     assert reply.header.tables[0].t == table.t
     assert reply.header.stage_seconds
     payload = Payload(gap)
-    header = pb.LookupPooledRequest.Header(keys=keys_of(payload), bags=bags_of(payload))
+    header = pb.LookupPooledRequest.Header(tables=[pooled_of(payload)])
     reply = bulk.call("LookupPooled", header, payload.content)
     pooled = table.lookup_pooled(KEYS, OFFSETS, "mean")
     assert array_of(reply, reply.header.tables[0].rows).tobytes() == pooled.tobytes()

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 import embstore
 from embstore.lookahead.stats import SessionStats
 from embstore.stats import declared
+from embstore_server.cli import exits
 from tests.service.rest import Rest
 from tests.service.shell import Shell
 from tests.serving import Server
@@ -47,6 +49,17 @@ async def test_live_sessions_are_listed_by_name(rest: Rest) -> None:
 async def test_a_session_is_told_without_its_members(rest: Rest) -> None:
     member = await rest.on_engine(train)
     assert member not in json.dumps(await rest.get("/api/v1/sessions"))
+
+
+async def test_a_session_is_ended_by_its_name_whatever_that_has(rest: Rest) -> None:
+    """Review: Names were decoded twice, so that of these two the other one was ended."""
+    names = ["a/b", "a%2Fb", "100%25", "snow ☃"]
+    for name in names:
+        await rest.on_engine(lambda store, n=name: store.sessions.open(n, ["ads"], shared=True))
+    for name in names[1:]:
+        ended = await rest.delete(f"/api/v1/sessions/{quote(name, safe='')}")
+        assert ended["name"] == name
+    assert [one["name"] for one in (await rest.get("/api/v1/sessions"))["sessions"]] == ["a/b"]
 
 
 # Metrics
@@ -89,3 +102,32 @@ def test_the_command_shows_live_sessions(server: Server, typed: Shell) -> None:
         assert line.split() in lines
     (found,) = typed("sessions", "--json").document
     assert (found["name"], found["last_step"]) == ("ctr", 1)
+
+
+def test_the_command_ends_a_session(server: Server, typed: Shell) -> None:
+    server.on_engine(train)
+    asked = typed("sessions", "close", "ctr")
+    assert asked.status == exits.USAGE and "--yes" in asked.err
+    assert typed("sessions", "close", "ctr", "--yes", "--json").document == {"name": "ctr"}
+    assert typed("sessions").out == "no session is live\n"
+    again = typed("sessions", "close", "ctr", "--yes")
+    assert again.status == exits.FAILED and "no session 'ctr' is open" in again.err
+
+
+async def test_rest_ends_a_session(rest: Rest) -> None:
+    await rest.on_engine(lambda store: store.sessions.open("a:b/c?d", ["ads"]))
+    ended = await rest.delete("/api/v1/sessions/a:b/c%3Fd")
+    assert ended["name"] == "a:b/c?d"
+    assert (await rest.get("/api/v1/sessions"))["sessions"] == []
+    refused = await rest.delete("/api/v1/sessions/a:b/c%3Fd", 409)
+    assert refused["error"] == "SessionExpiredError"
+
+
+async def test_rest_restores_when_sessions_are_ended(rest: Rest) -> None:
+    await rest.post("/api/v1/checkpoints", {"label": "kept"}, 201)
+    await rest.on_engine(train)
+    refused = await rest.post("/api/v1/restore", {"label": "kept"}, 409)
+    assert refused["error"] == "TableHeldError"
+    restored = await rest.post("/api/v1/restore", {"label": "kept", "force": True})
+    assert restored["context"]["epoch"] == 2
+    assert (await rest.get("/api/v1/sessions"))["sessions"] == []

@@ -432,6 +432,20 @@ def test_a_table_that_an_update_of_a_step_leaves_out_keeps_its_t(
     assert dict(done.header.t) == {"a": 1, "wide": 0}
 
 
+def test_a_key_that_an_update_of_a_step_leaves_out_is_not_updated(
+    stub: Any, reference: Any
+) -> None:
+    opened(stub, "a")
+    rank, payload = Rank(stub, "s"), Payload(0)
+    rank.announce({1: [7, 9, 8]})
+    gradients, positions = payload.add(np.ones((2, DIM)), "<f4"), payload.add([0, 2], "<u4")
+    header = pb.UpdateStepRequest.Header(member=rank.member, step=1)
+    header.tables.add(table="a", gradients=gradients, positions=positions)
+    stub.UpdateStep(pb.UpdateStepRequest(header=header, payload=payload.content))
+    reference.update([7, 8], np.ones((2, DIM), np.float32))
+    assert stub.GetDigest(pb.GetDigestRequest(table="a")).digest == reference.digest()
+
+
 def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) -> None:
     header = pb.AnnounceRequest.Header(member=rank.member)
     for step in range(1, 1026):

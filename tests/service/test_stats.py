@@ -4,6 +4,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from embstore.device.facts import DeviceFacts
 from embstore.engine.stats import StoreStats
 from embstore.stats import Stat, counter, declared, document, flag, gauge, info, part, ratio, share
 from embstore.stats import text as text_stat
-from embstore_server.cli.stats import show_part
+from embstore_server.cli import output
+from embstore_server.cli.stats import shown as drawn
 from embstore_server.metrics import Families, Metrics, exposition
 from embstore_server.rest.models import example_of, model_of
 from embstore_server.stats import ScrapedStats
@@ -104,7 +106,7 @@ def test_a_declared_stat_is_in_the_metrics(toy: dict[str, Any]) -> None:
 def test_a_declared_stat_is_in_the_commands_output(
     toy: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_part("toy", Toy, toy)
+    output.show(toy, partial(drawn, "toy", Toy, toy), as_json=False)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     for line in (
         *("toy jumps 4", "size bytes 3 MiB", "air time 1.500 s", "landed 75.0%", "broken yes"),
@@ -238,7 +240,7 @@ def test_every_stat_of_a_store_is_in_the_model_and_the_commands_output(
     stats: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert model_of(StoreStats).model_validate(stats).model_dump(exclude_unset=True) == stats
-    show_part("store", StoreStats, stats)
+    output.show(stats, partial(drawn, "store", StoreStats, stats), as_json=False)
     shown = " ".join(capsys.readouterr().out.split())
     for stat, owner in leaves(StoreStats, stats):
         if stat.kind != "label" and stat.name in owner:

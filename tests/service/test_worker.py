@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 import embstore
+from embstore.commands import GetTable, ListTables
 from embstore.errors import DeadlineError, InvalidArgumentError, OverloadedError, StoreClosedError
 from embstore_server.worker import Task, Worker
 
@@ -33,7 +33,9 @@ def worker(
     """An engine thread; its parameter is how many calls may wait."""
 
     async def started() -> Worker:
-        opening = partial(embstore.open, tmp_path / "store")
+        def opening() -> Any:
+            return embstore.open(tmp_path / "store").executor
+
         worker = Worker(opening, getattr(request, "param", 100))
         await worker.start()
         return worker
@@ -57,9 +59,9 @@ async def hold(worker: Worker) -> Gate:
 
 async def test_work_gets_the_store_on_a_thread_of_its_own(worker: Worker) -> None:
     found = await submit(
-        worker, lambda store: (store.tables(), threading.current_thread().name)
+        worker, lambda engine: (engine.execute(ListTables()), threading.current_thread().name)
     ).outcome
-    assert found == ([], "engine")
+    assert found == ((), "engine")
 
 
 async def test_lanes_take_turns_and_keep_their_order(worker: Worker) -> None:
@@ -119,8 +121,8 @@ async def test_a_deadline_that_passed_in_the_queue_is_told_and_nothing_done(work
 
 async def test_an_error_is_the_callers_and_the_thread_goes_on(worker: Worker) -> None:
     with pytest.raises(embstore.TableNotFoundError):
-        await submit(worker, lambda store: store.table("none")).outcome
-    assert await submit(worker, lambda store: store.tables()).outcome == []
+        await submit(worker, lambda engine: engine.execute(GetTable("none"))).outcome
+    assert await submit(worker, lambda engine: engine.execute(ListTables())).outcome == ()
 
 
 async def test_brief_work_is_done_at_once_when_the_engine_is_idle(worker: Worker) -> None:
@@ -139,7 +141,7 @@ async def test_brief_work_waits_its_turn_when_the_engine_is_not_idle(worker: Wor
 
 async def test_brief_work_that_fails_gives_the_engine_back(worker: Worker) -> None:
     for brief in (True, False, True):
-        task = submit(worker, lambda store: store.table("none"), brief=brief)
+        task = submit(worker, lambda engine: engine.execute(GetTable("none")), brief=brief)
         with pytest.raises(embstore.TableNotFoundError):
             await task.outcome
 

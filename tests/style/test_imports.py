@@ -17,7 +17,7 @@ import pytest
 from tests.style.sources import ROOT, module_name, parse, place, project_files
 
 LEVELS = (  # the lowest first
-    {"durability", "errors", "score", "stats", "values", "version"},
+    {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
     {"arrays", "stages"},
     {"layout", "optimizers"},
     {"config", "profiles"},

@@ -54,9 +54,14 @@ LIBRARIES = {
     "google": ("proto", "server/embstore_server/rpc.py"),
     "fastapi": ("server/embstore_server/rest",),
     "starlette": ("server/embstore_server/rest",),
+    "jax": ("client/embstore_client/jax/",),
+    "keras": ("client/embstore_client/keras/",),
+    "tensorflow": ("client/embstore_client/keras/",),
     "torch": (
+        "client/embstore_client/files/torch_file.py",
         "client/embstore_client/torch/",
         "client/embstore_training/hotcold/torch_replica.py",
+        "server/embstore_tools/demo/frameworks/torch_learner.py",
     ),
     "typer": ("server/embstore_server/cli", "server/embstore_tools"),
 }
@@ -106,6 +111,40 @@ def test_a_library_is_used_in_its_places_alone(library: str) -> None:
     ]
     assert users
     assert not [where for name, where in users if not name.startswith(LIBRARIES[library])]
+
+
+NOT_AT_IMPORT = """if True:
+    import sys
+    import embstore_client
+    print(*sorted(name for name in sys.modules if name.startswith(("numpy", "grpc", "google"))))
+    import numpy, grpc
+    from google.protobuf import descriptor_pool
+    before = set(sys.modules)
+    from embstore_client import connect
+    print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+SLOW_TO_IMPORT = {
+    "asyncio",
+    "rich",
+    "typer",
+    "multiprocessing",
+    "uuid",
+    "zipfile",
+    "lzma",
+    "secrets",
+}
+
+
+def test_importing_the_client_costs_little_beyond_its_libraries() -> None:
+    """Importing NumPy, gRPC and protobuf is most of the time, and happens at the first use."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_AT_IMPORT], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    at_import, at_use = done.stdout.splitlines()
+    assert not at_import
+    assert not SLOW_TO_IMPORT & set(at_use.split())
 
 
 LOADED = """if True:

@@ -59,11 +59,11 @@ class MemoryPort:
         return Serving("", 1)
 
     def open(self, name, tables, *, lookahead_steps_max, world_size, planner, shared,
-             lease_ms, rank_timeout_ms):  # fmt: skip
+             lease_ms, rank_timeout_ms, waits):  # fmt: skip
         self._called("open", name)
         self.facts = SessionFacts(
             name, self.last_step, tables, lookahead_steps_max, world_size, planner, shared,
-            lease_ms, rank_timeout_ms,
+            lease_ms, rank_timeout_ms, waits,
         )  # fmt: skip
         return self.facts
 

@@ -59,6 +59,13 @@ def tiny_updated():
     return weights
 
 
+def tiny_updated_in_slots():
+    weights, scalars = TINY.copy(), update_scalars(Sgd(1), 1, 1.0, 2)
+    update_rows, state = implementation("compiled").update_rows, np.empty((2, 0), np.float32)
+    update_rows("sgd", weights, state, np.arange(2), -TINY, scalars)
+    return weights
+
+
 CALLS = {
     "sum_by_key": lambda: implementation("numpy").sum_by_key(BOTH, 1, TINY),
     "compiled sum_by_key": lambda: implementation("compiled").sum_by_key(BOTH, 1, TINY),
@@ -67,6 +74,7 @@ CALLS = {
     "bag_gradients of means": lambda: bag_gradients(TWICE[:1], np.array([0, 2]), "mean"),
     "add_ranks": lambda: add_ranks(1, [(IDS, TINY[:1]), (IDS, TINY[:1])]),
     "apply_update": tiny_updated,
+    "compiled update_rows": tiny_updated_in_slots,
 }
 
 

@@ -2,6 +2,8 @@
 
 import pathlib
 
+import pytest
+
 from tests.bench.greedy import ATTACKS
 from tests.unit.bench_runs import quick_results, reached
 
@@ -75,3 +77,11 @@ def test_quick_benchmark_measures_a_quiet_caller_beside_a_greedy_one(
     found = results["neighbour"]["beside"]
     assert found.keys() == {"nothing", *ATTACKS}
     assert all(0 < one["step_ms"] <= one["step_p99_ms"] for one in found.values())
+
+
+def test_quick_benchmark_measures_files_beside_a_copy(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("safetensors", reason="needs the extra 'data'")
+    results = quick_results("tests.bench", tmp_path, "files")
+    found = results["files"]["tables"]
+    for kind in ("safetensors", "parquet", "npy"):
+        assert all(found[kind][way]["ratio"] > 0 for way in ("export", "import"))

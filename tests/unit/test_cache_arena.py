@@ -21,6 +21,12 @@ class FakePool:
     def fit_budget(self, budget_bytes):
         pass
 
+    def expect(self, memory_bytes):
+        self.expected_bytes = memory_bytes
+
+    def release_slice(self):
+        self.release_slabs(1)
+
     @property
     def memory_bytes(self):
         return self.slab_count * self.slab_bytes + INDEX_BYTES
@@ -143,3 +149,101 @@ def test_few_releases_are_enough_however_small_the_slabs():
     arena.resize(100_000)
     assert arena.memory_bytes <= 100_000
     assert sum(len(pool.released) for pool in pools) < 60
+
+
+def test_a_pool_below_its_aim_gets_what_one_above_releases():
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    take_all(arena, first)
+    arena.aim({first: 400, second: 600})
+    assert (first.expected_bytes, second.expected_bytes) == (400, 600)
+    before = first.slab_count
+    assert not arena.move_slice()  # nobody wants it
+    moves = 0
+    while not arena.grant(second):
+        assert arena.move_slice() == 100
+        moves += 1
+    second.slab_count += 1
+    assert moves == before - first.slab_count == 1
+    for _ in range(20):
+        take_all(arena, first)
+        take_all(arena, second)
+        arena.move_slice()
+    assert (first.memory_bytes, second.memory_bytes) == (410, 510)
+    assert not arena.move_slice()
+    assert not arena.may_move
+
+
+def test_what_a_pool_released_is_not_taken_back_by_itself():
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    take_all(arena, first)
+    arena.aim({first: 400, second: 600})
+    assert not arena.grant(second)
+    arena.move_slice()
+    assert not arena.grant(first)
+    assert arena.grant(second)
+
+
+def test_no_more_is_released_than_the_slab_that_was_asked_for():
+    """A pool that asked once and was looked up no more had others release all that it lacked."""
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    take_all(arena, first)
+    arena.aim({first: 400, second: 600})
+    assert not arena.grant(second)
+    assert arena.may_move
+    while arena.move_slice():
+        pass
+    assert len(first.released) == 1
+    assert not arena.may_move
+
+
+def test_a_pool_that_could_not_join_changes_no_aim():
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    take_all(arena, first)
+    aims = {first: 400, second: 600}
+    arena.aim(aims)
+    era = arena.era
+    with pytest.raises(CapacityError, match="it must be"):
+        arena.join(FakePool(2_000))
+    assert (arena.aims, arena.era) == (aims, era)
+    assert first.expected_bytes == 400
+    assert not arena.grant(second)
+    assert arena.move_slice()
+
+
+def test_what_is_free_is_for_whoever_asks_as_long_as_nobody_below_its_aim_does():
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    arena.aim({first: 200, second: 800})
+    take_all(arena, first)
+    assert first.memory_bytes > 800
+
+
+def test_aims_are_forgotten_when_pools_or_the_budget_change():
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    for change in (
+        lambda: arena.join(FakePool(100)),
+        lambda: arena.leave(arena.pools[-1]),
+        lambda: arena.resize(2_000),
+    ):
+        arena.aim({first: 400, second: 600})
+        change()
+        assert not arena.aims
+        assert first.expected_bytes is None
+
+
+def test_no_room_in_the_log_leaves_a_move_undone():
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    take_all(arena, first)
+    arena.aim({first: 400, second: 600})
+    assert not arena.grant(second)
+    first.releases_left = 0
+    with pytest.raises(CapacityError):
+        arena.move_slice()
+    first.releases_left = 1
+    assert arena.move_slice() == 100

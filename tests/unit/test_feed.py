@@ -53,10 +53,14 @@ def test_wrong_bags_are_refused_and_the_step_goes_on():
                 ({"a": [0, 3]}, "mean", {"a": ones}),
                 ({"a": [0, 3]}, "sum", {"b": ones}),
                 ({"a": [0, 3]}, "sum", {"a": ones * np.inf}),
+                ({"a": [0, 3]}, {"a": "max"}, None),
+                ({"a": [0, 3]}, {"b": "sum"}, None),
+                ({"a": [0, 3], "b": None}, {"b": "sum"}, None),
+                ({"a": [0, 3], "b": None}, "sum", {"b": ones}),
             ):
                 with pytest.raises(InvalidArgumentError):
                     step.lookup_pooled(offsets, mode, weights)
-            with pytest.raises(InvalidArgumentError, match="pooled update"):
+            with pytest.raises(InvalidArgumentError, match=r"'a': expected .* shape \(3, dim\)"):
                 step.update_pooled({"a": np.ones((1, DIM), np.float32)})
             step.update({"b": np.ones((3, DIM), np.float32)})
     assert [*port.updates[0]] == ["b"]
@@ -299,6 +303,81 @@ def test_a_join_that_fails_for_good_leaves_nothing_behind(failure, name):
 def test_what_cannot_be_entered_is_refused_before_anything_is_opened(options):
     with pytest.raises(InvalidArgumentError):
         Run(MemoryPort(), ["a"], name="job", **({"world_size": 2} | options))
+
+
+# Resuming
+
+
+def trained(port, batches, **options):
+    """Train all batches in two loops of one run, as two epochs; return the steps, and its stats."""
+    numbers = []
+    with Run(port, ["a"], name="job", **options) as run:
+        for epoch in (batches[:4], batches[4:]):
+            for step in run.steps(iter(epoch), of_a):
+                numbers.append(step.number)
+                step.update({"a": gradients_of(step.batch)})
+    return numbers, run.stats()
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 4, 6, 9], ids=lambda n: f"{n} done")
+def test_a_run_that_resumes_leaves_out_the_batches_of_finished_steps(done):
+    batches, port, undisturbed = batches_of(9), MemoryPort(), MemoryPort()
+    with Run(undisturbed, ["a"]) as run:
+        for step in run.steps(batches[done:], of_a):
+            step.update({"a": gradients_of(step.batch)})
+    port.last_step = done
+    numbers, stats = trained(port, batches, resume=True)
+    assert numbers == [*range(done + 1, 10)]
+    assert (stats.steps, stats.skipped) == (9 - done, done)
+    np.testing.assert_array_equal(port.tables["a"], undisturbed.tables["a"])
+
+
+def test_a_stream_that_ends_before_the_place_is_left_out_whole():
+    port = MemoryPort()
+    port.last_step = 12
+    numbers, stats = trained(port, batches_of(9), resume=True)
+    assert (numbers, stats.skipped) == ([], 9)
+
+
+def test_the_stream_of_a_run_that_resumes_may_fail_at_a_finished_step():
+    port = MemoryPort()
+    port.last_step = 3
+
+    def stream():
+        yield from batches_of(2)
+        raise ValueError("of the stream")
+
+    with pytest.raises(ValueError, match="of the stream"):
+        with Run(port, ["a"], name="job", resume=True) as run:
+            next(run.steps(stream(), of_a))
+
+
+def test_a_session_that_goes_on_says_so_once_if_nobody_has_asked():
+    port, batches = MemoryPort(), batches_of(4)
+    port.last_step = 5
+    with pytest.warns(UserWarning, match="'job' goes on after step 5.*resume=True") as warned:
+        trained(port, batches)
+    assert [w.filename for w in warned] == [__file__]
+
+
+@pytest.mark.parametrize("how", ["sliced", "asked facts", "resumed", "resume=False", "new name"])
+def test_a_session_that_goes_on_as_its_caller_knows_is_silent(how):
+    port, batches = MemoryPort(), batches_of(5)
+    port.last_step = 0 if how == "new name" else 2
+    resume = {"resumed": True, "resume=False": False}.get(how)
+    with Run(port, ["a"], name="job", resume=resume) as run:
+        if how == "sliced":
+            batches = batches[run.last_step :]
+        elif how == "asked facts":
+            assert run.facts.last_step == 2
+        for step in run.steps(batches, of_a):
+            step.release()
+    assert run.last_step == {"sliced": 5, "resumed": 5, "new name": 5}.get(how, 7)
+
+
+def test_who_has_no_name_resumes_nothing():
+    with pytest.raises(InvalidArgumentError, match="expected a name, by which a session is res"):
+        Run(MemoryPort(), ["a"], resume=True)
 
 
 def test_rows_of_the_next_step_are_sent_for_when_a_lookup_has_returned():

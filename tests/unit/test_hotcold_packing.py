@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
-from embstore_training.hotcold import Classifier, LossRate, Packed, Packer
+from embstore_training.hotcold import Classifier, LossRate, Packed, Packer, Ragged
 from embstore_training.hotcold.classifier import HashedKeys, KeyBitmap, hot_keys
 from embstore_training.hotcold.scheduler import FixedRate, batch_kinds
 
@@ -448,3 +448,82 @@ def test_a_loss_that_is_no_number_is_worse_and_nothing_is_compared_with_it() -> 
 def test_a_loss_rate_is_refused_beyond_its_bounds(start, raise_after) -> None:
     with pytest.raises(InvalidArgumentError):
         LossRate(start, raise_after=raise_after)
+
+
+# Ragged columns
+
+
+def ragged(lists):
+    """A column of these lists of ids."""
+    values = np.array([id for ids in lists for id in ids], np.int64)
+    return Ragged(values, np.cumsum([0, *map(len, lists)]))
+
+
+def lists(column):
+    """The ids of each sample of a ragged column."""
+    return [ids.tolist() for ids in np.split(column.values, column.offsets[1:-1])][: len(column)]
+
+
+some_lists = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=40)
+
+
+@settings(deadline=None)
+@given(
+    samples=some_lists,
+    lengths=st.lists(st.integers(0, 9), max_size=5),
+    size=st.integers(1, 5),
+    window=st.integers(1, 4),
+)
+def test_ragged_columns_are_packed_as_lists_are(samples, lengths, size, window) -> None:
+    chunks = cut({"ad": ragged(samples), "number": np.arange(len(samples))}, lengths)
+    packer = even_packer(size, window_batches=window)
+    assert packer.empty_batch is None
+    packed = [*packer.pack(chunks)]
+    found = {}
+    for one in packed:
+        seen = lists(one.batch["ad"])
+        found |= dict(zip(one.batch["number"].tolist(), seen, strict=True))
+        assert len(seen) <= size
+        assert all(one.is_hot is all(id % 2 == 0 for id in ids) for ids in seen) or not one.is_hot
+        assert one.is_hot or all(any(id % 2 for id in ids) for ids in seen)
+    assert found == dict(enumerate(samples))
+    assert lists(packer.empty_batch["ad"]) == []
+
+
+@settings(deadline=None)
+@given(some_lists, st.data())
+def test_samples_of_a_ragged_column(samples, data) -> None:
+    column, count = ragged(samples), len(samples)
+    places = data.draw(st.lists(st.integers(0, max(count - 1, 0)), max_size=9 if count else 0))
+    begin, end = data.draw(st.integers(0, count)), data.draw(st.integers(0, count))
+    assert lists(column[np.array(places, np.int64)]) == [samples[place] for place in places]
+    assert lists(column[begin:end]) == samples[begin:end]
+    assert lists(Ragged.joined([column[:begin], column[begin:]])) == samples
+    assert (len(column), column.size) == (count, sum(map(len, samples)))
+
+
+@pytest.mark.parametrize(
+    ("values", "offsets"),
+    [
+        ([1], np.array([0, 1])),
+        (np.array([[1]]), np.array([0, 1])),
+        (np.array([1]), [0, 1]),
+        (np.array([1]), np.array([0, 1], np.int32)),
+        (np.array([1]), np.array([0, 2])),
+        (np.array([1]), np.array([1, 1])),
+        (np.array([1]), np.array([0, 2, 1])),
+        (np.array([1]), np.array([], np.int64)),
+    ],
+)
+def test_what_is_no_ragged_column_is_refused(values, offsets) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Ragged(values, offsets)
+
+
+def test_ragged_columns_stay_so() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'ad': expected int64 ragged .* int64 \(1,\)"):
+        [*even_packer().pack([{"ad": ragged([[1]])}, {"ad": np.array([1])}])]
+    with pytest.raises(InvalidArgumentError, match="found float64"):
+        Classifier(EVEN, {"ad": "ads"}).hot({"ad": Ragged(np.ones(1), np.array([0, 1]))})
+    with pytest.raises(InvalidArgumentError, match="expected ids >= 0, found -1"):
+        Classifier(EVEN, {"ad": "ads"}).hot({"ad": ragged([[2], [-1]])})

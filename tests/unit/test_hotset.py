@@ -210,3 +210,21 @@ def test_coverage_of_another_profile():
     hot = choose_hot_set(profile(a={1: 1}), 100, {"a": 1})
     with pytest.raises(InvalidArgumentError, match=r"tables of the hot set.*\['a'\]"):
         hot_coverage(hot, profile(b={1: 1}))
+
+
+def test_keys_by_table_are_a_hot_set():
+    made = HotSet.of({"a": [5, 1, 5, 3], "b": (), "c": np.array([7, 2], np.int32)})
+    assert {name: keys.tolist() for name, keys in made.tables.items()} == {
+        "a": [1, 3, 5],
+        "b": [],
+        "c": [2, 7],
+    }
+    assert all(keys.dtype == np.int64 for keys in made.tables.values())
+    assert made.version == 1
+    assert HotSet.of(made) is made
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], None, {"a": [-1]}, {"a": [0.5]}, {"a": 7}, {"a": [[1]]}])
+def test_what_is_no_hot_set_is_refused(wrong):
+    with pytest.raises(InvalidArgumentError):
+        HotSet.of(wrong)

@@ -15,7 +15,7 @@ from embstore.config import Constant, Sgd
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import Profile
-from embstore_tools.sizing.prediction import hit_rates
+from embstore_server.sizing.prediction import hit_rates
 
 CALLS = 160
 CALL_KEYS = 1_200

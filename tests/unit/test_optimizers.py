@@ -75,7 +75,7 @@ def every_operation(x, y):
 
 def test_compiled_operations_have_the_bits_of_numpy():
     numba = pytest.importorskip("numba", reason="needs the extra 'fast'")
-    import embstore.kernels.apply  # noqa: F401  # registers them
+    import embstore.arithmetic.compiled_update  # noqa: F401  # registers them
     from embstore.arithmetic.jit import building_block
 
     compiled = building_block(every_operation)

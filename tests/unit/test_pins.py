@@ -38,6 +38,22 @@ def test_what_was_let_go_is_counted_when_it_is_told(store):
     assert store.stats()["sessions"]["planning"]["pinned_rows"] == 295
 
 
+def test_slots_that_go_take_their_own_pins_only(store):
+    """All of a pool's were taken, and what was wanted pinned again, for each slab that went."""
+    pool, table = pool_of(store), store.table("a")
+    with store.executor.tables.reading():
+        while pool.evictor.grow():
+            pass
+    table.lookup(np.arange(300, 340))  # to the last slab
+    hot_set = HotSet({"a": np.arange(320)}, version=2)
+    assert store.pin_hot_set(hot_set).pinned_rows == 320
+    with store.executor.tables.reading():
+        pool.evictor.release_slabs(1)
+        assert pool.pins.count == 300
+    assert store.pin_hot_set(hot_set).pinned_rows == 320
+    store.check_integrity()
+
+
 def test_answers_that_nobody_asks_for_do_not_pile_up(store):
     pool, runtime = pool_of(store), store.executor.device.runtime
     allocated, allocate = [], runtime.allocate_host

@@ -11,8 +11,8 @@ from embstore.lookahead.planner import Planner
 class Trainer:
     """A session whose trainer is between two steps, but no longer when it is asked again."""
 
-    error, last_step, planned_step, waits_at, pause_s = None, 0, 1, -1, 0.1
-    mode, facts = SimpleNamespace(group=1), SimpleNamespace(lookahead_steps_max=4)
+    error, last_step, noted_step, planned_step, waits_at, pause_s = None, 0, 2, 1, -1, 0.1
+    mode, facts, near_step = SimpleNamespace(group=1), SimpleNamespace(lookahead_steps_max=4), 2
 
     def __init__(self) -> None:
         self._asked = 0
@@ -23,7 +23,7 @@ class Trainer:
         return self._asked == 1
 
     def announced_by_all(self, _: int) -> bool:
-        return True
+        return False
 
 
 def test_a_pause_that_ends_while_work_is_looked_for_is_not_missed(

@@ -15,7 +15,8 @@ from pyarrow import parquet
 import embstore
 from embstore.errors import InvalidArgumentError, StorageError
 from embstore.layout import Layout
-from embstore_tools.profiling import plots, sizes
+from embstore_server.sizing import sizes
+from embstore_tools.profiling import plots
 from embstore_tools.profiling.readers import Chunk, open_files
 
 Ids = NDArray[np.int64]

@@ -14,6 +14,7 @@ from embstore import commands as c
 from embstore.config import Limits
 from embstore.engine import rows
 from embstore.errors import CorruptTableError, OutcomeUnknownError, StoreClosedError
+from embstore.results import Place
 from embstore.tables import command_log, tables
 from embstore_proto.envelope import Origin
 from embstore_server.replay import ReplayWindow
@@ -157,9 +158,13 @@ def announce(store, member, rng, step):
     keys = {n: np.unique(rng.integers(0, TABLES[n]["rows"], 9)) for n in ("a", "b")}
     parts = tuple(c.StepTable(name, k) for name, k in keys.items())
     store.execute(c.Announce(member, (c.StepKeys(step, parts),)))
+    positions = {"a": None, "b": np.arange(0, len(keys["b"]), 2, dtype=np.uint32)}
+    counts = {"a": len(keys["a"]), "b": len(positions["b"])}
     return tuple(
-        c.StepGradients(n, rng.standard_normal((len(k), TABLES[n]["dim"])).astype(np.float32))
-        for n, k in keys.items()
+        c.StepGradients(
+            n, rng.standard_normal((counts[n], TABLES[n]["dim"])).astype(np.float32), positions[n]
+        )
+        for n in keys
     )
 
 
@@ -183,7 +188,7 @@ def test_steps_and_places_are_executed_again(tmp_path, world_size):
     finish(2, lambda m, s, g: c.ReleaseStep(m, s))
     finish(3, lambda m, s, g: c.SkipStep(m, s))
     finish(4, lambda m, s, g: c.UpdateStep(m, s, g))
-    assert store.executor.tables.places == {"s": 4}
+    assert {name: place.step for name, place in store.executor.tables.places.items()} == {"s": 4}
     if world_size == 1:
         put = c.StepPut(
             "a", np.arange(3), np.ones((3, 4), np.float32), np.ones((3, 1), np.float32), 2
@@ -207,7 +212,7 @@ def test_one_owner_forgets_its_own_places_and_so_it_does_again(tmp_path, monkeyp
 
     def step(name):
         member = rank_of(run, name)
-        number = store.executor.tables.places.get(name, 0) + 1
+        number = store.executor.tables.places.get(name, Place(0)).step + 1
         announce(run, member, rng, number)
         run.execute(c.SkipStep(member, number))
         run.execute(c.CloseSession(member))

@@ -12,8 +12,8 @@ from embstore.errors import InvalidArgumentError
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import Profile, TableProfile, Trace
-from embstore_tools.sizing import simulate
-from embstore_tools.sizing.prediction import hit_rates, lookahead_traffic
+from embstore_server.sizing import simulate
+from embstore_server.sizing.prediction import hit_rates, lookahead_traffic
 from tests.unit.small_stores import make_table, opened, resident_keys
 
 CALLS = st.lists(st.lists(st.integers(0, 15), min_size=1, max_size=8), min_size=1, max_size=20)

@@ -188,6 +188,34 @@ def test_run_with_tensors_trains_as_one_with_arrays(store: Any, tmp_path: Any) -
     assert digests[0] == digests[1]
 
 
+def train_otherwise(store: Any, replica: Any) -> list[str]:
+    """Train bags in every second step, and distinct keys in the others; return digests."""
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, ROWS, 400)
+    ids[::2] &= ~1
+    kinds = set()
+    with HotColdRun(store, HOT, {"a": "adam"}, batch_size=16, replica=replica) as run:
+        for place, step in enumerate(run.steps([{"a": ids}])):
+            if is_pooled := place % 2:
+                rows = step.lookup_pooled({"adam": [0, 3, 3, len(step.keys["adam"])]}, "mean")[
+                    "adam"
+                ]
+            else:
+                rows, _ = step.lookup_unique()["adam"]
+            assert isinstance(rows, np.ndarray if replica is Replica else torch.Tensor)
+            (step.update_pooled if is_pooled else step.update_unique)({"adam": 2 * rows})
+            kinds.add((step.is_hot, is_pooled))
+    assert len(kinds) == 4
+    return [store.table("adam").digest()]
+
+
+def test_bags_and_distinct_keys_may_be_tensors(store: Any, tmp_path: Any) -> None:
+    digests = [train_otherwise(store, partial(TorchReplica, device="cpu"))]
+    with opened(tmp_path / "other") as other:
+        digests.append(train_otherwise(other, Replica))
+    assert digests[0] == digests[1]
+
+
 def test_other_devices_and_dtypes_are_refused(store: Any) -> None:
     for device in ("meta", "no such device", "cuda:77", None):
         with pytest.raises(InvalidArgumentError, match="torch device"):

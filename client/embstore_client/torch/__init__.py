@@ -10,15 +10,11 @@
         optimizer.step()
         ebc.step()
 
-    tables       which tables and features a module has
     features     ids in the shapes of Torch, taken apart into keys and bags
     pooling      rows to activations; their gradients are kept on the way back
-    gradients    what backward passes have left, in the order of the forwards
-    rows         where a forward's rows come from: the store, or an announced step
     scaling      what a GradScaler says, and what it must know
     ranks        those of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
-    connection   the store of a module, also of one that was sent to another process
     forwards     all features of one forward, by these
     embedding    what all modules are
     modules      the four of them
@@ -38,13 +34,13 @@ weights nor early rows nor several tables in one call; and Torch's autograd thro
 whose gradients of means are products with a reciprocal and whose sums by key have no order.
 """
 
+from embstore_client.frameworks.tables import Bag, Ids
 from embstore_client.torch.modules import (
     Embedding,
     EmbeddingBag,
     EmbeddingBagCollection,
     EmbeddingCollection,
 )
-from embstore_client.torch.tables import Bag, Ids
 
 __all__ = [
     "Bag",

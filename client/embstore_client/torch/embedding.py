@@ -1,38 +1,30 @@
 """What all modules are: tables of a store, forwards over some features, and a step.
 
 Outside a loop of `ahead`, a forward looks rows up in the store, and `step` is an update of its own.
-Within it, both are those of the step at hand (`rows.AnnouncedStep`): its tables have no other
-writer, and its place is part of every checkpoint.
+Within it, both are those of the step at hand (`frameworks.rows`): its tables have no other writer,
+and its place is part of every checkpoint.
 
 Not to be shared between threads; backward passes may run in Torch's own.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.arrays import Keys
-from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.steps import Announced, Steps
+from embstore_client.frameworks.tables import Ids
 from embstore_client.torch import saving
-from embstore_client.torch.connection import Connection
 from embstore_client.torch.forwards import Given, activations_of, keys_by_table
-from embstore_client.torch.gradients import KeptGradients
 from embstore_client.torch.ranks import by_first, rank_and_size
-from embstore_client.torch.rows import AnnouncedStep, Found, from_store
 from embstore_client.torch.scaling import Verdict
-from embstore_client.torch.tables import Ids
-
-
-class _Announced(NamedTuple):
-    """A batch of a loop, with the keys of its forwards."""
-
-    batch: Any
-    keys: dict[str, Keys]
 
 
 class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -45,18 +37,15 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """The tables by name."""
         self.dtype = dtype
         """Of activations; None: float32, or that of per-sample weights."""
-        self.last_step = 0
-        """The last finished step of the loop's session: the place that `save` keeps."""
         self._connection = Connection(store)
-        self._gradients = KeptGradients()
-        self._step: AnnouncedStep | None = None  # None outside a loop of `ahead`.
+        self._steps = Steps("zero_grad")
         self._group: Any = None  # Of that loop.
         for table in self.tables.values():
             table.create(store)
 
     def __getstate__(self) -> dict[str, Any]:
         """Address, names and configuration: no rows, no gradients, no step."""
-        return self.__dict__ | {"_step": None, "_group": None}
+        return self.__dict__ | {"_group": None}
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`."""
@@ -76,6 +65,11 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """Use another store from now on, which has the tables."""
         self._connection = Connection(store)
 
+    @property
+    def last_step(self) -> int:
+        """The last finished step of the loop's session: the place that `save` keeps."""
+        return self._steps.last_step
+
     # Forward
 
     def _given(self, *arguments: Any) -> Given:
@@ -84,13 +78,10 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _activations(self, given: Given) -> dict[str, Any]:
         """Return the activations of every feature, in the order of the tables."""
-        look_up = self._step.rows if self._step is not None and self.training else self._looked_up
-        found = look_up(keys_by_table(self.tables, [given]))
-        gradients = self._gradients if self.training else None
+        keys = keys_by_table(self.tables, [given])
+        found = self._steps.rows(self.store, keys, admit=self.training)
+        gradients = self._steps.gradients if self.training else None
         return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
-
-    def _looked_up(self, keys: dict[str, Keys]) -> dict[str, Found]:
-        return from_store(self.store, keys, admit=self.training)
 
     # Step
 
@@ -130,30 +121,20 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """
         verdict = Verdict(scaler)
         _, world_size = rank_and_size(self._group if group is None else group)
-        gradients = self._gradients.by_table()
-        done: AcknowledgedUpdate | None = None
-        if verdict.is_overflow:
-            done = None if self._step is None else self._step.skip()
-        elif not gradients:
-            done = None if self._step is None else self._step.release()
-        else:
-            update = self.store.update if self._step is None else self._step.update
-            done = update(
-                gradients,
-                learning_rate=learning_rate,
-                gradient_scale=verdict.scale / world_size,
-                on_nonfinite=verdict.on_nonfinite,
-            )
-            if done.skipped:
-                verdict.note_skipped()
-        self._gradients.clear()
-        if self._step is not None:
-            self.last_step = self._step.number
+        done = self._steps.send(
+            self.store,
+            is_skipped=verdict.is_overflow,
+            learning_rate=learning_rate,
+            gradient_scale=verdict.scale / world_size,
+            on_nonfinite=verdict.on_nonfinite,
+        )
+        if done is not None and done.skipped and not verdict.is_overflow:
+            verdict.note_skipped()
         return done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that backward passes have left. `step` has done so too."""
-        self._gradients.clear()
+        self._steps.clear()
 
     # Look-ahead
 
@@ -170,8 +151,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """Yield the batches of a loader, whose rows are brought into the cache ahead of the loop.
 
         The body computes forwards of what was announced, and calls `step` once; a step that it does
-        not finish is released. To accumulate over micro-batches, let a batch be a list of them, and
-        `features` return a list.
+        not finish is released, with a warning if its rows were used. To accumulate over
+        micro-batches, let a batch be a list of them, and `features` return a list.
 
         Parameters
         ----------
@@ -180,7 +161,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             list of such, of several forwards; called in that thread
         name : by which the session goes on after `load`, and its ranks find each other
         lookahead : steps that are announced ahead
-        group : of torch.distributed, whose ranks share each step; None: this trainer is alone
+        group : of torch.distributed, whose ranks share each step; None: this trainer is alone.
+            Their loaders have equally many batches
         session : further arguments of `Store.session`
 
         Raises
@@ -189,44 +171,27 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             when the loop takes its next batch; within another loop.
         What `Store.session` and its `Run` raise.
         """
-        if self._step is not None:
-            raise InvalidArgumentError("expected the loop before to have ended")
-        self._check_sent()
         rank, world_size = rank_and_size(group)
-        opened = self.store.session(
-            tuple(self.tables),
-            lookahead=lookahead,
-            name=name,
-            rank=rank,
-            world_size=world_size,
-            **session,
-        )
-        with opened as run:
-            self.last_step = run.last_step
-            batches = (_Announced(batch, self._announced(features(batch))) for batch in loader)
-            try:
-                for step in run.steps(batches, keys=lambda announced: announced.keys):
-                    self._step, self._group = AnnouncedStep(step, step.batch.keys), group
-                    yield step.batch.batch
-                    self._check_sent()
-                    if not step.is_finished:
-                        step.release()
-                    self.last_step = run.last_step
-            finally:
-                self._step = self._group = None
-                self._gradients.clear()
+        batches = (Announced(batch, self._announced(features(batch))) for batch in loader)
+        how: dict[str, Any] = {
+            "lookahead": lookahead,
+            "name": name,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        loop = self._steps.ahead(self.store, self.tables, batches, **how, **session)
+        try:
+            with closing(loop):
+                for _, announced in loop:
+                    self._group = group
+                    yield announced.batch
+        finally:
+            self._group = None
 
     def _announced(self, features: Any) -> dict[str, Keys]:
         forwards = features if isinstance(features, list) else [features]
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
         return keys_by_table(self.tables, [self._given(*given) for given in arguments])
-
-    def _check_sent(self) -> None:
-        if len(self._gradients):
-            raise InvalidArgumentError(
-                "expected step() to have sent the gradients of the batch before; micro-batches are "
-                "one batch of the loop, and zero_grad() forgets gradients"
-            )
 
     # Saving
 
@@ -255,7 +220,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         What `Store.checkpoint` raises. The label can be used then.
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
-        self._check_sent()
+        self._steps.synchronize()
         save = partial(saving.save, self.store, label, parts, last_step=self.last_step)
         by_first(self._group if group is None else group, partial(save, directory=directory))
 
@@ -265,11 +230,18 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         *,
         directory: str | os.PathLike[str] = ".",
         group: Any = None,
+        wait_s: float = 0.0,
+        force: bool = False,
         **parts: Any,
     ) -> int:
         """Go back to what `save` has kept: the store, the session's place, and the other parts.
 
         Outside a loop. Every rank of a group calls it; rank 0 restores the store, the others wait.
+
+        Parameters
+        ----------
+        wait_s, force : as in `Store.restore`: the session of a trainer that was killed is waited
+            for, until its lease has run out, or ended
 
         Returns
         -------
@@ -280,13 +252,11 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         ------
         CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
             Nothing has changed.
-        TableHeldError : a session is open, perhaps that of a trainer that was killed: it ends with
-            its lease. Nothing has changed.
+        TableHeldError : a session is open, still or again. Nothing has changed.
         OSError : the file cannot be read.
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
         found = saving.read(self.store, label, parts, directory=directory)
-        by_first(group, partial(self.store.restore, label))
-        self.last_step = found.load(parts)
-        self._gradients.clear()
+        by_first(group, partial(self.store.restore, label, wait_s=wait_s, force=force))
+        self._steps.go_back(found.load(parts))
         return self.last_step

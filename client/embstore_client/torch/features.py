@@ -10,6 +10,7 @@ What is returned is the host's, and a copy: a trainer may use its tensors again 
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,8 @@ def bags_of(
         )
     if offsets is None:
         count, length = ids.shape
+        if length == 1 and weights is None:
+            return ids_of(ids.reshape(-1), what=what)
         bounds = np.arange(count + 1, dtype=np.int64) * length
     else:
         bounds = _array(_integers(offsets, f"{what}: offsets"))
@@ -113,13 +116,9 @@ def by_feature(given: Any) -> Iterator[tuple[str, tuple[Any, ...], bool]]:
     names, values = list(given.keys()), given.values()
     bounds = _bounds(given)
     weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
-    count, left = divmod(len(bounds) - 1, max(len(names), 1))
-    if left:
-        raise InvalidArgumentError(
-            f"expected as many bags of each of {len(names)} features, found {len(bounds) - 1}"
-        )
-    for index, name in enumerate(names):
-        own = bounds[index * count : (index + 1) * count + 1]
+    ends = _ends(given, len(names), len(bounds) - 1)
+    for name, begin, end in zip(names, [0, *ends], ends, strict=False):
+        own = bounds[begin : end + 1]
         of_ids = slice(int(own[0]), int(own[-1]))
         weighted = None if weights is None else weights[of_ids]
         yield name, (values[of_ids], torch.from_numpy(own - own[0]), weighted), True
@@ -139,6 +138,19 @@ def _bounds(jagged: Any) -> NDArray[np.int64]:
         return _array(_integers(jagged.offsets(), "offsets()"))
     lengths = _array(_integers(jagged.lengths(), "lengths()"))
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _ends(jagged: Any, features: int, bags: int) -> list[int]:
+    """Return where the bags of each feature end: by its own number, if the tensor knows it, else
+    all have as many."""
+    if callable(getattr(jagged, "stride_per_key", None)):
+        return list(accumulate(jagged.stride_per_key()))
+    count, left = divmod(bags, max(features, 1))
+    if left:
+        raise InvalidArgumentError(
+            f"expected as many bags of each of {features} features, found {bags}"
+        )
+    return [count * (index + 1) for index in range(features)]
 
 
 def _integers(values: Any, what: str) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.arrays import Keys
+from embstore.arrays import Keys, Rows
+from embstore_client.frameworks.gradients import KeptGradients, Looked, Number
+from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.tables import Ids
 from embstore_client.torch.features import Occurrences
-from embstore_client.torch.gradients import KeptGradients, Looked, Number
 from embstore_client.torch.pooling import Places, activations
-from embstore_client.torch.rows import Found
-from embstore_client.torch.tables import Ids
 
 Given = Mapping[str, Occurrences]
 """What one forward is given: the ids of every feature."""
@@ -49,29 +49,28 @@ def activations_of(
     forward = 0 if gradients is None else gradients.next_forward()
     result: dict[str, Any] = {}
     for table in tables.values():
+        rows, inverse = _tensor(found[table.name].rows), found[table.name].inverse
         begin = 0
         for feature in table.features:
             of = given[feature]
             end = begin + len(of.keys)
             keep = _keep(gradients, (forward, len(result)), table, of)
-            output = _activation(table, of, found[table.name], slice(begin, end), keep)
+            of_ids = None if inverse is None else inverse[begin:end]
+            of_rows = rows[begin:end] if inverse is None else rows
+            output = _activation(table, of, of_rows, of_ids, keep)
             result[feature] = output if dtype is None else output.to(dtype)
             begin = end
     return result
 
 
 def _activation(
-    table: Ids, of: Occurrences, found: Found, place: slice, keep: Callable[[Any], None] | None
+    table: Ids, of: Occurrences, rows: Any, inverse: Any, keep: Callable[[Any], None] | None
 ) -> Any:
-    rows, inverse = found.rows, None
-    if found.inverse is None:
-        rows = rows[place]
-    else:
-        inverse = torch.from_numpy(found.inverse[place].astype(np.int64)).to(of.device)
-    leaf = rows.to(of.device).detach().requires_grad_(keep is not None)
+    if inverse is not None:
+        inverse = torch.from_numpy(inverse.astype(np.int64)).to(of.device)
     offsets = None if of.offsets is None else torch.from_numpy(of.offsets).to(of.device)
     weights = None if of.weights is None else of.weights.to(of.device)
-    output = activations(leaf, Places(inverse, offsets, _mode(table)), weights, keep)
+    output = activations(rows.to(of.device), Places(inverse, offsets, _mode(table)), weights, keep)
     return output if of.offsets is not None else output.reshape(*of.shape, table.dim)
 
 
@@ -85,7 +84,13 @@ def _keep(
     if of.weights is not None:
         factors = np.array(of.weights.detach().cpu().numpy(), np.float32)
     looked = Looked(number, table.name, of.keys, of.offsets, _mode(table), factors)
-    return lambda gradient: gradients.keep(looked, gradient)
+    return lambda gradient: gradients.take(
+        looked, gradient.detach().to("cpu", torch.float32).numpy()
+    )
+
+
+def _tensor(rows: Rows) -> Any:
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
 
 def _mode(table: Ids) -> str:

@@ -14,10 +14,10 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from embstore.config import Initializer, Optimizer
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
+from embstore_client.frameworks.tables import Bag, BagMode, Ids, by_name
 from embstore_client.torch.embedding import StoreModule
 from embstore_client.torch.features import Occurrences, bags_of, by_feature, ids_of
 from embstore_client.torch.forwards import Given
-from embstore_client.torch.tables import Bag, BagMode, Ids, by_name
 
 
 class EmbeddingBag(StoreModule):

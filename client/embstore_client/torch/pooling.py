@@ -1,9 +1,11 @@
 """Rows to activations, as nodes of autograd whose gradients are kept instead of passed on.
 
-The rows of a forward are a leaf that wants a gradient, so that Torch calls `backward`; it gives the
-gradient of its output to `keep`, and none to the leaf. What is kept is that of bags, (bags, dim),
-however many ids they have. A node that is computed again (torch.utils.checkpoint) is asked back
-once, in whichever of its copies Torch goes through. `keep` None: nothing is (evaluation).
+What autograd goes back to is a **root**: a leaf as large as an activation, without memory, whose
+gradient Torch accumulates as that of a parameter, and `keep` takes. So it is Torch that knows
+whether somebody else has the gradient too, and copies it only then (`_own` looks for views of it,
+which Torch does not for its parameters). What is kept is that of bags, (bags, dim), however many
+ids they have. A node that is computed again (torch.utils.checkpoint) is asked back once, in
+whichever of its copies Torch goes through. `keep` None: nothing is kept (evaluation).
 
 Weights are float32 or float64, and the bags' sums of the same dtype, so that their gradient can be
 checked numerically. It needs the rows, which are saved for it alone.
@@ -18,6 +20,11 @@ from torch.autograd.function import (  # type: ignore[import-not-found, unused-i
 )
 
 Keep = Callable[[Any], None] | None
+"""Takes the gradient of an output, which nobody else has."""
+
+
+_OWN_USERS = 2
+"""Of the storage of a tensor that alone has it: the tensor, and who asks."""
 
 
 class Places(NamedTuple):
@@ -35,61 +42,90 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
 
     Parameters
     ----------
-    rows : (u, dim) float32 tensor, a leaf that requires a gradient where `keep` is given
+    rows : (u, dim) float32 tensor, which nobody else uses
     weights : (n,) tensor, or None; with mode "sum" only
     """
-    if places.offsets is None:
-        return _Spread.apply(rows, places.inverse, keep)
-    return _Pooled.apply(rows, weights, places, keep)
+    if weights is not None:
+        shape = len(places.offsets) - 1, rows.shape[1]
+        return _Weighted.apply(_root(shape, weights, keep), rows, weights, places)
+    with torch.no_grad():
+        values = _spread(rows, places.inverse) if places.offsets is None else _pooled(rows, places)
+    return _Rooted.apply(_root(values.shape, values, keep), values)
+
+
+def _root(shape: tuple[int, ...], like: Any, keep: Keep) -> Any:
+    if keep is None:
+        return None
+    root = torch.empty((), dtype=like.dtype, device=like.device).expand(shape).requires_grad_()
+
+    def take(root: Any) -> None:
+        gradient, root.grad = root.grad, None
+        keep(_own(gradient))
+
+    root.register_post_accumulate_grad_hook(take)
+    return root
+
+
+def _own(gradient: Any) -> Any:
+    """Return a gradient in memory that no other tensor has.
+
+    Torch has no public way to ask how many users a storage has; its CUDA graphs ask this one.
+    """
+    users = getattr(torch._C, "_storage_Use_Count", None)
+    is_own = users is not None and users(gradient.untyped_storage()._cdata) == _OWN_USERS
+    return gradient if is_own else gradient.clone()
 
 
 def _spread(rows: Any, inverse: Any) -> Any:
     return rows if inverse is None else rows.index_select(0, inverse)
 
 
-class _Spread(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+def _pooled(rows: Any, places: Places, weights: Any = None) -> Any:
+    inverse = places.inverse
+    if inverse is None:
+        inverse = torch.arange(len(rows), device=rows.device)
+    if not len(inverse):  # which embedding_bag may refuse
+        return rows.new_zeros((len(places.offsets) - 1, rows.shape[1]))
+    return torch.nn.functional.embedding_bag(
+        inverse,
+        rows,
+        places.offsets,
+        mode=places.mode,
+        per_sample_weights=weights,
+        include_last_offset=True,
+    )
+
+
+class _Rooted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Values whose gradient is the root's."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Any, inverse: Any, keep: Keep) -> Any:
-        ctx.keep = keep
-        return rows.clone() if inverse is None else _spread(rows, inverse)
+    def forward(ctx: Any, root: Any, values: Any) -> Any:
+        # A tensor of its own in the same memory: a view of an input could not be changed in place.
+        return torch.empty(0, dtype=values.dtype, device=values.device).set_(values)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, gradient: Any) -> tuple[None, None, None]:
-        if ctx.keep is not None:
-            ctx.keep(gradient)
-        return None, None, None
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return gradient, None
 
 
-class _Pooled(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+class _Weighted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Weighted sums, whose gradient is the root's, and passed on to the weights."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Any, weights: Any, places: Places, keep: Keep) -> Any:
-        ctx.keep, ctx.places = keep, places
-        if weights is not None:
-            ctx.save_for_backward(rows)
-            rows = rows.to(weights.dtype)
-        inverse = places.inverse
-        if inverse is None:
-            inverse = torch.arange(len(rows), device=rows.device)
-        if not len(inverse):  # which embedding_bag may refuse
-            return rows.new_zeros((len(places.offsets) - 1, rows.shape[1]))
-        return torch.nn.functional.embedding_bag(
-            inverse,
-            rows,
-            places.offsets,
-            mode=places.mode,
-            per_sample_weights=weights,
-            include_last_offset=True,
-        )
+    def forward(ctx: Any, root: Any, rows: Any, weights: Any, places: Places) -> Any:
+        ctx.places = places
+        ctx.save_for_backward(rows)
+        return _pooled(rows.to(weights.dtype), places, weights)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, None, None]:
-        if ctx.keep is not None:
-            ctx.keep(gradient)
-        if not ctx.needs_input_grad[1]:
-            return None, None, None, None
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None, Any, None]:
+        of_root = gradient if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[2]:
+            return of_root, None, None, None
         (rows,) = ctx.saved_tensors
         of_ids = torch.repeat_interleave(gradient, ctx.places.offsets.diff(), dim=0)
         rows = _spread(rows.to(gradient.dtype), ctx.places.inverse)
-        return None, (of_ids * rows).sum(dim=1), None, None
+        return of_root, None, (of_ids * rows).sum(dim=1), None

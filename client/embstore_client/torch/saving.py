@@ -1,34 +1,19 @@
-"""A checkpoint of the store and a file of Torch, under one label.
+"""The dense part of a trainer in a file of Torch, beside a checkpoint of the store.
 
-The file is written and synced first, under a name that no other has, and the name goes into the
-metadata of the checkpoint. So the checkpoint is what makes both: where it fails, or the trainer is
-killed before it, a file is left that nothing names, and the label is free.
-
-    file        {"last_step": place, "states": {name: state_dict()}}
-    metadata    {"torch": name of the file}
+file    {"last_step": place, "states": {name: state_dict()}}
 """
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from secrets import token_hex
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any, BinaryIO, NamedTuple
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.errors import (
-    CapacityError,
-    CheckpointExistsError,
-    CheckpointNotFoundError,
-    InvalidArgumentError,
-    PermissionDeniedError,
-)
+from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
+from embstore_client.frameworks.saving import KeptFile, check_parts
 
-_NAME_KEY = "torch"
-_REFUSALS = (CapacityError, CheckpointExistsError, InvalidArgumentError, PermissionDeniedError)
-"""After which there is no such checkpoint; after others there may be one, and it needs its file."""
+_FILE = KeptFile("torch", ".pt")
 
 
 def save(
@@ -41,21 +26,25 @@ def save(
 ) -> None:
     """Keep store and parts (what has `state_dict()`) under `label`; see `StoreModule.save`."""
     states = {name: _having(part, name, "state_dict").state_dict() for name, part in parts.items()}
-    path = Path(directory, f"{quote(label, safe='')}-{token_hex(8)}.pt")
-    try:
-        with path.open("xb") as file:
-            torch.save({"last_step": last_step, "states": states}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_directory(path.parent)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    try:
-        store.checkpoint(label, {_NAME_KEY: path.name})
-    except _REFUSALS:
-        path.unlink()
-        raise
+    content = {"last_step": last_step, "states": states}
+    _FILE.save(store, label, lambda file: _write(content, file), directory=directory)
+
+
+def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write what can also be read: `read` takes nothing that may run code.
+
+    Raises
+    ------
+    InvalidArgumentError : something else is among the states.
+    """
+    torch.save(content, file)
+    file.seek(0)
+    found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    if found:
+        raise InvalidArgumentError(
+            f"expected states of tensors and Python's own numbers, texts and containers, found "
+            f"{', '.join(sorted(found))}: NumPy's numbers become Python's by float() or int()"
+        )
 
 
 class Saved(NamedTuple):
@@ -82,18 +71,9 @@ def read(
     InvalidArgumentError : `save` has not made it, or with other parts.
     OSError : the file cannot be read.
     """
-    kept = {checkpoint.label: checkpoint for checkpoint in store.checkpoints()}
-    if label not in kept:
-        raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
-    file_name = kept[label].metadata.get(_NAME_KEY)
-    if file_name is None:
-        raise InvalidArgumentError(f"checkpoint {label!r}: expected one that `save` has made")
-    found = Saved(**torch.load(Path(directory, file_name), weights_only=True))
-    if found.states.keys() != parts.keys():
-        raise InvalidArgumentError(
-            f"checkpoint {label!r}: expected the parts {sorted(found.states)}, found "
-            f"{sorted(parts)}"
-        )
+    path = _FILE.find(store, label, directory=directory)
+    found = Saved(**torch.load(path, weights_only=True))
+    check_parts(label, found.states, parts)
     for name, part in parts.items():
         _having(part, name, "load_state_dict")
     return found
@@ -105,11 +85,3 @@ def _having(part: Any, name: str, method: str) -> Any:
             f"expected {name} to have {method}(), found {type(part).__name__}"
         )
     return part
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

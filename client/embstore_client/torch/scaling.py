@@ -11,11 +11,15 @@ Torch has no public way to ask for a verdict before `update`; `_per_optimizer_st
 `GradScaler` itself goes by, since it exists.
 """
 
+from math import frexp
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
+
+_OWN = "embstore"
+"""Marks what a module of a store has told a scaler: it is no verdict on the dense part."""
 
 
 class Verdict:
@@ -35,9 +39,16 @@ class Verdict:
         """What takes the scale off gradients."""
         if self._scaler is None:
             return
-        self.scale = 1.0 / self._scaler.get_scale()
+        scale = float(self._scaler.get_scale())
+        if frexp(scale)[0] != 0.5:
+            raise InvalidArgumentError(
+                f"expected a scale that is a power of two, which leaves no trace, found {scale}: "
+                "give GradScaler such init_scale, growth_factor and backoff_factor"
+            )
+        self.scale = 1.0 / scale
         states = self._scaler._per_optimizer_states.values()
-        found = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        dense = [state for state in states if not state.get(_OWN)]
+        found = [flag for state in dense for flag in state["found_inf_per_device"].values()]
         if not found:
             raise InvalidArgumentError(
                 "expected scaler.step(optimizer) before step(scaler), and scaler.update() after it"
@@ -54,4 +65,5 @@ class Verdict:
         if self._scaler is not None:
             state = self._scaler._per_optimizer_states[id(self)]
             device = self._scaler._scale.device
+            state[_OWN] = True
             state["found_inf_per_device"] = {device: torch.ones((), device=device)}

@@ -1,6 +1,7 @@
 """Hot/cold training: hot rows are trained at the trainer, in batches that need no store at all.
 
     classifier     which samples are hot
+    ragged         columns of ids, also of each sample as many as there are
     packer         a stream of samples as all-hot and mixed batches
     scheduler      in which order these come, and a rate that follows the loss
     run            the loop: hot batches on a replica, mixed ones at the store
@@ -10,7 +11,7 @@
     update         one update of them, of all ranks
     torch_replica  the same in torch tensors, on the trainer's device
     phases         stretches of one kind, on all ranks alike
-    ranks          what ranks tell each other
+    alike          whether ranks have one hot set
 
 It works over an embedded store as well as over a server's.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from embstore_training.hotcold.classifier import Classifier
 from embstore_training.hotcold.packer import Packed, Packer, PackerStats
+from embstore_training.hotcold.ragged import Ragged
 from embstore_training.hotcold.replica import Replica
 from embstore_training.hotcold.run import HotColdRun
 from embstore_training.hotcold.scheduler import LossRate, RateController
@@ -33,6 +35,7 @@ __all__ = [
     "Packed",
     "Packer",
     "PackerStats",
+    "Ragged",
     "RateController",
     "Replica",
     "TorchReplica",

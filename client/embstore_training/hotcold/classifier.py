@@ -15,15 +15,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from embstore.arrays import EMPTY_KEY, Keys
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import spatial_hash
+from embstore_training.hotcold.ragged import Ragged
 
-Chunk = Mapping[str, NDArray[Any]]
-"""Samples in columns: arrays of one first length, by name."""
+Chunk = Mapping[str, NDArray[Any] | Ragged]
+"""Samples in columns: arrays of one first length, by name, or `Ragged` of as many samples."""
 
 Flags = NDArray[np.bool_]
 
@@ -102,7 +103,7 @@ class Classifier:
 
     def __init__(
         self,
-        hot_set: HotSet,
+        hot_set: HotSet | Mapping[str, ArrayLike],
         columns: Mapping[str, str],
         *,
         rows: Mapping[str, int] | None = None,
@@ -119,6 +120,7 @@ class Classifier:
         InvalidArgumentError : no columns, a table that the hot set does not name, rows that are no
             number, or hot keys beyond a table.
         """
+        hot_set = HotSet.of(hot_set)
         if not columns:
             raise InvalidArgumentError("expected at least one column of ids, found none")
         self._columns = dict(columns)
@@ -150,8 +152,9 @@ class Classifier:
 
         Parameters
         ----------
-        chunk : its id columns are (n,), or (n, k) where a sample has several ids, all of which must
-            be hot; integers that fit int64. Columns that hold no ids are not looked at.
+        chunk : its id columns are (n,), or (n, k) or `Ragged` where a sample has several ids, all
+            of which must be hot, if there are any; integers that fit int64. Columns that hold no
+            ids are not looked at.
 
         Raises
         ------
@@ -173,29 +176,36 @@ class Classifier:
                 self._keep_hot(hot[begin:end], column, values[begin:end])
         return hot
 
-    def _ids(self, chunk: Chunk, column: str) -> NDArray[Any]:
+    def _ids(self, chunk: Chunk, column: str) -> NDArray[Any] | Ragged:
         values = chunk.get(column)
         where = self._where(column)
         if values is None:
             raise InvalidArgumentError(f"{where}: not in the chunk, which has {sorted(chunk)}")
+        ids: Any = values.values if isinstance(values, Ragged) else values
         if (
-            not isinstance(values, np.ndarray)
-            or values.ndim not in (1, 2)
-            or values.dtype.kind not in "iu"
-            or values.dtype == np.uint64
+            not isinstance(ids, np.ndarray)
+            or ids.ndim not in (1, 2)
+            or ids.dtype.kind not in "iu"
+            or ids.dtype == np.uint64
         ):
-            found = getattr(values, "dtype", type(values).__name__)
+            found = getattr(ids, "dtype", type(ids).__name__)
             raise InvalidArgumentError(
                 f"{where}: expected ids of shape (n,) or (n, k) and dtype int64, found "
-                f"{found} {getattr(values, 'shape', '')}"
+                f"{found} {getattr(ids, 'shape', '')}"
             )
         return values
 
-    def _keep_hot(self, hot: Flags, column: str, values: NDArray[Any]) -> None:
+    def _keep_hot(self, hot: Flags, column: str, values: NDArray[Any] | Ragged) -> None:
         """Clear `hot` where the ids of a column are not all hot."""
+        keys = self._keys[self._columns[column]]
+        if isinstance(values, Ragged):
+            ids = np.asarray(values.values, np.int64)
+            self._check_range(column, ids)
+            cold_before = np.concatenate([[0], np.cumsum(~keys.contain(ids))])[values.offsets]
+            hot &= cold_before[1:] == cold_before[:-1]
+            return
         ids = np.asarray(values, np.int64)
         self._check_range(column, ids)
-        keys = self._keys[self._columns[column]]
         still = np.flatnonzero(hot)
         if 2 * len(still) > len(hot):  # Gathering those still hot would cost more than it saves.
             hot &= _all_of_sample(keys.contain(ids))

@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from embstore.checks.arguments import integer
 from embstore.errors import InvalidArgumentError
 from embstore_training.hotcold.classifier import Chunk, Classifier, Flags
+from embstore_training.hotcold.ragged import Ragged
 from embstore_training.hotcold.scheduler import RateController, as_controller, batch_kinds
 
-Batch = dict[str, NDArray[Any]]
+Batch = dict[str, Any]
+"""Columns by name: arrays of one first length, or `Ragged` ones of as many samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +100,7 @@ class Packer:
     @property
     def empty_batch(self) -> Batch | None:
         """A batch of no samples, with all columns of the stream; None before its first chunk."""
-        return None if self._layout is None else _room(self._layout, 0)
+        return None if self._layout is None else _filled(_room(self._layout, 0), 0)
 
     @property
     def stats(self) -> PackerStats:
@@ -119,9 +121,9 @@ class Packer:
 
         Parameters
         ----------
-        chunks : their columns are arrays of one first length; those that the classifier names are
-            ids, the others travel along; all chunks have the same columns, of the same dtypes and
-            shapes of a sample
+        chunks : their columns are arrays of one first length, or `Ragged` of as many samples; those
+            that the classifier names are ids, the others travel along; all chunks have the same
+            columns, of the same dtypes and shapes of a sample
 
         Raises
         ------
@@ -151,9 +153,7 @@ class Packer:
         self._held_samples_max = max(self._held_samples_max, self.kept_samples)
         begin = 0
         for end in [*self._window_ends(queues, hot), len(hot)]:
-            piece = {
-                name: np.ascontiguousarray(values[begin:end]) for name, values in columns.items()
-            }
+            piece = {name: _part(values, begin, end) for name, values in columns.items()}
             flags = hot[begin:end]
             queues[True].add(piece, np.flatnonzero(flags))
             queues[False].add(piece, np.flatnonzero(~flags))
@@ -213,6 +213,9 @@ class _Queue:
             end = min(len(samples), begin + self._batch_size - self.filled)
             upto = self.filled + end - begin
             for name, values in self._open.items():
+                if isinstance(values, list):
+                    values.append(piece[name][samples[begin:end]])
+                    continue
                 # Places are never clipped, but another mode would make a copy of what it writes to.
                 piece[name].take(
                     samples[begin:end], axis=0, out=values[self.filled : upto], mode="clip"
@@ -224,27 +227,50 @@ class _Queue:
     def end(self) -> None:
         """Count the batch that is being filled among the whole ones, if anything is in it."""
         if self.filled:
-            self.batches.append({name: v[: self.filled] for name, v in self._open.items()})
+            self.batches.append(_filled(self._open, self.filled))
         self._open, self.filled = {}, 0
 
 
-_Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""By column the dtype, and the shape that one sample has in it."""
+_Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...] | None]]
+"""By column the dtype, and the shape that one sample has in it; None: it is ragged."""
 
 
 def _layout(columns: Batch) -> _Layout:
-    return {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
+    return {name: (values.dtype, _shape(values)) for name, values in columns.items()}
+
+
+def _shape(values: Any) -> tuple[int, ...] | None:
+    return None if isinstance(values, Ragged) else values.shape[1:]
 
 
 def _room(layout: _Layout, samples: int) -> Batch:
-    return {name: np.empty((samples, *shape), dtype) for name, (dtype, shape) in layout.items()}
+    """Return columns to be filled: arrays, or of a ragged one a list of its parts."""
+    return {
+        name: [] if shape is None else np.empty((samples, *shape), dtype)
+        for name, (dtype, shape) in layout.items()
+    }
+
+
+def _filled(room: Batch, samples: int) -> Batch:
+    """Return the columns that were filled with so many samples."""
+    return {
+        name: Ragged.joined(values) if isinstance(values, list) else values[:samples]
+        for name, values in room.items()
+    }
+
+
+def _part(values: Any, begin: int, end: int) -> Any:
+    part = values[begin:end]
+    return part if isinstance(part, Ragged) else np.ascontiguousarray(part)
 
 
 def _as_columns(chunk: Chunk) -> Batch:
-    """Return the columns of a chunk as plain arrays of one first length."""
+    """Return the columns of a chunk as plain arrays of one first length, or ragged ones."""
     if not chunk:
         raise InvalidArgumentError("expected a chunk to have columns, found none")
     for name, values in chunk.items():
+        if isinstance(values, Ragged):
+            continue
         if not isinstance(values, np.ndarray) or not values.ndim:
             raise InvalidArgumentError(
                 f"column {name!r}: expected an array of samples, found "
@@ -253,7 +279,7 @@ def _as_columns(chunk: Chunk) -> Batch:
     lengths = {name: len(values) for name, values in chunk.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidArgumentError(f"expected columns of one length, found {lengths}")
-    return {name: np.asarray(values) for name, values in chunk.items()}
+    return {n: v if isinstance(v, Ragged) else np.asarray(v) for n, v in chunk.items()}
 
 
 def _check_layout(columns: Batch, layout: _Layout) -> None:
@@ -265,8 +291,10 @@ def _check_layout(columns: Batch, layout: _Layout) -> None:
         )
     for name, (dtype, shape) in layout.items():
         values = columns[name]
-        if (values.dtype, values.shape[1:]) != (dtype, shape):
+        if (values.dtype, _shape(values)) != (dtype, shape):
+            wanted = "ragged" if shape is None else f"of shape (n, *{shape})"
+            found = "ragged" if isinstance(values, Ragged) else values.shape
             raise InvalidArgumentError(
-                f"column {name!r}: expected {dtype} of shape (n, *{shape}) as in the stream's "
-                f"first chunk, found {values.dtype} {values.shape}"
+                f"column {name!r}: expected {dtype} {wanted} as in the stream's first chunk, found "
+                f"{values.dtype} {found}"
             )

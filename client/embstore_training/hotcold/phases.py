@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from embstore.errors import InvalidArgumentError
 from embstore_training.hotcold.packer import Batch, Packed
-from embstore_training.hotcold.ranks import AllGather, Verb, meet
+from embstore_training.replicas.ranks import AllGather, Verb, meet
 
 AGREED_BATCHES_MAX = 64
 """Batches that ranks agree on at once, at most: a rank holds as many, beside the packer's."""

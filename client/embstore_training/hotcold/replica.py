@@ -20,9 +20,9 @@ happens in between. So whoever trains pushes before the dirty rows are more than
 t, which only this replica can have moved.
 
 Of several ranks each has a replica of the same rows, and sums of gradients meet in a hook of the
-caller (`ranks.py`), are added in rank order (contract.md, rule 6) and applied by each rank alike. A
-learning rate that changes at the store while one rank has pulled and another has not is none to
-part by: after a refresh all take rank 0's.
+caller (`replicas.ranks`), are added in rank order (contract.md, rule 6) and applied by each rank
+alike. A learning rate that changes at the store while one rank has pulled and another has not is
+none to part by: after a refresh all take rank 0's.
 Rejected: rank 0 training for all, who would have to send rows instead of sums; and each rank
 pushing its part, which would be as many commands.
 """
@@ -40,17 +40,11 @@ from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.profiles.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
-from embstore_training.hotcold.ranks import AllGather, Verb, float_bits, float_of, meet
-from embstore_training.hotcold.rows import HostRows, HotTable, Slots
-from embstore_training.hotcold.update import (
-    Receipt,
-    change,
-    check_alike,
-    checked,
-    first_nonfinite,
-    numbers_of,
-    scaled,
-)
+from embstore_training.hotcold.rows import HotTable
+from embstore_training.hotcold.update import Receipt, change
+from embstore_training.replicas.ranks import AllGather, Verb, float_bits, float_of, meet
+from embstore_training.replicas.rows import HostRows, Slots
+from embstore_training.replicas.update import agreed, checked
 
 
 class _Push(NamedTuple):
@@ -62,9 +56,18 @@ class _Push(NamedTuple):
 
 
 class Replica:
-    """The hot rows of some tables, in NumPy. Not to be shared between threads."""
+    """The hot rows of some tables, in NumPy. Not to be shared between threads.
 
-    def __init__(self, store: Any, hot_set: HotSet, *, tables: Iterable[str] | None = None) -> None:
+    One class, because what was trained, pulled and pushed is told by the same marks of the rows.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        hot_set: HotSet | Mapping[str, ArrayLike],
+        *,
+        tables: Iterable[str] | None = None,
+    ) -> None:
         """Prepare the rows of `hot_set`; they are pulled by `pull`.
 
         Parameters
@@ -77,14 +80,14 @@ class Replica:
         TableNotFoundError : the store has no such table.
         InvalidArgumentError : the hot set does not name a table, or has keys beyond it.
         """
-        self.hot_set = hot_set
+        self.hot_set = HotSet.of(hot_set)
         self.store_calls = 0
         self.pulled_rows = self.pushed_rows = 0
         self.pulled_bytes = self.pushed_bytes = 0
         self._store = store
         self._receipt = Receipt()  # Of the last update, whose changes may not all be in place.
         self._pushing: _Push | None = None
-        names = [*hot_set.tables] if tables is None else [*tables]
+        names = [*self.hot_set.tables] if tables is None else [*tables]
         self._tables = {name: self._open(name) for name in names}
 
     def _open(self, name: str) -> HotTable:
@@ -117,6 +120,11 @@ class Replica:
         """Each table's t here."""
         self._receipt.synchronize()
         return {name: table.t for name, table in self._tables.items()}
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether something was trained here that the store has not. Any thread."""
+        return any(table.t != table.stored_t for table in self._tables.values())
 
     @property
     def row_count(self) -> int:
@@ -255,39 +263,17 @@ class Replica:
                 "expected the last push to have succeeded before more is trained; push again"
             )
         options = checked(UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
-        numbers = numbers_of(options)
         own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
-        tables = [] if all_gather is None else self._numbers(options.learning_rate)
-        messages = meet(all_gather, Verb.UPDATE, [*numbers, *tables], own)
-        check_alike(messages, numbers, tables)
-        sums = scaled([t.share for t in messages], options.gradient_scale)
-        for name in sums:
-            optimizer = self._table(name).config.optimizer
-            if options.learning_rate is not None:
-                what = f"table {name!r}: learning_rate"
-                optimizer.check_learning_rate(options.learning_rate, what)
-        if (wrong := first_nonfinite(sums)) is not None:
-            if options.on_nonfinite == "skip":
-                return AcknowledgedUpdate(0, self.t, skipped=True)
-            raise InvalidArgumentError(
-                f"table {wrong[0]!r}: expected finite gradients, found a sum or scaled sum that is "
-                f'not, for key {wrong[1]}; give on_nonfinite="skip" to skip such an update'
-            )
+        tables = {name: table.trained for name, table in self._tables.items()}
+        sums = agreed(own, options, tables, all_gather)
+        if sums is None:
+            return AcknowledgedUpdate(0, self.t, skipped=True)
         self._receipt = receipt or Receipt()
         self._receipt.changes = [
             change(self._tables[name], of_table, options) for name, of_table in sums.items()
         ]
         self._receipt.synchronize()
         return AcknowledgedUpdate(0, self.t)
-
-    def _numbers(self, learning_rate: float | None) -> list[int]:
-        """Return each table's t and the rate of an update, as ranks compare them."""
-        numbers = []
-        for name in sorted(self._tables):
-            table = self._tables[name]
-            rate = table.learning_rate if learning_rate is None else learning_rate
-            numbers += [table.t, float_bits(rate)]
-        return numbers
 
     def _summed(self, name: str, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
         """Return one table's gradients, summed by key (contract.md, rule 2)."""

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.arithmetic import apply_update
 from embstore.arrays import Keys, Rows, as_keys
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
+from embstore_training.replicas.rows import HostRows, Slots
+from embstore_training.replicas.update import Trained
 
 DENSE_KEYS_MAX = 1 << 24
 """Largest key of a table whose slots are in a map, of 4 bytes a key: at most 64 MiB a table."""
-
-Slots = NDArray[np.int64]
 
 
 class SlotIndex:
@@ -45,43 +44,6 @@ class SlotIndex:
         return slots, self.keys.take(slots, mode="clip") == keys
 
 
-class HostRows:
-    """Weights and state of one table's hot rows, by slot, in NumPy arrays."""
-
-    def __init__(self, config: TableConfig, count: int) -> None:
-        self._kind = config.optimizer.kind
-        self._weights = self._zeros(count, config.dim)
-        self._state = self._zeros(count, config.state_dim)
-
-    def _zeros(self, *shape: int) -> Any:
-        return np.zeros(shape, np.float32)
-
-    def take(self, slots: Slots) -> Any:
-        """Return the weights of slots, (n, dim), as the trainer computes with them, a copy."""
-        # No slot is clipped; but to look for one that is out of range takes longer than the copy.
-        return self._weights.take(slots, axis=0, mode="clip")
-
-    def read(self, slots: Slots) -> tuple[Rows, Rows]:
-        """Return weights and state of slots, copies on the host."""
-        return self.take(slots), self._state.take(slots, axis=0, mode="clip")
-
-    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return what weights and state of distinct slots are after an update; nothing changes.
-
-        Raises
-        ------
-        DeviceError : this thread flushes denormals.
-        """
-        weights, state = self.read(slots)
-        apply_update(self._kind, weights, state, gradients, scalars)
-        return weights, state
-
-    def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set weights and state of distinct slots: those of `updated`, or of the host."""
-        self._weights[slots] = weights
-        self._state[slots] = state
-
-
 class HotTable:
     """What is known of one table and its hot rows."""
 
@@ -96,6 +58,11 @@ class HotTable:
         self.is_stale = np.ones(len(keys), np.bool_)
         self.is_dirty = np.zeros(len(keys), np.bool_)
         self.dirty_count = 0
+
+    @property
+    def trained(self) -> Trained:
+        """The table as an update finds it."""
+        return Trained(self.config, self.t, self.learning_rate)
 
     @property
     def row_bytes(self) -> int:

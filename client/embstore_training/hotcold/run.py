@@ -48,19 +48,22 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from embstore.arrays import Keys
 from embstore.checks.arguments import integer
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions
 from embstore.profiles.hotset import HotSet
+from embstore_training.hotcold.alike import check_hot_set
 from embstore_training.hotcold.classifier import Chunk, Classifier
 from embstore_training.hotcold.packer import Batch, Packer
 from embstore_training.hotcold.phases import Phase, Phases, PushRoom
-from embstore_training.hotcold.ranks import AllGather, CheckedGather, Verb, check_hot_set, meet
+from embstore_training.hotcold.ragged import keys_of
 from embstore_training.hotcold.replica import Replica
 from embstore_training.hotcold.scheduler import RateController
 from embstore_training.hotcold.steps import HotColdStep, HotStep, MixedStep
+from embstore_training.replicas.ranks import AllGather, CheckedGather, Verb, meet
 from embstore_training.run import Run
 
 _COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"
@@ -82,7 +85,7 @@ class HotColdRun:
     def __init__(
         self,
         store: Any,
-        hot_set: HotSet,
+        hot_set: HotSet | Mapping[str, ArrayLike],
         columns: Mapping[str, str],
         *,
         batch_size: int,
@@ -101,6 +104,7 @@ class HotColdRun:
         Parameters
         ----------
         store : an `embstore.Store`, embedded or of a server
+        hot_set : or keys by table, as lists say: the same at all ranks
         columns : the table of each column of ids; the tables' only writer is this run
         batch_size, window_batches, rate : see `Packer`
         lookahead, name, rank, world_size, session : see `Store.session`, of which `planner`,
@@ -114,9 +118,11 @@ class HotColdRun:
         InvalidArgumentError : an argument is wrong; several ranks without a hook; the hot set does
             not name a column's table.
         """
+        self.hot_set = HotSet.of(hot_set)
+        """The hot set that the run was given, and keeps."""
         self._make_packer = partial(
             Packer,
-            Classifier(hot_set, columns),
+            Classifier(self.hot_set, columns),
             batch_size,
             window_batches=window_batches,
             rate=rate,
@@ -127,9 +133,13 @@ class HotColdRun:
             raise InvalidArgumentError(
                 "expected the run to be the only writer of its tables, found shared=True"
             )
+        if session.get("waits", "late") != "late":
+            raise InvalidArgumentError(
+                'expected a hot/cold run to wait for late rows, found waits="none"'
+            )
+        if session.pop("resume", False):  # its steps are the mixed batches alone
+            raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
         self._store, self._make_replica = store, replica
-        self.hot_set = hot_set
-        """The hot set that the run was given, and keeps."""
         self._tables = tuple(dict.fromkeys(columns.values()))
         self._sessions = _CountedSessions(store.sessions)
         self._session = Run(
@@ -139,6 +149,7 @@ class HotColdRun:
             name=name,
             rank=rank,
             world_size=world_size,
+            resume=False,
             **session,
         )
         self._rank, self._world_size = rank, world_size
@@ -165,6 +176,7 @@ class HotColdRun:
         self._at_hand, self._is_hot, self._has_refreshed = None, False, False
         self._counted_batches = self._pushed_batches = 0
         self._may_loop = True
+        self._store.unsent.append(self._unsent)
         return self
 
     def __exit__(
@@ -184,6 +196,7 @@ class HotColdRun:
             reason = exc
             raise
         finally:
+            self._store.unsent.remove(self._unsent)
             self._session.__exit__(None if reason is None else type(reason), reason, None)
 
     def _push_at_last(self, failure: BaseException | None) -> None:
@@ -229,6 +242,12 @@ class HotColdRun:
             "hot_set_version": self.hot_set.version,
         }
 
+    @property
+    def last_step(self) -> int:
+        """The last finished step of the session, 0 for none: its mixed batches, in all runs of its
+        name. Hot ones are no steps of it, so `skip` of a loop is what `exchange` has returned."""
+        return self._session.last_step
+
     # The loop
 
     def steps(self, chunks: Iterable[Chunk], *, skip: int = 0) -> Iterator[HotColdStep]:
@@ -240,7 +259,8 @@ class HotColdRun:
 
         Parameters
         ----------
-        chunks : samples in columns, of any number; a thread may iterate over them
+        chunks : samples in columns, of any number; a thread may iterate over them. Ids of a
+            sample are one, or of arrays of two dimensions several, or of `Ragged` any number
         skip : batches to leave out at the beginning, because the store has them already: what
             "stored_batches" of `stats` was
 
@@ -273,14 +293,12 @@ class HotColdRun:
         for batch, push_bytes in phase.batches:
             if self._joined().unsent_bytes + push_bytes > self._store.limits.call_bytes_max:
                 self._push()
-            yield from self._trained(
-                HotStep(self._joined, batch, self._keys(batch), self._all_gather)
-            )
+            yield from self._trained(HotStep(self._joined, batch, self._columns, self._all_gather))
 
     def _mixed_steps(self, phase: Phase) -> Iterator[HotColdStep]:
         batches = (batch for batch, _ in phase.batches)
         for step in self._session.steps(batches, self._touched_keys):
-            yield from self._trained(MixedStep(self._joined, step, self._keys(step.batch)))
+            yield from self._trained(MixedStep(self._joined, step, self._columns))
 
     def _trained(self, step: HotColdStep) -> Iterator[HotColdStep]:
         """Yield a step to the body of the loop, and see to it that it is finished then."""
@@ -305,7 +323,7 @@ class HotColdRun:
         by_ids = replica.push_bytes(counts)
         if by_ids <= bytes_max // self._world_size:
             return by_ids
-        keys = self._keys(batch)
+        keys = keys_of(batch, self._columns)
         return replica.push_bytes({table: len(np.unique(k)) for table, k in keys.items()})
 
     def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
@@ -313,15 +331,9 @@ class HotColdRun:
 
         In the reader's thread, which has ended before rows are exchanged.
         """
-        keys = self._keys(batch)
+        keys = keys_of(batch, self._columns)
         self._joined().mark_stale(keys)
         return keys
-
-    def _keys(self, batch: Batch) -> dict[str, Keys]:
-        parts: dict[str, list[Keys]] = {table: [] for table in self._tables}
-        for column, table in self._columns.items():
-            parts[table].append(np.asarray(batch[column], np.int64).reshape(-1))
-        return {t: p[0] if len(p) == 1 else np.concatenate(p) for t, p in parts.items()}
 
     # Which batches are finished
 
@@ -364,6 +376,15 @@ class HotColdRun:
             meet(self._all_gather, Verb.EXCHANGE)
             self._push()
         return self._stored_batches
+
+    def _unsent(self) -> str:
+        """Return what a checkpoint of the store would lack now. Of several ranks the first says it:
+        it pushes, and the others may have gone on."""
+        if self._rank or self._replica is None or not self._replica.is_ahead:
+            return ""
+        return (
+            "what was trained on hot rows since the last exchange: call exchange() of the run first"
+        )
 
     def _switch(self, is_hot: bool) -> None:
         """Bring rows to where the next phase trains them."""

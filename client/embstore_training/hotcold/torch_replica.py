@@ -21,7 +21,7 @@ On the CPU the bits are those of NumPy, which a test compares. On CUDA they rest
 and float64 roots, which is what torch is compiled with there; other kinds of devices are refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from embstore.errors import DeviceError, InvalidArgumentError
 from embstore.optimizers import OPTIMIZERS, copysign, sqrt, where
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.replica import Replica
-from embstore_training.hotcold.rows import HostRows, Slots
+from embstore_training.replicas.rows import HostRows, Slots
 
 _DEVICES = ("cpu", "cuda")
 _PARTIALS = 32
@@ -137,7 +137,7 @@ class TorchReplica(Replica):
     def __init__(
         self,
         store: Any,
-        hot_set: HotSet,
+        hot_set: HotSet | Mapping[str, Any],
         *,
         tables: Iterable[str] | None = None,
         device: Any = "cpu",

@@ -2,8 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -32,6 +31,11 @@ class KeySpace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KEY_SPACE_DENSE: _ClassVar[KeySpace]
 
+class Waits(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAITS_LATE: _ClassVar[Waits]
+    WAITS_NONE: _ClassVar[Waits]
+
 class ProfileSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PROFILE_SOURCE_COUNTED: _ClassVar[ProfileSource]
@@ -49,6 +53,8 @@ ON_NONFINITE_SKIP: OnNonfinite
 POOLING_MODE_SUM: PoolingMode
 POOLING_MODE_MEAN: PoolingMode
 KEY_SPACE_DENSE: KeySpace
+WAITS_LATE: Waits
+WAITS_NONE: Waits
 PROFILE_SOURCE_COUNTED: ProfileSource
 PROFILE_SOURCE_IMPORTED: ProfileSource
 
@@ -136,6 +142,32 @@ class TableGradients(_message.Message):
     gradients: Array
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
+class PooledKeys(_message.Message):
+    __slots__ = ("table", "table_id", "keys", "bags")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BAGS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    keys: Array
+    bags: Bags
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ...) -> None: ...
+
+class PooledGradients(_message.Message):
+    __slots__ = ("table", "table_id", "keys", "gradients", "bags")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    BAGS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    keys: Array
+    gradients: Array
+    bags: Bags
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ...) -> None: ...
+
 class UpdateOptions(_message.Message):
     __slots__ = ("learning_rate", "gradient_scale", "on_nonfinite")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -180,18 +212,16 @@ class LookupRequest(_message.Message):
 class LookupPooledRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("keys", "bags", "admit", "trace", "rows_dtype")
-        KEYS_FIELD_NUMBER: _ClassVar[int]
-        BAGS_FIELD_NUMBER: _ClassVar[int]
+        __slots__ = ("tables", "admit", "trace", "rows_dtype")
+        TABLES_FIELD_NUMBER: _ClassVar[int]
         ADMIT_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
         ROWS_DTYPE_FIELD_NUMBER: _ClassVar[int]
-        keys: TableKeys
-        bags: Bags
+        tables: _containers.RepeatedCompositeFieldContainer[PooledKeys]
         admit: bool
         trace: Trace
         rows_dtype: DType
-        def __init__(self, keys: _Optional[_Union[TableKeys, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+        def __init__(self, tables: _Optional[_Iterable[_Union[PooledKeys, _Mapping]]] = ..., admit: bool = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -278,18 +308,16 @@ class UpdateRequest(_message.Message):
 class UpdatePooledRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("origin", "gradients", "bags", "options", "trace")
+        __slots__ = ("origin", "tables", "options", "trace")
         ORIGIN_FIELD_NUMBER: _ClassVar[int]
-        GRADIENTS_FIELD_NUMBER: _ClassVar[int]
-        BAGS_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
         OPTIONS_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
         origin: Origin
-        gradients: TableGradients
-        bags: Bags
+        tables: _containers.RepeatedCompositeFieldContainer[PooledGradients]
         options: UpdateOptions
         trace: Trace
-        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., gradients: _Optional[_Union[TableGradients, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[PooledGradients, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -514,6 +542,18 @@ class ResizeCacheRequest(_message.Message):
     def __init__(self, cache_bytes: _Optional[int] = ...) -> None: ...
 
 class ResizeCacheReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    def __init__(self, policy: _Optional[str] = ...) -> None: ...
+
+class SetPolicyReply(_message.Message):
     __slots__ = ("context",)
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     context: Context
@@ -836,12 +876,14 @@ class BackupReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., backup: _Optional[_Union[BackupFacts, _Mapping]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("origin", "label")
+    __slots__ = ("origin", "label", "force")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     label: str
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ...) -> None: ...
+    force: bool
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., force: bool = ...) -> None: ...
 
 class PromoteRequest(_message.Message):
     __slots__ = ()
@@ -853,8 +895,93 @@ class PromoteReply(_message.Message):
     context: Context
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
+class OpenScanRequest(_message.Message):
+    __slots__ = ("scan", "table", "table_id", "label", "since")
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    scan: str
+    table: str
+    table_id: int
+    label: str
+    since: str
+    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., label: _Optional[str] = ..., since: _Optional[str] = ...) -> None: ...
+
+class ScanDescription(_message.Message):
+    __slots__ = ("table", "command", "rows", "since_command", "since_t")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    SINCE_T_FIELD_NUMBER: _ClassVar[int]
+    table: TableDescription
+    command: int
+    rows: int
+    since_command: int
+    since_t: int
+    def __init__(self, table: _Optional[_Union[TableDescription, _Mapping]] = ..., command: _Optional[int] = ..., rows: _Optional[int] = ..., since_command: _Optional[int] = ..., since_t: _Optional[int] = ...) -> None: ...
+
+class ScanReply(_message.Message):
+    __slots__ = ("context", "scan")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    scan: ScanDescription
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., scan: _Optional[_Union[ScanDescription, _Mapping]] = ...) -> None: ...
+
+class ReadScanRequest(_message.Message):
+    __slots__ = ("scan", "table", "low", "rows", "with_state")
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    scan: str
+    table: str
+    low: int
+    rows: int
+    with_state: bool
+    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., low: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ...) -> None: ...
+
+class ScannedRowsReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "keys", "rows", "state")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        keys: Array
+        rows: Array
+        state: Array
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: ScannedRowsReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[ScannedRowsReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class CloseScanRequest(_message.Message):
+    __slots__ = ("scan", "table")
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    scan: str
+    table: str
+    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ...) -> None: ...
+
+class ScanClosedReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("name", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms")
+    __slots__ = ("name", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms", "waits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_STEPS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -863,6 +990,7 @@ class OpenSessionRequest(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     RANK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     tables: _containers.RepeatedScalarFieldContainer[str]
     lookahead_steps_max: int
@@ -871,10 +999,11 @@ class OpenSessionRequest(_message.Message):
     shared: bool
     lease_ms: int
     rank_timeout_ms: int
-    def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ...) -> None: ...
+    waits: Waits
+    def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ..., waits: _Optional[_Union[Waits, str]] = ...) -> None: ...
 
 class SessionDescription(_message.Message):
-    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms")
+    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms", "waits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -884,6 +1013,7 @@ class SessionDescription(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     RANK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     last_step: int
     tables: _containers.RepeatedScalarFieldContainer[str]
@@ -893,7 +1023,8 @@ class SessionDescription(_message.Message):
     shared: bool
     lease_ms: int
     rank_timeout_ms: int
-    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ...) -> None: ...
+    waits: Waits
+    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ..., waits: _Optional[_Union[Waits, str]] = ...) -> None: ...
 
 class SessionReply(_message.Message):
     __slots__ = ("context", "session")
@@ -1005,12 +1136,14 @@ class AnnounceRequest(_message.Message):
         tables: _containers.RepeatedCompositeFieldContainer[AnnounceRequest.Table]
         def __init__(self, step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[AnnounceRequest.Table, _Mapping]]] = ...) -> None: ...
     class Header(_message.Message):
-        __slots__ = ("member", "steps")
+        __slots__ = ("member", "steps", "is_last")
         MEMBER_FIELD_NUMBER: _ClassVar[int]
         STEPS_FIELD_NUMBER: _ClassVar[int]
+        IS_LAST_FIELD_NUMBER: _ClassVar[int]
         member: str
         steps: _containers.RepeatedCompositeFieldContainer[AnnounceRequest.Step]
-        def __init__(self, member: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[AnnounceRequest.Step, _Mapping]]] = ...) -> None: ...
+        is_last: bool
+        def __init__(self, member: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[AnnounceRequest.Step, _Mapping]]] = ..., is_last: bool = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -1022,16 +1155,18 @@ class AnnounceRequest(_message.Message):
 class AnnouncedReply(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("context", "announced_step", "planned_step", "held_back")
+        __slots__ = ("context", "announced_step", "planned_step", "held_back", "ranks_at_work")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]
         ANNOUNCED_STEP_FIELD_NUMBER: _ClassVar[int]
         PLANNED_STEP_FIELD_NUMBER: _ClassVar[int]
         HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+        RANKS_AT_WORK_FIELD_NUMBER: _ClassVar[int]
         context: Context
         announced_step: int
         planned_step: int
         held_back: bool
-        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., announced_step: _Optional[int] = ..., planned_step: _Optional[int] = ..., held_back: bool = ...) -> None: ...
+        ranks_at_work: int
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., announced_step: _Optional[int] = ..., planned_step: _Optional[int] = ..., held_back: bool = ..., ranks_at_work: _Optional[int] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -1114,28 +1249,88 @@ class LookupStepPooledRequest(_message.Message):
     payload: bytes
     def __init__(self, header: _Optional[_Union[LookupStepPooledRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
+class ReadStepRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "positions")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        POSITIONS_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        positions: Array
+        def __init__(self, table: _Optional[str] = ..., positions: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("member", "step", "tables")
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        STEP_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        member: str
+        step: int
+        tables: _containers.RepeatedCompositeFieldContainer[ReadStepRequest.Table]
+        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[ReadStepRequest.Table, _Mapping]]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: ReadStepRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[ReadStepRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class StepRecordsReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Table(_message.Message):
+        __slots__ = ("table", "rows", "state", "t")
+        TABLE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        T_FIELD_NUMBER: _ClassVar[int]
+        table: str
+        rows: Array
+        state: Array
+        t: int
+        def __init__(self, table: _Optional[str] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., t: _Optional[int] = ...) -> None: ...
+    class Header(_message.Message):
+        __slots__ = ("context", "tables", "last_step")
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        TABLES_FIELD_NUMBER: _ClassVar[int]
+        LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        tables: _containers.RepeatedCompositeFieldContainer[StepRecordsReply.Table]
+        last_step: int
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[StepRecordsReply.Table, _Mapping]]] = ..., last_step: _Optional[int] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: StepRecordsReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[StepRecordsReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
 class UpdateStepRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Table(_message.Message):
-        __slots__ = ("table", "gradients")
+        __slots__ = ("table", "gradients", "positions")
         TABLE_FIELD_NUMBER: _ClassVar[int]
         GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+        POSITIONS_FIELD_NUMBER: _ClassVar[int]
         table: str
         gradients: Array
-        def __init__(self, table: _Optional[str] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+        positions: Array
+        def __init__(self, table: _Optional[str] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ..., positions: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
     class Header(_message.Message):
-        __slots__ = ("member", "step", "tables", "options", "trace")
+        __slots__ = ("member", "step", "tables", "options", "trace", "rows_checksum")
         MEMBER_FIELD_NUMBER: _ClassVar[int]
         STEP_FIELD_NUMBER: _ClassVar[int]
         TABLES_FIELD_NUMBER: _ClassVar[int]
         OPTIONS_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
         member: str
         step: int
         tables: _containers.RepeatedCompositeFieldContainer[UpdateStepRequest.Table]
         options: UpdateOptions
         trace: Trace
-        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[UpdateStepRequest.Table, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        rows_checksum: int
+        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[UpdateStepRequest.Table, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_checksum: _Optional[int] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]

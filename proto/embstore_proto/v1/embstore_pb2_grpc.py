@@ -5,8 +5,10 @@ import warnings
 
 from embstore_proto.v1 import embstore_pb2 as embstore__proto_dot_v1_dot_embstore__pb2
 
-GRPC_GENERATED_VERSION = '1.74.0'
+GRPC_GENERATED_VERSION = '1.65.5'
 GRPC_VERSION = grpc.__version__
+EXPECTED_ERROR_RELEASE = '1.66.0'
+SCHEDULED_RELEASE_DATE = 'August 6, 2024'
 _version_not_supported = False
 
 try:
@@ -16,12 +18,15 @@ except ImportError:
     _version_not_supported = True
 
 if _version_not_supported:
-    raise RuntimeError(
+    warnings.warn(
         f'The grpc package installed is at version {GRPC_VERSION},'
         + f' but the generated code in embstore_proto/v1/embstore_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
+        + f' This warning will become an error in {EXPECTED_ERROR_RELEASE},'
+        + f' scheduled for release on {SCHEDULED_RELEASE_DATE}.',
+        RuntimeWarning
     )
 
 
@@ -48,6 +53,11 @@ class EmbstoreStub(object):
                 '/embstore.v1.Embstore/ResizeCache',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ResizeCacheRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ResizeCacheReply.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/embstore.v1.Embstore/SetPolicy',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetPolicyReply.FromString,
                 _registered_method=True)
         self.CheckIntegrity = channel.unary_unary(
                 '/embstore.v1.Embstore/CheckIntegrity',
@@ -199,6 +209,21 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.OpenScan = channel.unary_unary(
+                '/embstore.v1.Embstore/OpenScan',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.OpenScanRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ScanReply.FromString,
+                _registered_method=True)
+        self.ReadScan = channel.unary_stream(
+                '/embstore.v1.Embstore/ReadScan',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ReadScanRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.CloseScan = channel.unary_unary(
+                '/embstore.v1.Embstore/CloseScan',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.CloseScanRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ScanClosedReply.FromString,
+                _registered_method=True)
         self.OpenSession = channel.unary_unary(
                 '/embstore.v1.Embstore/OpenSession',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.OpenSessionRequest.SerializeToString,
@@ -274,6 +299,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.ReadStep = channel.stream_stream(
+                '/embstore.v1.Embstore/ReadStep',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
         self.ExportProfile = channel.unary_stream(
                 '/embstore.v1.Embstore/ExportProfile',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ExportProfileRequest.SerializeToString,
@@ -338,6 +368,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResizeCache(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -527,6 +563,25 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenScan(self, request, context):
+        """Scans: the written rows of a table, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadScan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseScan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenSession(self, request, context):
         """Look-ahead sessions.
         """
@@ -618,6 +673,12 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadStep(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExportProfile(self, request, context):
         """Frequencies: which rows are asked for, and what the cache makes of it. No row changes, so none
         of these has an Origin: any may be sent again.
@@ -691,6 +752,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.ResizeCache,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ResizeCacheRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ResizeCacheReply.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetPolicyRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetPolicyReply.SerializeToString,
             ),
             'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIntegrity,
@@ -842,6 +908,21 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             ),
+            'OpenScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenScan,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.OpenScanRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ScanReply.SerializeToString,
+            ),
+            'ReadScan': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadScan,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ReadScanRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'CloseScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseScan,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.CloseScanRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ScanClosedReply.SerializeToString,
+            ),
             'OpenSession': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenSession,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.OpenSessionRequest.FromString,
@@ -914,6 +995,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
             ),
             'LookupStepPooled': grpc.stream_stream_rpc_method_handler(
                     servicer.LookupStepPooled,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'ReadStep': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReadStep,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             ),
@@ -1044,6 +1130,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/ResizeCache',
             embstore__proto_dot_v1_dot_embstore__pb2.ResizeCacheRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.ResizeCacheReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/SetPolicy',
+            embstore__proto_dot_v1_dot_embstore__pb2.SetPolicyRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.SetPolicyReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1865,6 +1978,87 @@ class Embstore(object):
             _registered_method=True)
 
     @staticmethod
+    def OpenScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/OpenScan',
+            embstore__proto_dot_v1_dot_embstore__pb2.OpenScanRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.ScanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/embstore.v1.Embstore/ReadScan',
+            embstore__proto_dot_v1_dot_embstore__pb2.ReadScanRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/CloseScan',
+            embstore__proto_dot_v1_dot_embstore__pb2.CloseScanRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.ScanClosedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def OpenSession(request,
             target,
             options=(),
@@ -2257,6 +2451,33 @@ class Embstore(object):
             request_iterator,
             target,
             '/embstore.v1.Embstore/LookupStepPooled',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadStep(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/ReadStep',
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
             options,

@@ -28,6 +28,8 @@ _NAMED_SESSION = (c.OpenSession, c.JoinSession, c.EndSession)
 
 def _subject(command: Command[Any]) -> str:
     """Return what a command is about, for the log."""
+    if isinstance(command, c.Restore) and command.force:
+        return f"{command.label}, ending open sessions"
     for field in ("name", "label", "destination"):
         if said := getattr(command, field, None):
             return str(said)
@@ -53,6 +55,7 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
         own = _own_members(principal, command.members, sessions)
         command = cast(C, replace(command, members=own))
     names = concerned(command)
+    caller.tables = () if names == (EVERYTHING,) else names
     if any(len(name) > NAME_BYTES_MAX for name in names):  # nothing is remembered or logged of it
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
     if command.right is Right.ADMIN or isinstance(command, _AUDITED):

@@ -2,10 +2,10 @@
 
 Results go to standard output, everything else to standard error, so that `--json` can be piped.
 A command's module is imported when the command is asked for, and heavy modules (NumPy, gRPC, the
-engine) when it runs: `embstore --help` is fast.
+engine) when it runs: `embstore --help` is fast. Commands for a running server need no extra; one
+that does says which (`extras`).
 """
 
-import sys
 from collections.abc import Sequence
 
 from embstore.errors import EmbstoreError
@@ -14,16 +14,28 @@ from embstore.errors import EmbstoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status.
 
-    An EmbstoreError is an answer: its message is shown without a trace. Any other exception is a
-    bug, and is raised. `arguments` are the words after `embstore`; None: those of the process.
+    An EmbstoreError is an answer: its message is shown without a trace. So is standard output that
+    takes no more. Any other exception is a bug, and is raised. `arguments` are the words after
+    `embstore`; None: those of the process.
     """
+    from embstore_server.cli import exits
+    from embstore_server.cli.standard_output import OutputLostError, standing_in
+
     try:
-        from embstore_server.cli.commands import app
-    except ModuleNotFoundError as exc:
-        if exc.name not in ("typer", "rich"):
-            raise
-        sys.stderr.write('error: the commands need more packages: pip install "embstore[server]"\n')
-        return 1
+        with standing_in():
+            return _run(arguments)
+    except OutputLostError as exc:
+        if exc.is_pipe:  # who reads has what he wants
+            return exits.READER_GONE
+        from embstore_server.cli.output import show_error
+
+        show_error(str(exc))
+        return exits.FAILED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from embstore_server.cli.commands import app
+
     try:
         app(arguments, prog_name="embstore")
     except EmbstoreError as exc:

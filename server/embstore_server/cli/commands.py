@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any
 
 import typer
@@ -14,23 +15,37 @@ from embstore_server.cli import exits, output
 _COMMANDS = {
     "embstore_server.cli.serving": ["serve"],
     "embstore_tools.commands.demo": ["demo"],
-    "embstore_server.cli.stats": ["stats", "sessions"],
-    "embstore_server.cli.store": ["checkpoint", "backup", "digest", "call"],
+    "embstore_server.cli.stats": ["stats"],
+    "embstore_server.cli.top": ["top"],
+    "embstore_server.cli.store": ["checkpoint", "restore", "backup", "digest", "call"],
+    "embstore_server.cli.upkeep": (
+        ["flush", "resize-cache", "set-policy", "check-integrity", "clear-counts", "promote"]
+    ),
+    "embstore_server.cli.doctor": ["doctor"],
+    "embstore_tools.commands.compile": ["compile"],
     "embstore_server.cli.directory": ["verify", "restore-from"],
+    "embstore_server.cli.files": ["export", "import"],
     "embstore_tools.commands.bench": ["bench"],
     "embstore_tools.commands.profile": ["profile"],
     "embstore_tools.commands.size": ["size"],
     "embstore_tools.commands.hotset": ["hotset"],
+    "embstore_tools.commands.report": ["report"],
     "embstore_server.cli.frequency": (
         ["export-profile", "import-profile", "warm", "pin-hotset", "unpin-hotset"]
     ),
 }
 _TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remove", "list"]}
-_TABLE_COMMANDS = {"embstore_server.cli.tables": ["create", "list", "show", "drop"]}
+_SESSION_COMMANDS = {"embstore_server.cli.sessions": ["list", "close"]}
+_TABLE_COMMANDS = {
+    "embstore_server.cli.tables": (["create", "list", "show", "grow", "set-learning-rate", "drop"])
+}
 
 
-def _lazy(commands_of: Mapping[str, list[str]]) -> type[TyperGroup]:
-    """Return a kind of group that imports a command when it is asked for."""
+def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[TyperGroup]:
+    """Return a kind of group that imports a command when it is asked for.
+
+    default : the command that is meant where none is named; "": there has to be one
+    """
     places = {name: module for module, names in commands_of.items() for name in names}
 
     class Lazy(TyperGroup):
@@ -38,17 +53,25 @@ def _lazy(commands_of: Mapping[str, list[str]]) -> type[TyperGroup]:
             known: dict[str, Any] = dict.fromkeys(places) | dict(commands or {})
             super().__init__(commands=known, **options)
 
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            is_named = bool(args) and not (args[0].startswith("-") and args[0] not in _HELP)
+            is_typed = is_named or ctx.resilient_parsing  # else: a shell completes what comes next
+            return super().parse_args(ctx, args if is_typed or not default else [default, *args])
+
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name in places and self.commands[cmd_name] is None:
                 module = import_module(places[cmd_name])
                 alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-                alone.command(cmd_name)(getattr(module, cmd_name.replace("-", "_")))
+                name = cmd_name.replace("-", "_")
+                name += "_" if iskeyword(name) else ""
+                alone.command(cmd_name)(getattr(module, name))
                 self.commands[cmd_name] = get_command(alone)
             return super().get_command(ctx, cmd_name)
 
     return Lazy
 
 
+_HELP = ["-h", "--help"]
 app = typer.Typer(
     cls=_lazy(_COMMANDS),
     help="An exact embedding store for training recommender models.",
@@ -56,11 +79,16 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # a trace is for developers: as Python prints it
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": _HELP},
 )
-_TABLE_HELP = "Create, list, show and drop tables."
+_TABLE_HELP = "Create, list, show, grow and drop tables."
 _tables = typer.Typer(cls=_lazy(_TABLE_COMMANDS), help=_TABLE_HELP, no_args_is_help=True)
 app.add_typer(_tables, name="table")
+_SESSION_HELP = "Show look-ahead sessions, and end one."
+_sessions = typer.Typer(
+    cls=_lazy(_SESSION_COMMANDS, "list"), help=_SESSION_HELP, no_args_is_help=False
+)
+app.add_typer(_sessions, name="sessions")
 _TOKEN_HELP = "Say who may call a server, and do what."
 _tokens = typer.Typer(cls=_lazy(_TOKEN_COMMANDS), help=_TOKEN_HELP, no_args_is_help=True)
 app.add_typer(_tokens, name="token")

@@ -1,7 +1,8 @@
 """Commands for a running server: the flags that each of them has, the connection, what it shows."""
 
+import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
@@ -9,21 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from embstore_server.cli import output
 from embstore_server.cli.flags import flag, option, replace_parameters
+from embstore_server.cli.output import Shown
+from embstore_server.cli.signals import ended_by_signals
+from embstore_server.cli.watching import watch
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
 
 Connect = Callable[[], AbstractContextManager["Store"]]
 """Connects to the server; leaving the with block closes the connection."""
-Shown = tuple[Any, str | Callable[[], None]]
-"""What a command has to show: a JSON document, and what people get, as text or drawn."""
 
 ADDRESS = "127.0.0.1:50051"
 TIMEOUT_S = 60.0
 LONG_TIMEOUT_S = 3600.0
 """For commands that read or write whole tables."""
 CONNECT_TIMEOUT_S = 5.0
-"""A running server answers at once; a person who mistyped the address waits for this."""
+"""For a server that is starting. One that is not there is told of at once."""
+EVERY_S = 2.0
 FILES = {
     "tls_ca": "PEM file of the certificate authorities to trust. Default: no TLS.",
     "client_cert": "PEM file of a certificate to show, for mutual TLS.",
@@ -32,14 +35,20 @@ FILES = {
 }
 """The flags that name files."""
 _INSECURE = flag("Send a token in clear text to another host, too.", envvar="EMBSTORE_INSECURE")
+_WATCH = flag("Show it again and again, until Ctrl-C; with --json a line each.", None, "--watch")
+EVERY_FLAG = flag("Time from one look to the next.", "SECONDS", "--every", min=0.1)
 
 
-def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], Any]:
+def on_server(
+    timeout_s: float = TIMEOUT_S, *, is_watched: bool = False
+) -> Callable[[Callable[..., Shown]], Any]:
     """Return a decorator that gives a command the flags of a connection, and --json.
 
     The command's first parameter, `connect`, is not a flag: calling it connects to the server that
     the flags name, so a command checks its own arguments before. What it returns is shown.
-    `timeout_s` is the default of --timeout.
+    `timeout_s` is the default of --timeout. `is_watched`: it can be shown again and again.
+
+    SIGTERM and a closed terminal end it as an error does: what it has begun is put away.
     """
     seconds = flag("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
     flags = [
@@ -61,6 +70,9 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
         option("insecure", bool, _INSECURE, False),
         option("as_json", bool, output.JSON_FLAG, False),
     ]
+    if is_watched:
+        flags.append(option("watch", bool, _WATCH, False))
+        flags.append(option("every_s", float, EVERY_FLAG, EVERY_S))
 
     def decorate(command: Callable[..., Shown]) -> Any:
         @wraps(command)
@@ -69,7 +81,14 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
         ) -> None:
             files = {name: given.pop(name) for name in FILES}
             connect = partial(connected, address, timeout, files, insecure)
-            output.show(*command(connect=connect, **given), as_json=as_json)
+            with ended_by_signals():
+                every_s = given.pop("every_s", EVERY_S)
+                if not given.pop("watch", False):
+                    output.show(*command(connect=connect, **given), as_json=as_json)
+                    return
+                with connect() as store:  # one connection for all looks
+                    look = partial(command, connect=partial(nullcontext, store), **given)
+                    watch(look, every_s, as_json=as_json)
 
         _, *own = signature(command).parameters.values()
         return replace_parameters(connecting, [*own, *flags])
@@ -80,7 +99,8 @@ def on_server(timeout_s: float = TIMEOUT_S) -> Callable[[Callable[..., Shown]], 
 def connected(
     address: str, timeout_s: float, files: Mapping[str, Path | None], insecure: bool
 ) -> AbstractContextManager["Store"]:
-    """Connect to a server; raises DeadlineError, and InvalidArgumentError for a bad address."""
+    """Connect to a server; raises EmbstoreError, at once where nobody is there."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why there is no connection is said by us
     from embstore_client import connect
 
     token = files["token_file"]
@@ -88,6 +108,7 @@ def connected(
         address,
         timeout_s=timeout_s,
         connect_timeout_s=min(timeout_s, CONNECT_TIMEOUT_S),
+        wait=False,
         label="embstore command line",
         tls_ca=files["tls_ca"],
         tls_cert=files["client_cert"],

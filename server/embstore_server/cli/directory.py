@@ -8,6 +8,7 @@ import typer
 
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import exits, output
+from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.parsing import bytes_text
 
@@ -18,6 +19,7 @@ _DIGEST_CACHE_BYTES = 256 << 20
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.")]
 
 
+@needing("fast")
 def verify(
     data: _Directory,
     *,
@@ -59,6 +61,7 @@ def verify(
         raise typer.Exit(exits.FAILED)
 
 
+@needing("fast")
 def restore_from(
     source: Annotated[
         str, typer.Argument(metavar="DEST", help="Where backups are: a path or URL.")

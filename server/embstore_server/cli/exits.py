@@ -2,10 +2,16 @@
 
 DEVICE_FAILED is EX_SOFTWARE of sysexits.h, the nearest standard status: the rows that only the
 device had are lost, and a supervisor may start the server again, which opens its last checkpoint.
+Those above 128 are what a shell shows of a program that a signal has ended, with the signal's
+number: here the command has seen the signal, and put away what it had begun.
 """
+
+from signal import SIGINT, SIGPIPE, SIGTERM
 
 OK, FAILED, USAGE, NOT_FOUND, NO_ANSWER, CONFLICT = range(6)
 DEVICE_FAILED = 70
+BY_SIGNAL = 128
+INTERRUPTED, READER_GONE, TERMINATED = (BY_SIGNAL + n for n in (SIGINT, SIGPIPE, SIGTERM))
 
 MEANINGS = {
     OK: "done",
@@ -15,6 +21,9 @@ MEANINGS = {
     NO_ANSWER: "no answer: server not reached, too late, overloaded, starting or stopping",
     CONFLICT: "a conflict: it exists already, a session has locked it, or the directory is in use",
     DEVICE_FAILED: "the device of the server failed",
+    INTERRUPTED: "interrupted by Ctrl-C",
+    READER_GONE: "who read the standard output has gone",
+    TERMINATED: "ended by SIGTERM",
 }
 
 LEGEND = "Exit status:\n" + ";\n".join(f"{n}  {text}" for n, text in MEANINGS.items()) + "."

@@ -16,6 +16,10 @@ def flag(help: str, metavar: str | None = None, *names: str, **options: Any) -> 
     return typer.Option(*names, metavar=metavar, help=help, **options)
 
 
+YES = flag("Do not ask.", None, "--yes", "-y")
+"""Of a command by which something is lost."""
+
+
 def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
     """Return a flag of a signature: `info` is Typer's, `kind` the type of the value."""
     return Parameter(

@@ -5,14 +5,18 @@ output is no terminal, tables are as wide as they need, so that no cell is cut.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from embstore.errors import InvalidArgumentError
+from embstore_server.cli.exits import FAILED
+
 if TYPE_CHECKING:  # rich is loaded by what draws with it
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
 
 _WIDTH_UNBOUNDED = 10_000
@@ -20,6 +24,9 @@ _WIDTH_UNBOUNDED = 10_000
 JSON_FLAG = typer.Option("--json", help="One JSON document on standard output, nothing else.")
 AsJson = Annotated[bool, JSON_FLAG]
 """The flag of every command that has something to show."""
+
+Shown = tuple[Any, "str | Callable[[], RenderableType]"]
+"""What a command has to show: a JSON document, and what people get, as text or drawn by Rich."""
 
 Advance = Callable[[int], None]
 """Takes the number of items done since the last call."""
@@ -32,17 +39,22 @@ def show_json(document: Any) -> None:
     typer.echo(json.dumps(document, indent=2))
 
 
+def show_json_line(document: Any) -> None:
+    """Write a JSON document to standard output as one line: others follow."""
+    typer.echo(json.dumps(document))
+
+
 def show_text(text: str) -> None:
     """Write lines to standard output as they are."""
     typer.echo(text)
 
 
-def show(document: Any, text: str | Callable[[], None], *, as_json: bool) -> None:
-    """Write a JSON document, or what it means for people: a text, or what draws it."""
+def show(document: Any, text: "str | Callable[[], RenderableType]", *, as_json: bool) -> None:
+    """Write a JSON document, or what it means for people: a text, or what is drawn."""
     if as_json:
         show_json(document)
     elif callable(text):
-        text()
+        _console().print(text())
     elif text:
         typer.echo(text)
 
@@ -53,33 +65,73 @@ def show_error(message: str) -> None:
         typer.echo(f"error: {line}", err=True)
 
 
-def show_rows(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Draw a table; numbers are grouped by thousands and stand to the right."""
+def ask(question: str, what: str, done: str) -> None:
+    """Ask whether to go on, and end the command where the answer is no; --yes is not to ask.
+
+    Raises
+    ------
+    InvalidArgumentError : nobody can be asked.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidArgumentError(f"{what}: expected --yes, as nobody can be asked")
+    if not typer.confirm(question, err=True):
+        show_error(f"{what} was not {done}")
+        raise typer.Exit(FAILED)
+
+
+def show_rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> None:
+    """Write `rows` to standard output."""
+    _console().print(rows(columns, lines))
+
+
+def rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> "RenderableType":
+    """Return a table; numbers are grouped by thousands and stand to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    lines = [list(row) for row in rows]
+    cells = [list(line) for line in lines]
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, column in enumerate(columns):
-        numbers = all(isinstance(line[index], int | float) for line in lines)
-        table.add_column(column, justify="right" if lines and numbers else "left")
-    for line in lines:
+        numbers = all(isinstance(line[index], int | float) for line in cells)
+        table.add_column(column, justify="right" if cells and numbers else "left")
+    for line in cells:
         table.add_row(*map(_cell, line))
-    _console().print(table)
+    return table
 
 
-def show_parts(parts: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> None:
-    """Draw named parts of names and values, one below the other."""
+def parts(named: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> "RenderableType":
+    """Return named parts of names and values, one below the other."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_column(overflow="fold")
-    for title, lines in parts:
+    for title, lines in named:
         for index, (name, value) in enumerate(lines):
             table.add_row("" if index else title, name, _cell(value))
-    _console().print(table)
+    return table
+
+
+def drawn(text: "str | Callable[[], RenderableType]") -> "RenderableType":
+    """Return what a command shows to people, to be drawn."""
+    from rich.text import Text
+
+    return text() if callable(text) else Text(text)
+
+
+def is_terminal() -> bool:
+    """Tell whether standard output can be drawn over."""
+    return _console().is_terminal
+
+
+@contextmanager
+def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], None]]:
+    """Draw on the whole terminal inside the with block; yield what draws it anew."""
+    from rich.live import Live
+
+    with Live(first, console=_console(), screen=True, auto_refresh=False) as live:
+        yield lambda another: live.update(another, refresh=True)
 
 
 @contextmanager
@@ -107,8 +159,8 @@ def _drawing(*, is_counted: bool) -> Iterator["Progress"]:
     counted = [p.BarColumn(), p.MofNCompleteColumn()] if is_counted else []
     text = p.TextColumn("{task.description}", markup=False)
     columns = [p.SpinnerColumn(), text, *counted, p.TimeElapsedColumn()]
-    is_off = not console.is_terminal
-    with p.Progress(*columns, console=console, transient=True, disable=is_off) as drawn:
+    drawn = p.Progress(*columns, console=console, transient=True)
+    with drawn if console.is_terminal else nullcontext():
         yield drawn
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
 from embstore_server.settings import Setting, Settings, declared, load
 
@@ -45,7 +46,8 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         _share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():
-            from embstore_server.app import serve as run
+            with needing("server"):
+                from embstore_server.app import serve as run
 
             raise typer.Exit(run(load(flags, os.environ, config, of)))
 

@@ -1,64 +1,61 @@
-"""`embstore stats`, `embstore sessions`: every stat that is declared is shown."""
+"""`embstore stats`: every stat that is declared is shown."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embstore.stats import Stat, declared
 from embstore_server.cli import output
-from embstore_server.cli.connection import Connect, Shown, on_server
+from embstore_server.cli.connection import Connect, on_server
+from embstore_server.cli.output import Shown
 from embstore_server.parsing import bytes_text
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-@on_server()
+
+@on_server(is_watched=True)
 def stats(connect: Connect) -> Shown:
     """Show what the store is and did since it was opened."""
     from embstore.engine.stats import StoreStats
 
     with connect() as store:
         found = store.stats()
-    return found, partial(show_part, "store", StoreStats, found)
+    return found, partial(shown, "store", StoreStats, found)
 
 
-@on_server()
-def sessions(connect: Connect) -> Shown:
-    """Show the live look-ahead sessions: how far they are, hits, stalls, leases."""
-    from embstore.lookahead.stats import SessionStats
+def shown(title: str, of: type, document: Mapping[str, Any]) -> "RenderableType":
+    """Return a document: the values of all parts, then tables of the parts there are many of."""
+    from rich.console import Group
+    from rich.text import Text
 
-    with connect() as store:
-        found = store.stats()["sessions"]["open"]
-    drawn = partial(show_side_by_side, SessionStats, found)
-    return found, drawn if found else "no session is live"
-
-
-def show_part(title: str, of: type, document: Mapping[str, Any]) -> None:
-    """Show a document: the values of all parts, then tables of the parts there are many of."""
-    output.show_parts(_parts(title, of, document))
+    drawn: list[RenderableType] = [output.parts(_parts(title, of, document))]
     for name, stat, value in _several(of, document):
         assert stat.part is not None
         if value:
-            output.show_text(f"\n{name}")
+            drawn.append(Text(f"\n{name}"))
             if isinstance(value, dict):
-                show_by_name(stat.label, stat.part, value)
+                drawn.append(by_name(stat.label, stat.part, value))
             else:
-                show_side_by_side(stat.part, value)
+                drawn.append(side_by_side(stat.part, value))
+    return Group(*drawn)
 
 
-def show_by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show documents as the rows of a table, under their names."""
+def by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) -> "RenderableType":
+    """Return documents as the rows of a table, under their names."""
     stats = declared(of)
-    output.show_rows(
+    return output.rows(
         (label, *map(_name, stats)),
         [(name, *(_shown(s, one[s.name]) for s in stats)) for name, one in documents.items()],
     )
 
 
-def show_side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Show documents as the columns of a table, below their labels."""
+def side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> "RenderableType":
+    """Return documents as the columns of a table, below their labels."""
     stats = declared(of)
     labels = [stat.name for stat in stats if stat.kind == "label"]
-    output.show_rows(
+    return output.rows(
         ("", *(" ".join(str(one[name]) for name in labels) for one in documents)),
         [
             (_name(s), *(_shown(s, one[s.name]) for one in documents))

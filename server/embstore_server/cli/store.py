@@ -1,4 +1,4 @@
-"""`embstore checkpoint`, `embstore backup`, `embstore digest`, `embstore call`."""
+"""`embstore checkpoint`, `restore`, `backup`, `digest`, `call`: of a running server's store."""
 
 import json
 from functools import partial
@@ -8,8 +8,9 @@ import typer
 
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output
-from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, Shown, on_server
-from embstore_server.cli.flags import flag
+from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
+from embstore_server.cli.flags import YES, flag
+from embstore_server.cli.output import Shown
 from embstore_server.parsing import bytes_text
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def checkpoint(
         if label is None:
             kept = [_described(one) for one in store.checkpoints()]
             rows = [(*list(d.values())[:-1], json.dumps(d["metadata"])) for d in kept]
-            return kept, partial(output.show_rows, ("label", "command", "tables", "metadata"), rows)
+            return kept, partial(output.rows, ("label", "command", "tables", "metadata"), rows)
         with output.progress(f"checkpoint {label!r}"):
             made = _described(store.checkpoint(label, noted))
     return made, f"kept {label!r}: all up to command {made['command']:,} is durable"
@@ -50,6 +51,30 @@ def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
         "tables": len(checkpoint.state.tables),
         "metadata": checkpoint.metadata,
     }
+
+
+@on_server(LONG_TIMEOUT_S)
+def restore(
+    connect: Connect,
+    label: Annotated[str, typer.Argument(metavar="LABEL", help="A kept checkpoint.")],
+    *,
+    wait: Annotated[
+        float, flag("Wait so long for open sessions to end, at most.", "SECONDS", min=0)
+    ] = 0.0,
+    force: Annotated[bool, flag("End open sessions.", None, "--force")] = False,
+    yes: Annotated[bool, YES] = False,
+) -> Shown:
+    """Go back to a kept checkpoint, for all clients. What is newer is gone.
+
+    The session of a trainer that was killed ends when its lease has run out: --wait.
+    """
+    with connect() as store:
+        if not yes:
+            output.ask(f"Lose what is newer than {label!r}?", f"checkpoint {label!r}", "restored")
+        with output.progress(f"restore {label!r}"):
+            command = store.restore(label, wait_s=wait, force=force)
+    document = {"label": label, "command": command}
+    return document, f"restored {label!r} by command {command:,}"
 
 
 @on_server(LONG_TIMEOUT_S)

@@ -1,6 +1,5 @@
-"""`embstore table`: create, list, show and drop tables."""
+"""`embstore table`: create, list, show, grow and drop tables, and set what updates use."""
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,12 +8,11 @@ import typer
 
 from embstore.config import OPTIMIZERS
 from embstore.engine.stats import TableStats
-from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output, parameters
-from embstore_server.cli.connection import Connect, Shown, on_server
-from embstore_server.cli.exits import FAILED
-from embstore_server.cli.flags import flag, with_options
-from embstore_server.cli.stats import show_by_name
+from embstore_server.cli.connection import Connect, on_server
+from embstore_server.cli.flags import YES, flag, with_options
+from embstore_server.cli.output import Shown
+from embstore_server.cli.stats import by_name
 
 if TYPE_CHECKING:
     from embstore.handles.table import Table
@@ -53,7 +51,7 @@ def list(connect: Connect) -> Shown:
     with connect() as store:  # not the store's stats: who has rights on some tables sees those
         tables = {name: store.table(name).stats() for name in store.tables()}
     listed = [{"name": name, **stats} for name, stats in tables.items()]
-    return listed, partial(show_by_name, "name", TableStats, tables)
+    return listed, partial(by_name, "name", TableStats, tables)
 
 
 @on_server()
@@ -64,27 +62,45 @@ def show(connect: Connect, name: Name) -> Shown:
 
 
 @on_server()
+def grow(
+    connect: Connect,
+    name: Name,
+    rows: Annotated[int, typer.Argument(metavar="ROWS", help="Number of rows from now on.")],
+) -> Shown:
+    """Let a table have more rows: the new ones are as its initializer makes them."""
+    with connect() as store:
+        done = store.table(name).grow(rows)
+    document = {"name": name, "rows": rows, "command": done.command}
+    return document, f"{name} has {rows:,} rows since command {done.command:,}"
+
+
+@on_server()
+def set_learning_rate(
+    connect: Connect,
+    name: Name,
+    rate: Annotated[float, typer.Argument(metavar="RATE")],
+) -> Shown:
+    """Set the learning rate of updates that do not give one."""
+    with connect() as store:
+        store.table(name).learning_rate = rate
+    return {"name": name, "learning_rate": rate}, f"{name} learns at a rate of {rate:g} from now on"
+
+
+@on_server()
 def drop(
     connect: Connect,
     name: Name,
     *,
-    yes: Annotated[bool, flag("Do not ask.", None, "--yes", "-y")] = False,
+    yes: Annotated[bool, YES] = False,
 ) -> Shown:
     """Delete a table and its rows. Kept checkpoints still have it."""
     with connect() as store:
         if not yes:
-            _ask(name, store.table(name).stats())
+            stats = store.table(name).stats()
+            question = f"Drop {name} with {stats['rows']:,} rows after {stats['t']:,} updates?"
+            output.ask(question, f"table {name!r}", "dropped")
         command = store.drop_table(name)
     return {"name": name, "command": command}, f"dropped {name} by command {command:,}"
-
-
-def _ask(name: str, stats: dict[str, Any]) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidArgumentError(f"table {name!r}: expected --yes, as nobody can be asked")
-    question = f"Drop {name} with {stats['rows']:,} rows after {stats['t']:,} updates?"
-    if not typer.confirm(question, err=True):
-        output.show_error(f"table {name!r} was not dropped")
-        raise typer.Exit(FAILED)
 
 
 def _shown(table: "Table") -> Shown:
@@ -103,7 +119,7 @@ def _shown(table: "Table") -> Shown:
     }
     shown = described | {"seed": str(config.seed)}  # an identifier: no thousands separators
     lines = [(key.replace("_", " "), _text(value)) for key, value in shown.items()]
-    return described, partial(output.show_parts, [(config.name, lines[1:])])
+    return described, partial(output.parts, [(config.name, lines[1:])])
 
 
 def _text(value: Any) -> Any:

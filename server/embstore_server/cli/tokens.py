@@ -10,7 +10,7 @@ import typer
 
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output
-from embstore_server.cli.flags import flag
+from embstore_server.cli.flags import YES, flag
 from embstore_server.cli.parameters import byte_count
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -102,8 +102,16 @@ def limit(
     output.show({"name": name, "limits": limits}, f"{name} was limited; {_AGAIN}", as_json=as_json)
 
 
-def remove(name: Name, *, tokens: Tokens, as_json: output.AsJson = False) -> None:
+def remove(
+    name: Name,
+    *,
+    tokens: Tokens,
+    yes: Annotated[bool, YES] = False,
+    as_json: output.AsJson = False,
+) -> None:
     """Remove a token: its calls are refused from then on."""
+    if not yes:
+        output.ask(f"Refuse the calls of {name!r} from then on?", f"token {name!r}", "removed")
     _change(tokens, lambda entries: entries.pop(_known(name, entries)))
     output.show({"name": name}, f"{name} was removed; {_AGAIN}", as_json=as_json)
 
@@ -122,7 +130,7 @@ def list(*, tokens: Tokens, as_json: output.AsJson = False) -> None:
         for one in read(tokens).values()
     ]
     lines = [(str(one["name"]), _written(one)) for one in listed]
-    output.show(listed, partial(output.show_parts, [(str(tokens), lines)]), as_json=as_json)
+    output.show(listed, partial(output.parts, [(str(tokens), lines)]), as_json=as_json)
 
 
 def _written(one: dict[str, Any]) -> str:

@@ -21,11 +21,22 @@ from embstore_proto.addresses import is_loopback, split_address
 from embstore_server.logs import event
 from embstore_server.parsing import OFF
 from embstore_server.port import in_use
-from embstore_server.rest import commands, profiles, state, tables, upkeep
+from embstore_server.rest import (
+    call_times,
+    commands,
+    hit_rates,
+    profiles,
+    sessions,
+    state,
+    tables,
+    upkeep,
+)
 from embstore_server.rest.connections import Listener, protocol
 from embstore_server.rest.errors import refusal_of
 from embstore_server.rest.guard import Guard
+from embstore_server.rest.head import Head
 from embstore_server.rest.models import REFUSED
+from embstore_server.rest.page import add_page
 from embstore_server.rest.probes import add_probes
 from embstore_server.service import Service
 
@@ -53,18 +64,21 @@ def make_rest(service: Service) -> FastAPI:
         exception_handlers={HTTPException: _refuse},
     )
     app.state.service = service
+    app.state.predictions = hit_rates.Predictions(service)
     address = service.settings.admin
+    app.add_middleware(Head)
     app.add_middleware(
         Guard,
         loopback=address != OFF and is_loopback(split_address(address)[0]),
         allowed_hosts=service.settings.allowed_hosts or (),
     )
     needed = [] if service.settings.tokens is None else [Security(_TOKEN)]
+    add_page(app)
     add_probes(app, service, needed)
     api = APIRouter(prefix="/api/v1", responses=REFUSED, dependencies=needed)
     for router in (
-        *(state.router, tables.router, upkeep.durability, upkeep.cache),
-        *(profiles.router, commands.router),
+        *(state.router, call_times.router, sessions.router, tables.router),
+        *(upkeep.durability, upkeep.cache, hit_rates.router, profiles.router, commands.router),
     ):
         api.include_router(router)
     app.include_router(api)

@@ -137,7 +137,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
         code = StatusCode.CANCELLED.name
         raise
     except Exception as exc:
-        refusal = refusal_of(exc, verb)
+        refusal = refusal_of(exc, verb, caller)
         code, response = refusal.code, refusal.response(request.scope)
     else:
         caller.sent_bytes = len(response.body)

@@ -19,6 +19,7 @@ from starlette.types import Scope
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore_proto.status import answer_of, message_of
 from embstore_server.answers import answered_error
+from embstore_server.caller import Caller
 from embstore_server.rest.models import ErrorReply
 
 _PROBLEMS_MAX = 10
@@ -45,13 +46,13 @@ def request_id(scope: Scope) -> str:
     return str(scope["state"]["request_id"])
 
 
-def refusal_of(error: Exception, verb: str) -> Refusal:
+def refusal_of(error: Exception, verb: str, caller: Caller | None = None) -> Refusal:
     """Return how an exception of a call is answered; log it if it is a bug."""
     if isinstance(error, HTTPException):
         return refused(error.status_code, str(error.detail), error.headers)
     if isinstance(error, RequestValidationError):
         error = InvalidArgumentError(_problems(error))
-    error = answered_error(error, verb)
+    error = answered_error(error, verb, caller)
     answer = answer_of(error)
     name = type(error).__name__ if isinstance(error, EmbstoreError) else "InternalError"
     headers = {"www-authenticate": "Bearer"} if answer.code is StatusCode.UNAUTHENTICATED else {}

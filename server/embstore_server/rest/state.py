@@ -1,15 +1,15 @@
-"""GET /api/v1/server, /api/v1/stats, /api/v1/sessions and /api/v1/frequency."""
+"""GET /api/v1/server, /api/v1/stats and /api/v1/frequency."""
 
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 
+from embstore.cache.policies import POLICIES
 from embstore.commands import GetServerInfo, GetStats
 from embstore.config import INITIALIZERS, OPTIMIZERS
 from embstore.device.facts import DeviceFacts
 from embstore.hotness.stats import FrequencyStats
-from embstore.lookahead.stats import PlanningStats, SessionStats
 from embstore.stats import declared, document
 from embstore_server.rest.calls import Calling, CallRoute
 from embstore_server.rest.models import reply, reply_model
@@ -30,6 +30,7 @@ _SERVER = reply_model(
     device=(str, "Where rows are cached and computed: cpu or cuda:N"),
     device_info=(DeviceFacts, "The device"),
     policy=(str, "Which rows leave the cache first"),
+    policies=(list[str], "Policies that there are"),
     cache_bytes=(int, "The present budget of the cache"),
     read_only=(bool, "Nothing can be written"),
     optimizers=(list[str], "Kinds that a table may have"),
@@ -38,12 +39,6 @@ _SERVER = reply_model(
     limits=(dict[str, int | float], "Named bounds; a call beyond one is refused by its name"),
 )
 _STATS = reply_model("Stats", "The stats of store and server.", **_parts(ServerStats))
-_SESSIONS = reply_model(
-    "Sessions",
-    "All live sessions.",
-    sessions=(list[SessionStats], "By name"),
-    planning=(PlanningStats, "Planning for all sessions"),
-)
 _FREQUENCY = reply_model("Frequency", "Access frequencies.", **_parts(FrequencyStats))
 
 
@@ -61,6 +56,7 @@ async def get_server(call: Calling) -> dict[str, Any]:
         device=info.device,
         device_info=info.device_info,
         policy=info.policy,
+        policies=list(POLICIES),
         cache_bytes=info.cache_bytes,
         read_only=info.read_only,
         optimizers=list(OPTIMIZERS),
@@ -80,16 +76,6 @@ async def get_stats(call: Calling) -> dict[str, Any]:
     process = process_stats(call.service, answered.value)
     verbs = call.service.metrics.stats()
     return reply(answered.context, **answered.value, **process, verbs=verbs)
-
-
-@router.get("/sessions", name="ListSessions", response_model=_SESSIONS, tags=["stats"])
-async def list_sessions(call: Calling) -> dict[str, Any]:
-    """Return how far every live session is. Needs no engine. Members are secret."""
-    call.check_ready()
-    call.permitted(GetStats())
-    stats = call.service.engine.sessions.stats()
-    sessions = sorted(stats["open"], key=lambda session: session["name"])
-    return reply(call.service.context(), sessions=sessions, planning=stats["planning"])
 
 
 @router.get("/frequency", name="GetFrequency", response_model=_FREQUENCY, tags=["stats"])

@@ -1,5 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""GET and POST /api/v1/checkpoints and /api/v1/cache/warm, POST /api/v1/flush and /api/v1/cache."""
+"""GET and POST /api/v1/checkpoints and /api/v1/cache/warm; POST /api/v1/restore, /api/v1/flush and
+/api/v1/cache.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from embstore.commands import (
     GetStats,
     ListCheckpoints,
     ResizeCache,
+    Restore,
     WarmCache,
 )
 from embstore.hotness.stats import WarmingStats
@@ -37,6 +40,9 @@ class CheckpointDescription:
     label: str = text("Name of the checkpoint.")
     metadata: dict[str, Any] = text("What the caller gave with it.")
     command: int = gauge("Its last command.", lambda kept: kept.state.command)
+    made_at: float | None = gauge(
+        "When it was made, in seconds since the Unix epoch; none where that is not known."
+    )
     tables: list[TableDescription] = part(
         "As they were.",
         lambda kept: [
@@ -56,6 +62,15 @@ class CheckpointRequest(Request):
     )
 
 
+class RestoreRequest(Request):
+    """Where to go back to."""
+
+    model_config = examples({"label": "step-1000"}, {"label": "step-1000", "force": True})
+
+    label: str = Field(description="Of a kept checkpoint")
+    force: bool = Field(False, description="End open sessions first; else they forbid it")
+
+
 class FlushRequest(Request):
     """What to flush."""
 
@@ -71,6 +86,9 @@ _CHECKPOINTS = reply_model(
 )
 _CHECKPOINT = reply_model(
     "CheckpointReply", "The new checkpoint.", checkpoint=(CheckpointDescription, "As it is kept")
+)
+_RESTORED = reply_model(
+    "RestoreReply", "The store is at the checkpoint.", label=(str, "Of the checkpoint")
 )
 _FLUSH = reply_model(
     "FlushReply",
@@ -100,6 +118,13 @@ async def checkpoint(call: Calling, request: CheckpointRequest) -> dict[str, Any
     """
     answered = await call.execute(Checkpoint(request.label, request.metadata))
     return reply(answered.context, checkpoint=document(CheckpointDescription, answered.value))
+
+
+@durability.post("/restore", name="Restore", response_model=_RESTORED)
+async def restore(call: Calling, request: RestoreRequest) -> dict[str, Any]:
+    """Go back to a kept checkpoint, for all clients. What is newer is gone."""
+    answered = await call.execute(Restore(request.label, request.force))
+    return reply(answered.context, label=request.label)
 
 
 @durability.post("/flush", name="Flush", response_model=_FLUSH)

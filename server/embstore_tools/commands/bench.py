@@ -1,15 +1,15 @@
 """`embstore bench`: a quick load against a running server.
 
 It creates a table of its own, looks up and updates batches of Zipf keys there, one call at a time,
-and drops it: what one trainer would see from this machine, network included. `make bench` measures
-against peers.
+and drops it, also when a signal ends it: what one trainer would see from this machine, network
+included. `make bench` measures against peers.
 
 The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows), drawn by the
 inverse of the cumulative probabilities; ranks are keys, as the cache does not care which are hot.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -17,10 +17,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
-from embstore.errors import EmbstoreError
+from embstore.errors import EmbstoreError, TableNotFoundError
 from embstore_server.cli import output
-from embstore_server.cli.connection import Connect, Shown, on_server
+from embstore_server.cli.connection import Connect, on_server
 from embstore_server.cli.flags import flag
+from embstore_server.cli.output import Shown
+from embstore_server.cli.signals import undisturbed
 from embstore_server.parsing import bytes_text
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _WARM_UP_CALLS = 5
 _LEARNING_RATE = 0.01
 _KEYS_BYTES = 8
+_DROP_S = 10.0
+"""A server that does not answer is not waited for longer, as no signal ends the command then."""
 
 
 @dataclass(frozen=True)
@@ -74,30 +78,42 @@ def bench(
         for name, result in measured.items()
     ]
     columns = ("", "calls/s", "keys/s", "bytes/s", "p50 ms", "p99 ms")
-    return {"load": asdict(load), **measured}, partial(output.show_rows, columns, drawn)
+    return {"load": asdict(load), **measured}, partial(output.rows, columns, drawn)
 
 
 @contextmanager
 def _table(store: "Store", load: Load) -> Iterator["Table"]:
-    """Create the load's table, and drop it at the end, also after an error."""
+    """Create the load's table, and drop it at the end, also after an error or a signal, and also
+    where that came before the answer of the server."""
     from embstore.config import RowWiseAdagrad, Uniform
 
     name = f"embstore-bench/{uuid4().hex}"
-    table = store.create_table(
-        name,
-        dim=load.dim,
-        rows=load.rows,
-        optimizer=RowWiseAdagrad(_LEARNING_RATE),
-        initializer=Uniform(-0.01, 0.01),
-        seed=load.seed,
-    )
     try:
-        yield table
-    except BaseException:
-        with suppress(EmbstoreError):  # the first error is the one to report
-            store.drop_table(name)
+        yield store.create_table(
+            name,
+            dim=load.dim,
+            rows=load.rows,
+            optimizer=RowWiseAdagrad(_LEARNING_RATE),
+            initializer=Uniform(-0.01, 0.01),
+            seed=load.seed,
+        )
+    except BaseException:  # the error to report, whatever comes of this
+        with undisturbed():
+            try:
+                _drop(store, name)
+            except TableNotFoundError:
+                pass  # it was not created
+            except EmbstoreError as exc:
+                output.show_error(f"{name} may be left; drop it with `embstore table drop`: {exc}")
         raise
-    store.drop_table(name)
+    with undisturbed():
+        _drop(store, name)
+
+
+def _drop(store: "Store", name: str) -> None:
+    from embstore.commands import DropTable
+
+    store.executor.execute(DropTable(name), timeout_s=_DROP_S)
 
 
 def _measured(table: "Table", load: Load) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """`embstore demo`: a DLRM trained through a server on real input, checked to the bit."""
 
 from collections.abc import Set
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from embstore.cache.policies import POLICIES
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import parameters
 from embstore_server.cli.exits import FAILED
+from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
 from embstore_server.cli.output import AsJson
 
@@ -26,17 +28,20 @@ _FLAGS = (
         "Which rows leave the cache first. For rank the file is counted before, and the cache is "
         "warmed. Default: lru.",
     ),
+    ("framework", str, "numpy|torch", "What computes the model. Default: numpy."),
     ("lookahead", int, "COUNT", "Steps that the session announces ahead. Default: 16."),
     ("budget", str, "BYTES", "Hot rows of --hotcold. Default: 4MiB."),
-    ("keep", Path, "DIR", "Keep file and store here. Default: keep nothing."),
+    ("keep", Path, "DIR", "Keep file, store and report here. Default: keep nothing."),
+    ("report", Path, "FILE", "Write a report of the session. Default: run.html of --keep."),
 )
 """Name, type, metavar and help; the defaults are the demo's, which the help does not load."""
-_OF_JOB = {"samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy"}
+_OF_JOB = {"samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy", "framework"}
 
 
 @with_options(
     option(name, kind | None, flag(text, metavar)) for name, kind, metavar, text in _FLAGS
 )
+@needing("server")
 def demo(
     *,
     no_session: Annotated[
@@ -58,8 +63,13 @@ def demo(
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
+    import_module(
+        "embstore_server.app"
+    )  # of the server that is started: what it needs is missed here
     from embstore_tools import demo as demos
 
+    if "report" in given:
+        parameters.check_output("--report", given["report"])
     for name in given.keys() & {"cache_bytes", "budget"}:
         given[name] = parameters.byte_count("--" + name.replace("_", "-"), given[name])
     hot = {"budget_bytes": given.get("budget"), "lookahead": given.get("lookahead")}
@@ -69,6 +79,8 @@ def demo(
         way = demos.Calls()
     job = demos.Job(**{name: given[name] for name in given.keys() & _OF_JOB}, way=way)
     more: dict[str, Any] = {"directory": given.get("keep"), "json": as_json}
+    if "report" in given:
+        more["report"] = given["report"]
     if compare:
         exact = demos.compare(given.get("data"), job, hot_cold=hot_cold, **more).exact
     else:
@@ -84,6 +96,10 @@ def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: b
         problem = "--lookahead needs a session: leave out one of --lookahead and --no-session"
     elif no_session and hotcold:
         problem = "--hotcold needs a session: leave out one of --hotcold and --no-session"
+    elif "report" in given and (no_session or hotcold or compare):
+        problem = "--report is of a session: leave out --no-session, --hotcold and --compare"
+    elif "framework" in given and (compare or hotcold):
+        problem = "--compare and --hotcold train by numpy: leave out --framework"
     elif compare and (no_session or hotcold or "policy" in given):
         problem = "--compare runs all: leave out --policy, --no-session and --hotcold"
     elif "budget" in given and not (hotcold or compare):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output, parameters
+from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
 from embstore_server.parsing import bytes_text
@@ -24,6 +25,7 @@ OptimizerKind = Annotated[
 RowBytes = Annotated[int | None, flag("Size of a row, instead of the two.", min=1)]
 
 
+@needing("fast")
 def hotset(
     *,
     profile: ProfileFile,
@@ -86,7 +88,7 @@ def layout(dim: int | None, optimizer: str | None, row_bytes: int | None) -> "La
     from embstore.arrays import DIM_MAX
     from embstore.layout import Layout
     from embstore.profiles.hotset import ROW_BYTES_MAX
-    from embstore_tools.profiling.sizes import layout_of_bytes
+    from embstore_server.sizing.sizes import layout_of_bytes
 
     if row_bytes is None:
         kind, elements = optimizer or _OPTIMIZER, dim or _DIM

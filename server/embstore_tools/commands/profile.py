@@ -8,6 +8,7 @@ import typer
 
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output, parameters
+from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
 from embstore_server.parsing import bytes_text, pairs
@@ -22,6 +23,7 @@ _COLUMNS = ("table", "rows", "accesses", "distinct", "skew", "top 1 % take", "lo
 Picture = Annotated[Path | None, flag("Draw the curves into a PNG.", "FILE", "--picture")]
 
 
+@needing("fast")
 def profile(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Criteo TSV or Parquet.")],
     *,

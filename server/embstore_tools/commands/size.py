@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from embstore.cache.policies import POLICIES
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output
+from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
 from embstore_server.parsing import bytes_text
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
     from embstore.layout import Layout
     from embstore.profiles.profile import Profile
+    from embstore_server.sizing.prediction import HitRates
     from embstore_tools.profiling.plots import Plot
-    from embstore_tools.sizing.prediction import HitRates
 
 _STEPS = 16
 """As many as the demo announces."""
 
 
+@needing("fast")
 def size(
     *,
     profile: ProfileFile,
@@ -79,9 +81,9 @@ def _hit_rates(
     target: float,
 ) -> dict[str, Any]:
     """Return hit rates by size for each policy, and the size that reaches the target."""
+    from embstore_server.sizing.prediction import hit_rates
+    from embstore_server.sizing.sizes import cache_bytes, looked_at
     from embstore_tools.profiling.plots import known_rows
-    from embstore_tools.profiling.sizes import cache_bytes, looked_at
-    from embstore_tools.sizing.prediction import hit_rates
 
     rows = sum(map(known_rows, profile.tables.values()))
     if not rows:
@@ -120,8 +122,8 @@ def _enough(
     profile: "Profile", rates: "HitRates", policy: str, warm_up: float, target: float
 ) -> int | None:
     """Return the slots that reach the target; None if no size does."""
-    from embstore_tools.profiling.sizes import between, slots_for
-    from embstore_tools.sizing.prediction import hit_rates
+    from embstore_server.sizing.prediction import hit_rates
+    from embstore_server.sizing.sizes import between, slots_for
 
     closer = between(target, rates.slots.tolist(), rates.by_access.tolist())
     if closer is None:
@@ -141,7 +143,7 @@ def _lookahead(
     """Return the traffic of look-ahead and the working set of so many steps; None: unknown."""
     import numpy as np
 
-    from embstore_tools.sizing.prediction import lookahead_traffic
+    from embstore_server.sizing.prediction import lookahead_traffic
 
     if profile.trace is None or not len(profile.trace.keys):
         return None

@@ -2,6 +2,7 @@
 
     criteo, columns, synthetic   the Criteo format: read, turned into keys, written
     dlrm                         the model in plain NumPy, and how good it is
+    frameworks                   what computes it: NumPy, or Torch through its adapter
     dense                        the check: the same tables in memory, without a store
     steps, ways                  batches, and the ways to their rows
     training                     the loop in lockstep
@@ -24,6 +25,7 @@ from rich.console import Console
 
 from embstore.errors import InvalidArgumentError
 from embstore_tools.demo import synthetic, trial
+from embstore_tools.demo.frameworks.registry import check_installed
 from embstore_tools.demo.job import Job, jobs_of
 from embstore_tools.demo.phases import Phases
 from embstore_tools.demo.result import Comparison, DemoResult, HotColdResult, SessionResult
@@ -51,6 +53,7 @@ def run(
     job: Job | None = None,
     *,
     directory: Path | None = None,
+    report: Path | None = None,
     console: Console | None = None,
     json: bool = False,
 ) -> DemoResult:
@@ -60,18 +63,22 @@ def run(
     ----------
     data : a file in the Criteo format; None: one is written first
     directory : keep the file and the store here, absent or empty before; None: keep nothing
+    report : write the report of the session there; None: run.html in `directory`, if that is kept
     console : where to show progress and result; None: standard output
     json : print one JSON object and nothing else
 
     Raises
     ------
-    InvalidArgumentError : a line of the file is wrong. The first one is looked at before a server
-        is started.
+    InvalidArgumentError : a line of the file is wrong, the first of which is looked at before a
+        server is started; the framework is not installed.
     EmbstoreError : the server did not start, or refused a call.
     """
     job = job or Job()
+    check_installed(job.framework)
     with _begun(data, job, directory, console, json) as (place, path, phases, shown):
-        result = _trained(job, path, place / "store", phases)
+        if report is None and directory is not None and isinstance(job.way, Ahead):
+            report = place / "run.html"
+        result = _trained(job, path, place / "store", phases, report=report)
     _end(result, show, shown, json)
     return result
 
@@ -111,11 +118,17 @@ def compare(
 
 
 def _trained(
-    job: Job, path: Path, place: Path, phases: Phases, counted: Counted | None = None
+    job: Job,
+    path: Path,
+    place: Path,
+    phases: Phases,
+    counted: Counted | None = None,
+    report: Path | None = None,
 ) -> DemoResult:
-    with trial.served(place, job, phases) as (store, network_bytes):
+    counts_all = report is not None
+    with trial.served(place, job, phases, counts_all=counts_all) as (store, network_bytes):
         return trial.train_and_compare(
-            job, store, path, phases, counted=counted, network_bytes=network_bytes
+            job, store, path, phases, counted=counted, network_bytes=network_bytes, report=report
         )
 
 

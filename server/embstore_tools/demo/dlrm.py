@@ -54,7 +54,7 @@ class Mlp:
             # He's scale for ReLU: it keeps the variance of activations from layer to layer.
             weights = rng.normal(0.0, np.sqrt(2.0 / inputs), (inputs, outputs))
             self.parameters += [weights.astype(dtype), np.zeros(outputs, dtype)]
-        self._linear_end = linear_end
+        self.linear_end = linear_end
 
     def forward(self, x: Floats) -> list[Floats]:
         """Return the activations of `x` (n, inputs), `x` first and the output last."""
@@ -63,14 +63,14 @@ class Mlp:
         for k in range(0, len(self.parameters), 2):
             weights, bias = self.parameters[k : k + 2]
             z = activations[-1] @ weights + bias
-            activations.append(z if k == last and self._linear_end else np.maximum(z, 0, out=z))
+            activations.append(z if k == last and self.linear_end else np.maximum(z, 0, out=z))
         return activations
 
     def backward(self, activations: list[Floats], gradient: Floats) -> tuple[Floats, list[Floats]]:
         """Return the gradients of the input and of `parameters`, given that of the output."""
         gradients: list[Floats] = []
         for k in reversed(range(len(self.parameters) // 2)):
-            linear = self._linear_end and 2 * k == len(self.parameters) - 2
+            linear = self.linear_end and 2 * k == len(self.parameters) - 2
             if not linear:
                 gradient = gradient * (activations[k + 1] > 0)
             gradients = [activations[k].T @ gradient, gradient.sum(axis=0), *gradients]
@@ -96,9 +96,9 @@ class Dlrm:
         self._pairs = np.tril_indices(columns + 1, -1)
         self._dim = dim
         inputs = dim + len(self._pairs[0])
-        self._bottom = Mlp((integers, *hidden, dim), rng, linear_end=False, dtype=dtype)
-        self._top = Mlp((inputs, *top_hidden, 1), rng, linear_end=True, dtype=dtype)
-        self.parameters = [*self._bottom.parameters, *self._top.parameters]
+        self.bottom = Mlp((integers, *hidden, dim), rng, linear_end=False, dtype=dtype)
+        self.top = Mlp((inputs, *top_hidden, 1), rng, linear_end=True, dtype=dtype)
+        self.parameters = [*self.bottom.parameters, *self.top.parameters]
 
     def scores(self, features: Floats, embeddings: Floats) -> Floats:
         """Return the logits (n,) of `features` (n, integers), `embeddings` (n, columns, dim)."""
@@ -112,10 +112,10 @@ class Dlrm:
         logits = top[-1][:, 0]
         loss = np.mean(np.logaddexp(0, logits) - labels * logits)
         d_logits = (_sigmoid(logits) - labels) / len(labels)
-        d_top_input, d_top = self._top.backward(top, d_logits[:, None])
+        d_top_input, d_top = self.top.backward(top, d_logits[:, None])
         d_vectors = self._interaction_gradient(vectors, d_top_input[:, self._dim :])
         d_bottom_output = d_vectors[:, 0] + d_top_input[:, : self._dim]
-        _, d_bottom = self._bottom.backward(bottom, d_bottom_output)
+        _, d_bottom = self.bottom.backward(bottom, d_bottom_output)
         embeddings_gradient = np.ascontiguousarray(d_vectors[:, 1:])
         return Gradients(float(loss), embeddings_gradient, [*d_bottom, *d_top])
 
@@ -123,11 +123,11 @@ class Dlrm:
         self, features: Floats, embeddings: Floats
     ) -> tuple[list[Floats], Floats, list[Floats]]:
         """Return the activations below, the vectors of all samples, and the activations above."""
-        bottom = self._bottom.forward(features)
+        bottom = self.bottom.forward(features)
         vectors = np.concatenate([bottom[-1][:, None], embeddings], axis=1)
         products = vectors @ vectors.transpose(0, 2, 1)
         inputs = np.concatenate([bottom[-1], products[:, *self._pairs]], axis=1)
-        return bottom, vectors, self._top.forward(inputs)
+        return bottom, vectors, self.top.forward(inputs)
 
     def _interaction_gradient(self, vectors: Floats, d_products: Floats) -> Floats:
         count = vectors.shape[1]
@@ -170,11 +170,12 @@ class Adam:
         """Apply one gradient for each parameter."""
         self._t += 1
         b1, b2 = self._betas
-        rate = self._learning_rate * (1 - b2**self._t) ** 0.5 / (1 - b1**self._t)
+        correction = (1 - b2**self._t) ** 0.5
+        rate, epsilon = self._learning_rate * correction / (1 - b1**self._t), self._epsilon
         for parameter, (m, v), g in zip(self._parameters, self._moments, gradients, strict=True):
             m += (1 - b1) * (g - m)
             v += (1 - b2) * (g * g - v)
-            parameter -= rate * m / (np.sqrt(v) + self._epsilon)
+            parameter -= rate * m / (np.sqrt(v) + epsilon * correction)
 
 
 def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float | None:

@@ -8,11 +8,13 @@ every row is there when its step asks, however small the cache; what that took i
 from dataclasses import dataclass, field, replace
 
 from embstore.cache.policies import POLICIES, policy_of
-from embstore.checks.arguments import integer
+from embstore.checks.arguments import integer, one_of
 from embstore.config import Optimizer, RowWiseAdagrad, TableConfig
+from embstore.errors import InvalidArgumentError
 from embstore.layout import Layout
 from embstore.profiles.checks import check_rate
 from embstore_tools.demo.columns import scaled_rows
+from embstore_tools.demo.frameworks.registry import PACKAGES
 from embstore_tools.demo.steps import held_out_of
 from embstore_tools.demo.training import table_configs
 from embstore_tools.demo.ways import Ahead, Calls, HotCold, Way
@@ -43,6 +45,8 @@ class Job:
     """Which rows leave the cache first: "lru", "lfu" or "rank"."""
     way: Way = field(default_factory=Ahead)
     """How it is trained."""
+    framework: str = "numpy"
+    """What computes the model; another than NumPy by its adapter."""
 
     def __post_init__(self) -> None:
         integer(self.samples, "samples", 2)
@@ -52,6 +56,11 @@ class Job:
         check_rate(self.scale, "scale")
         check_rate(self.cache_share, "cache_share")
         policy_of(self.policy)
+        one_of(self.framework, "framework", tuple(PACKAGES))
+        if self.framework != "numpy" and isinstance(self.way, HotCold):
+            raise InvalidArgumentError(
+                f"expected hot/cold training by framework numpy, found {self.framework}"
+            )
         _ = self.configs  # dim and optimizer are checked where tables are
 
     @property

@@ -100,6 +100,8 @@ class DemoResult:
     loss: float
     auc: float | None
     """Of the held-out samples; None if they have one label only."""
+    framework: str
+    """What computed the model."""
     policy: str
     hit_rate_unique: float
     """Of lookups while training, by unique key; a replica's rows are hits."""

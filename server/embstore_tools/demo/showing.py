@@ -25,7 +25,7 @@ def _training(result: DemoResult) -> list[tuple[str, str]]:
         auc = f"{result.auc:.4f} of {result.samples_held_out:,} samples"
     shares = ", ".join(f"{stage} {spent:.1f}" for stage, spent in result.seconds.items())
     return [
-        ("trained", f"{result.samples:,} samples in {result.steps:,} steps"),
+        ("trained", f"{result.samples:,} samples in {result.steps:,} steps, {result.framework}"),
         ("samples/s", f"{result.samples_per_second:,.0f} (the dense check not counted)"),
         ("seconds", shares),
         ("loss at the end", f"{result.loss:.4f}"),

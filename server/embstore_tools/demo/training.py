@@ -6,7 +6,8 @@ One step is one batch of samples, one lookup and one update over all 26 tables:
                |  equal, to the bit?               |
             check.lookup                        check.update
 
-Where the steps come from is the way's to say (ways.py); the loop is the same for all.
+Where the steps come from is the way's to say (ways.py), and what the model computes with the
+framework's (frameworks); the loop is the same for all.
 
 The check is asked for the same rows before each step, so a difference is found in the step after
 the one that made it, and named; training stops there, because everything after it would differ.
@@ -23,21 +24,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embstore.arrays import Rows
 from embstore.config import Optimizer, TableConfig, Uniform
 from embstore.errors import InvalidArgumentError
 from embstore_tools.demo.columns import keys_by_table, table_name
-from embstore_tools.demo.criteo import INTEGERS, Samples
+from embstore_tools.demo.criteo import Samples
 from embstore_tools.demo.dense import DenseTables
-from embstore_tools.demo.dlrm import Adam, Dlrm, area_under_curve, dense_features
+from embstore_tools.demo.dlrm import area_under_curve
+from embstore_tools.demo.frameworks.registry import learner_of
 from embstore_tools.demo.phases import Advance
-from embstore_tools.demo.steps import Batch, HeldOut, TrainingStep
+from embstore_tools.demo.steps import HeldOut, TrainingStep
 from embstore_tools.demo.ways import Feed
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
 
-_DENSE_LEARNING_RATE = 2e-3
 _LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
 
 
@@ -89,7 +89,14 @@ def table_configs(rows: tuple[int, ...], *, dim: int, optimizer: Optimizer) -> l
 class Trainer:
     """A DLRM whose embeddings are in a store, and in a dense check beside it. One thread."""
 
-    def __init__(self, store: "Store", configs: list[TableConfig], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        store: "Store",
+        configs: list[TableConfig],
+        *,
+        framework: str = "numpy",
+        seed: int = 0,
+    ) -> None:
         """Make the tables and the model."""
         self.check = DenseTables(configs)
         self.held_out = HeldOut()
@@ -97,11 +104,10 @@ class Trainer:
         self._store = store
         self._rows = tuple(config.rows for config in configs)
         self.tables = [config.name for config in configs]
-        self._model = Dlrm(integers=INTEGERS, columns=len(configs), dim=configs[0].dim, seed=seed)
-        self._dense_optimizer = Adam(self._model.parameters, _DENSE_LEARNING_RATE)
         of_table = "dim", "rows", "optimizer", "initializer"
         for config in configs:
             store.create_table(config.name, **{name: getattr(config, name) for name in of_table})
+        self.learner = learner_of(framework, store, configs, seed=seed)
 
     def train(self, blocks: Iterable[Samples], feed: Feed, advance: Advance) -> None:
         """Train on each block but what is held out of it, until a row differs from the check.
@@ -126,8 +132,8 @@ class Trainer:
         parts = []
         for samples in self.held_out.parts:
             keys = keys_by_table(samples.categories, self._rows)
-            embeddings = self._stacked(self._store.lookup(keys, admit=False))
-            parts.append(self._model.scores(dense_features(samples.integers), embeddings))
+            rows = self._store.lookup(keys, admit=False)
+            parts.append(self.learner.scores(samples.integers, rows))
             advance(len(samples))
         labels = np.concatenate([samples.labels for samples in self.held_out.parts])
         return area_under_curve(labels, np.concatenate(parts))
@@ -140,26 +146,12 @@ class Trainer:
             where = self.check.difference(rows, keys)
             result.first_difference = where and f"step {result.steps + 1}, {where}"
         with result.timed("model"):
-            gradients = self._gradients(batch, rows)
+            loss, gradients = self.learner.learn(batch, rows)
         with result.timed("update"):
             step.update(gradients)
         with result.timed("check"):
             self.check.update({name: (keys[name], gradients[name]) for name in keys})
+        before = result.loss if result.steps else loss
+        result.loss = _LOSS_MEMORY * before + (1 - _LOSS_MEMORY) * loss
         result.steps += 1
         result.samples += len(batch)
-
-    def _gradients(self, batch: Batch, rows: dict[str, Rows]) -> dict[str, Rows]:
-        """Train the dense part on a batch, and return the gradients of its rows by table."""
-        features = dense_features(batch.integers)
-        found = self._model.gradients(features, self._stacked(rows), batch.labels)
-        self._dense_optimizer.step(found.dense)
-        before = self.result.loss if self.result.steps else found.loss
-        self.result.loss = _LOSS_MEMORY * before + (1 - _LOSS_MEMORY) * found.loss
-        return {
-            name: np.ascontiguousarray(found.embeddings[:, column])
-            for column, name in enumerate(self.tables)
-        }
-
-    def _stacked(self, rows: dict[str, Rows]) -> Rows:
-        """Return the rows of all tables as (n, tables, dim)."""
-        return np.stack([rows[name] for name in self.tables], axis=1)

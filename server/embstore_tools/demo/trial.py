@@ -30,6 +30,7 @@ from embstore_tools.demo.ways import Material
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
+    from embstore_training.history import RunHistory
 
 CHECKPOINT_LABEL = "trained"
 WARMED_SHARE = 0.7
@@ -87,14 +88,16 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
-    """Start a server and connect to it; both end with the block."""
+def served(place: Path, job: Job, phases: Phases, *, counts_all: bool = False) -> Iterator[Served]:
+    """Start a server and connect to it; both end with the block. `counts_all`: it counts keys of
+    all lookups, for a report."""
     from embstore_client import connect  # here, as only a run needs them
     from embstore_server.launch import ServerProcess
 
     with ExitStack() as running:
         with phases.phase("starting the server") as advance:
-            options = ("--cache-bytes", str(job.store_cache_bytes), "--policy", job.policy)
+            options = ["--cache-bytes", str(job.store_cache_bytes), "--policy", job.policy]
+            options += ["--count-rate", "1"] if counts_all else []
             server = running.enter_context(ServerProcess(place, *options))
             store = running.enter_context(connect(server.address))
             advance(1, f"gRPC {server.address}, REST {server.admin}")
@@ -117,6 +120,7 @@ def train_and_compare(
     *,
     counted: Counted | None = None,
     network_bytes: Callable[[], int] | None = None,
+    report: Path | None = None,
 ) -> DemoResult:
     """Train on a file through a store that has no tables yet, checkpoint it, and compare digests.
 
@@ -124,12 +128,13 @@ def train_and_compare(
     ----------
     counted : by `count_first`; None: it is counted here, if that is needed
     network_bytes : returns how many bytes went over the network so far; None: there is none
+    report : where a session's report is written, and beside it (.json) what it kept; None: nowhere
 
     Raises
     ------
     InvalidArgumentError : a line of the file is malformed; a budget of less than one row.
     """
-    trainer = Trainer(store, job.configs)
+    trainer = Trainer(store, job.configs, framework=job.framework)
     if job.needs_profile and counted is None:
         counted = count_first(job, path, phases)
     popularity = _prepare(job, store, counted, phases)
@@ -139,12 +144,16 @@ def train_and_compare(
         row_bytes=job.row_bytes,
         batch=job.step_samples,
         profile=counted.profile if counted else None,
+        keeps_history=report is not None,
     )
     moved_before = network_bytes() if network_bytes else 0
-    with job.way.opened(material) as feed:
+    with trainer.learner.opened(job.way, material) as feed:
         with phases.phase("training", lines_trained(job, path)) as advance:
             trainer.train(criteo.read(path, limit=job.samples, block=job.batch), feed, advance)
         session, hot = feed.session(), feed.hot()
+        history = feed.history()
+        if report is not None and history is not None:
+            _write_report(history, report)
     moved = network_bytes() - moved_before if network_bytes else None
     stats = store.stats()  # now: what follows is no training
     with phases.phase("evaluating", trainer.held_out.count) as advance:
@@ -165,6 +174,7 @@ def train_and_compare(
         samples_per_second=trained.samples_per_second,
         loss=trained.loss,
         auc=auc,
+        framework=job.framework,
         policy=job.policy,
         hit_rate_unique=hits_unique,
         hit_rate_access=hits_access,
@@ -224,6 +234,15 @@ def _hit_rates(
     here = hot.lookup_keys if hot else 0
     missed = (1 - session.hit_rate) * session.lookup_keys
     return 1 - missed / max(1, session.lookup_keys + here), None if missed else 1.0
+
+
+def _write_report(history: "RunHistory", path: Path) -> None:
+    from embstore_tools.report.page import page
+    from embstore_tools.report.reading import read
+
+    kept = path.with_suffix(".json")
+    history.save(kept)
+    path.write_text(page(read(kept)), encoding="utf-8")
 
 
 def _joined(digests: dict[str, str]) -> str:

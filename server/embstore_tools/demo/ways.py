@@ -29,6 +29,7 @@ from embstore_tools.demo.steps import Batch, TrainingStep, batches
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
+    from embstore_training.history import RunHistory
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Material:
     """Samples of a step."""
     profile: Profile | None
     """There for the ways that need one."""
+    keeps_history: bool = False
+    """Whether a session keeps what it does over its steps."""
 
     def batches(self, blocks: Iterable[Samples]) -> Iterator[Batch]:
         """Yield a batch for each block."""
@@ -74,15 +77,29 @@ class Feed:
         """Return what was trained away from the store; None: nothing ever is."""
         return None
 
+    def history(self) -> "RunHistory | None":
+        """Return what its session kept over its steps; None: nothing was to be kept."""
+        return None
+
 
 class _AheadFeed(Feed):
     def __init__(self, material: Material, run: Any) -> None:
         super().__init__(material)
         self._run = run
+        self._history: RunHistory | None = None
 
     def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        if self._material.keeps_history:
+            from embstore_training.history import RunHistory  # here, as only a run needs it
+
+            self._history = RunHistory(self._material.store, self._run)
         for step in self._run.steps(self._material.batches(blocks), lambda batch: batch.keys):
             yield TrainingStep(step.batch, step.lookup, step.update)
+            if self._history is not None:
+                self._history.note()
+
+    def history(self) -> "RunHistory | None":
+        return self._history
 
     def session(self) -> SessionResult:
         [stats] = self._material.store.sessions.stats()  # The store of a demo has no other.

@@ -2,7 +2,6 @@
 
     readers   files of training samples (Criteo TSV, Parquet) as a stream of chunks
     count     chunks -> embstore.profiles.profile.Profile, in bounded memory
-    sizes     what rows and slots take in bytes, and which cache sizes are worth a look
     plots     stats and curves of a profile, as text for the terminal, and as PNG
 
 What pyarrow, matplotlib and plotext are needed for is loaded when it is asked for; they come with

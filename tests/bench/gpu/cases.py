@@ -21,7 +21,7 @@ from embstore.device.gpu import GpuDevice
 from embstore.device.slabs import Slabs
 from embstore.device.staging import BUFFERS
 from embstore.layout import Layout
-from embstore.score import COUNT_NONE, FORESEEN
+from embstore.score import COUNT_NONE
 from tests.bench.gpu.law import Keys, Zipf
 from tests.bench.gpu.scale import Scale
 
@@ -263,7 +263,7 @@ def _session_cases(pool: FullPool) -> list[Case]:
     """Return the cases of what a session does to scores; its ranks stay, so they come last."""
     slots, memory, u = pool.device.slots, pool.memory, pool.unique_count
     on_host = {id(call): pool.device.memory.download(call.slots) for call in pool.calls}
-    ranks = FORESEEN | np.arange(max(map(len, on_host.values())))
+    ranks = np.arange(max(map(len, on_host.values())))
 
     def pin_and_unpin(c: Call) -> None:
         slots.pin(memory, c.slots)()
@@ -273,7 +273,7 @@ def _session_cases(pool: FullPool) -> list[Case]:
         "pin + unpin": (pin_and_unpin, 144 * u),
         "arrive": (lambda c: slots.arrive(memory, on_host[id(c)]), 72 * u),
         "count_pending": (lambda c: slots.count_pending(memory, c.slots), 40 * u),
-        "foresee": (lambda c: slots.foresee(memory, c.slots, ranks[: len(c.slots)]), 80 * u),
+        "foresee": (lambda c: slots.foresee(memory, c.slots, ranks[: len(c.slots)], 4), 80 * u),
     }
     return [Case(name, work, moved, u, whole=False) for name, (work, moved) in works.items()]
 

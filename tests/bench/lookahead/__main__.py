@@ -4,11 +4,16 @@ import sys
 from collections.abc import Sequence
 
 from tests.bench import lookahead
-from tests.bench.lookahead import grid, planner, plots, report, scale, sweep
+from tests.bench.lookahead import grid, network, planner, plots, report, scale, sweep
 from tests.bench.lookahead.stores import Written
 from tests.bench.program import Program, Run
 
-PARTS = {"cells": grid.measure, "sweep": sweep.measure, "planner": planner.measure}
+PARTS = {
+    "cells": grid.measure,
+    "sweep": sweep.measure,
+    "planner": planner.measure,
+    "network": network.measure,
+}
 
 
 def measure(run: Run, wanted: Sequence[str]) -> None:

@@ -77,7 +77,13 @@ class Plain:
         """
         pool = self.opened.pool()
         names = ("unique_keys", "unique_hits", "evictions_dirty", "calls_in_parts")
-        return {name: pool[name] for name in names} | {"reads": self.opened.files.reads}
+        return {name: pool[name] for name in names} | self._reads()
+
+    def _reads(self) -> dict[str, float]:
+        pool = self.opened.pool()
+        origins = ("log", "base", "initializer")
+        rows = sum(pool[f"misses_{origin}"] for origin in origins)
+        return {"rows_read": rows, "reads": self.opened.files.reads}
 
     def close(self) -> None:
         """Close the store."""
@@ -140,7 +146,7 @@ class LookAhead(Plain):
         facts = self._sessions.stats()[0]
         stages = {f"{stage}_s": seconds for stage, seconds in facts["stage_seconds"].items()}
         figures = {name: facts[name] for name in _FIGURES}
-        return figures | stages | {"reads": self.opened.files.reads}
+        return figures | stages | self._reads()
 
     def close(self) -> None:
         """Close session and store."""

@@ -21,7 +21,7 @@ from tests.bench.lookahead.trace import Trace, locality
 
 Progress = Callable[[str], None]
 
-STAGES = ("evict", "plan", "collect", "exchange", "insert")
+STAGES = ("note", "evict", "plan", "collect", "exchange", "insert")
 _SETS_THAT_FIT = 2.0
 
 

@@ -4,6 +4,7 @@ A step is **at the bound** when its median is no more than 5 % or 0.5 ms, whiche
 that of the contestant which has everything cached.
 """
 
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +15,7 @@ NAMES = ("lookahead", "lru", "lfu", "static", "bound")
 _BOUND_SHARE = 1.05
 _BOUND_MS = 0.5
 _LRU_SHARE = 1.03
-_ENGINE_STAGES = ("evict", "plan", "exchange", "insert")
+_ENGINE_STAGES = ("note", "evict", "plan", "exchange", "insert")
 
 Cell = dict[str, Any]
 
@@ -65,10 +66,19 @@ def _knee(results: Results) -> float:
     return float(max(knees))
 
 
+def _most_wait_share(results: Results) -> float:
+    """Return how much longer a step with waits="none" is than its computation, at most."""
+    return max(
+        cell["ways"]["none"]["wait_ms"] / cell["ways"]["none"]["computed_ms"]
+        for cell in figure(results, "network")
+    )
+
+
 GOALS = (
     Goal("preparation fits: share of cells at the bound", _share_at_bound, ">= 1"),
     Goal("preparation fits: least hit rate at lookup", _least_hit_rate, ">= 1"),
     Goal("look-ahead : LRU, the worst cell", _worst_to_lru, f"<= {_LRU_SHARE:g} times"),
+    Goal("waits for nothing: the longest wait : computation", _most_wait_share, "<= 0.03"),
     Goal("knee of the capacity sweep", _knee, "<= 8 working sets"),
     *(
         Goal(f"planning of 50,000 {keys}", at("planner", case, "stages_ms_50k", "plan"), "<= 1 ms")
@@ -88,7 +98,7 @@ def _cell_lines(cells: list[Cell]) -> list[str]:
         "fits under the computation, and how long preparation takes",
         f"{'':42}"
         + "".join(f"{name:>17}" for name in NAMES)
-        + f"{'prepared':>11}  fits  bound LRU",
+        + f"{'prepared':>11}  fits  bound LRU     rows read, LRU's",
     ]
     before = None
     for cell in cells:
@@ -112,7 +122,13 @@ def _cell_line(cell: Cell) -> str:
     prepared = sum(cell["stages_ms"].values())
     fits, reached = "yes" if cell["fits"] else "no", "ok" if at_bound(cell) else "ABOVE"
     lru = "ok" if to(cell, "lru") <= _LRU_SHARE else "SLOWER"
-    return f"{case:42}{times}{prepared:11.2f}  {fits:4}  {reached:5} {lru}"
+    rows = "".join(f"{_rows_read(cell, name):10,.0f}" for name in ("lookahead", "lru"))
+    return f"{case:42}{times}{prepared:11.2f}  {fits:4}  {reached:5} {lru:6}{rows}"
+
+
+def _rows_read(cell: Cell, name: str) -> float:
+    """Return how many rows a contestant brought into its cache, a step."""
+    return float(cell["contestants"][name]["a_step"].get("rows_read", math.nan))
 
 
 def _sweep_lines(sweep: dict[str, Any]) -> list[str]:
@@ -145,6 +161,20 @@ def _planner_lines(planner: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _network_lines(cells: list[Cell]) -> list[str]:
+    lines = ["a step's median wait, ms, over a network; (share of the computation)"]
+    for cell in cells:
+        ways = ", ".join(
+            f"{way} {found['wait_ms']:.2f} ({found['wait_ms'] / found['computed_ms']:.0%})"
+            for way, found in cell["ways"].items()
+        )
+        lines.append(
+            f"    {cell['delay_ms']:g} ms each way, computing {cell['computation_ms']:g} ms, "
+            f"{cell['unique_rows']:,} rows: {ways}"
+        )
+    return lines
+
+
 def _summary_lines(cells: list[Cell]) -> list[str]:
     lines = []
     for fits in (True, False):
@@ -172,4 +202,5 @@ def table(results: Results) -> str:
     lines = _cell_lines(cells) if cells else []
     lines += _sweep_lines(results.get("sweep", {}))
     lines += _planner_lines(results["planner"]) if "planner" in results else []
+    lines += _network_lines(results["network"]) if "network" in results else []
     return "\n".join([*lines, "", *_summary_lines(cells), *closing_lines(results)])

@@ -44,6 +44,14 @@ class Scale:
     planner_share: float = 0.2
     planner_steps: int = 24
 
+    network_draws: tuple[int, ...] = (1_024, 8_192)
+    """Of a batch."""
+    network_exponent: float = 1.05
+    network_delays_ms: tuple[float, ...] = (0.0, 1.0, 5.0)
+    """Each way."""
+    network_steps: int = 80
+    network_warm_steps: int = 20
+
     @property
     def warm_steps(self) -> int:
         """Unmeasured steps of each block: what was prepared while others ran is used up."""
@@ -76,4 +84,8 @@ def quick() -> Scale:
         sweep_sets=(1.0, 2.0, 4.0),
         planner_keys=10_000,
         planner_steps=4,
+        network_draws=(512,),
+        network_delays_ms=(0.0, 1.0),
+        network_steps=16,
+        network_warm_steps=8,
     )

@@ -52,7 +52,7 @@ class Written:
     """A directory with every row written, and the copies made of it."""
 
     def __init__(self, folder: pathlib.Path, scale: Scale) -> None:
-        self._folder = folder
+        self._folder = self.folder = folder
         self._scale = scale
         self._first = folder / "written"
         gradients = small_grads(scale.dim)

@@ -16,8 +16,9 @@ Keys = NDArray[np.int64]
 class Trace:
     """Batches of one locality, made when they are first asked for, and the same for everybody."""
 
-    def __init__(self, scale: Scale, exponent: float) -> None:
-        self._batch_keys = scale.batch_keys
+    def __init__(self, scale: Scale, exponent: float, draws: int | None = None) -> None:
+        """Have no batch yet; `draws` are those of a batch, where they are not the scale's."""
+        self._batch_keys = scale.batch_keys if draws is None else draws
         permuted = np.random.default_rng(scale.seed).permutation(scale.rows)
         self.keys_by_rank: Keys = permuted.astype(np.int64)
         self._rng = np.random.default_rng([scale.seed, int(1000 * exponent)])

@@ -141,6 +141,8 @@ def test_checkpoint_takes_no_memory_of_the_size_of_the_cache(backend):
     """
     store = backend.open_store(cache_bytes=64 << 20)
     table = store.create_table("a", **config(dim=512, rows=20_000))
+    table.assign(np.arange(9), np.ones((9, 512), np.float32))
+    store.checkpoint("before")  # so that nothing is compiled while memory is traced
     table.assign(np.arange(20_000), np.ones((20_000, 512), np.float32))  # 39 MiB, all of it dirty
     tracemalloc.start()
     store.checkpoint("c")

@@ -111,6 +111,8 @@ def test_a_table_that_a_restore_takes_away_leaves_the_set(open_twin):
     twin = open_twin(a=NARROW)
     twin.checkpoint("one")
     twin.create_table("b", **NARROW)
+    twin.store.pin_hot_set({"a": [1, 2, 0, 1]})
+    assert twin.store.hot_set().tables["a"].tolist() == [0, 1, 2]
     twin.store.pin_hot_set(HotSet({"a": np.arange(4), "b": np.arange(5)}, version=3))
     twin.restore("one")
     assert list(twin.store.hot_set().tables) == ["a"]

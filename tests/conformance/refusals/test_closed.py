@@ -19,6 +19,7 @@ STORE_CALLS = {
     "restore": lambda s: s.restore("c"),
     "flush": lambda s: s.flush(),
     "resize_cache": lambda s: s.resize_cache(1 << 22),
+    "set_policy": lambda s: s.set_policy("lfu"),
     "stats": lambda s: s.stats(),
     "check_integrity": lambda s: s.check_integrity(),
 }
@@ -45,8 +46,8 @@ TABLE_CALLS = {
     "stats": lambda t: t.stats(),
 }
 READS = set(
-    "table tables lookup checkpoints flush resize_cache stats check_integrity dim rows t optimizer "
-    "initializer seed learning_rate lookup_pooled read_rows digest".split()
+    "table tables lookup checkpoints flush resize_cache set_policy stats check_integrity dim rows "
+    "t optimizer initializer seed learning_rate lookup_pooled read_rows digest".split()
 )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore.handles.sessions import SomeGradients
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.run import HotColdRun
 from tests.conformance.cases import generator, ones
@@ -50,6 +51,7 @@ def test_arguments_are_checked_before_anything_is_opened(twin):
         {"window_batches": 0},
         {"rank": 1},
         {"shared": True},
+        {"resume": True},
     ):
         with pytest.raises(InvalidArgumentError):
             run_of(twin.store, **given)
@@ -76,12 +78,25 @@ def test_steps_are_used_once_and_inside_the_block(twin):
             gradients = ones_for(step)
             for text, given in (
                 (r"other|adam", gradients | {"other": ones(1)}),
-                ("adam", {t: g for t, g in gradients.items() if t != "adam"}),
                 ("adam", gradients | {"adam": ones(1, 5)}),
                 ("dtype", gradients | {"adam": gradients["adam"].astype(np.float64)}),
             ):
                 with pytest.raises(InvalidArgumentError, match=text):
                     step.update(given)
+            unique = {t: np.unique(k) for t, k in step.keys.items()}
+            for positions in ([-1, 0], [1, 0], [0, 0], [0, len(unique["adam"])], [0.5, 1]):
+                some = SomeGradients(np.array(positions), ones(2, 5))
+                with pytest.raises(InvalidArgumentError, match="adam"):
+                    step.update_unique({"adam": some})
+            for send, text in (
+                (partial(step.update_unique, {"adam": ones(1, 5)}), "adam.*shape"),
+                (partial(step.update_unique, {"other": ones(1, 5)}), "other"),
+                (partial(step.update_pooled, {"adam": ones(1, 5)}), "adam.*shape"),
+                (partial(step.lookup_pooled, {"adam": [0, 1]}), "adam"),
+                (partial(step.lookup_pooled, {"adam": None}, {"adam": "sum"}), "modes"),
+            ):
+                with pytest.raises(InvalidArgumentError, match=text):
+                    send()
             for options in BAD_OPTIONS:
                 with pytest.raises(InvalidArgumentError):
                     step.update(gradients, **options)

@@ -14,6 +14,7 @@ from embstore.errors import (
     TableHeldError,
     TableNotFoundError,
 )
+from embstore.handles.sessions import SomeGradients
 from tests.conformance.cases import assert_same, config, generator, ones
 from tests.conformance.sessions.training import (
     PATIENCE_S,
@@ -179,6 +180,13 @@ BAD_UPDATES = {
     "no numbers": ({"a": np.full((3, 4), "x")}, {}, ["'a'"]),
     "a table too many": ({"free": ones(1)}, {}, ["'free'"]),
     "no such table": ({"zebra": ones(1)}, {}, ["'zebra'"]),
+    "a position beyond": ({"a": SomeGradients([1, 3], ones(2))}, {}, ["'a'", "below 3"]),
+    "a position below": ({"a": SomeGradients([-1, 1], ones(2))}, {}, ["'a'", "-1"]),
+    "positions that fall": ({"a": SomeGradients([1, 0], ones(2))}, {}, ["'a'", "ascending"]),
+    "a position twice": ({"a": SomeGradients([1, 1], ones(2))}, {}, ["'a'", "ascending"]),
+    "a position too few": ({"a": SomeGradients([1], ones(2))}, {}, ["'a'", "each of 2"]),
+    "positions of two dimensions": ({"a": SomeGradients([[1]], ones(1))}, {}, ["'a'"]),
+    "inf at a position": ({"a": SomeGradients([2], ones(1, 4, np.inf))}, {}, ["'a'", "key 9"]),
     "negative rate": ({}, {"learning_rate": -1.0}, ["learning_rate"]),
     "rate that ftrl divides by": ({}, {"learning_rate": 0.0}, ["learning_rate"]),
     "infinite scale": ({}, {"gradient_scale": np.inf}, ["gradient_scale"]),

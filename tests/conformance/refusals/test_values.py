@@ -41,6 +41,7 @@ VERBS = {
     "learning_rate": lambda s, rate: setattr(s.table("a"), "learning_rate", rate),
     "rename": lambda s, rename: s.import_profile(profile(a=[1]), rename=rename),
     "share": lambda s, share: s.warm_cache(share),
+    "hot keys": lambda s, keys: s.pin_hot_set(keys),
     "hot set": lambda s, hot_set: s.pin_hot_set(hot_set),
 }
 LABELS = ["", "x" * 256, "a\n", "a\0", "\ud800", None, 7, b"a", ["a"]]
@@ -53,7 +54,8 @@ BAD = {
     "learning_rate": (INVALID, "table 'a'", NUMBERS.values()),
     "rename": (INVALID, "rename", [["a"], 5, "a", {"a": 5}, {"a": ["b"]}, {5: "a", "a": "a"}]),
     "share": (INVALID, "share", [0, -0.5, 1.5, float("nan"), True, "0.7"]),
-    "hot set": (INVALID, "HotSet", [{"a": np.arange(3)}, "a", b"", 3]),
+    "hot keys": (INVALID, "table 'a'", [{"a": "b"}, {"a": np.zeros(2)}, {"a": [[1, 2]]}]),
+    "hot set": (INVALID, "HotSet", ["a", b"", 3, [np.arange(3)]]),
 }
 SHOWN = "grow", "label", "restore", "budget", "learning_rate"
 """Of which the message says what was found."""

@@ -86,8 +86,7 @@ def test_whole_cache_pinned_by_the_window_with_plain_lookups_beside_it(open_twin
     assert_nothing_pinned(twin.store, "a")
 
 
-@PLANNERS
-def test_window_larger_than_the_cache_is_held_back_and_never_misses(open_twin, planner):
+def test_window_larger_than_the_cache_is_held_back_and_never_misses(open_twin):
     """Each step fits, the window does not: planning waits until pins are free again."""
     twin = written(open_twin(cache_bytes=SMALL, a=TABLE), generator(304), "a")
     count = slots(twin.store) // 3
@@ -95,7 +94,7 @@ def test_window_larger_than_the_cache_is_held_back_and_never_misses(open_twin, p
     keys = [rng.permutation(TABLE["rows"])[:count] for _ in range(12)]
     steps = steps_of(306, TABLES, keys)
     answers = expect(twin.reference, steps)
-    plan = Plan(("a",), planner=planner, lookahead=12)
+    plan = Plan(("a",), planner="window", lookahead=12)
     rank = Rank(twin.store, plan, 0)
     rank.announce(steps)
     until(lambda: facts_of(twin.store)["held_back"])

@@ -112,6 +112,20 @@ def test_shared_session_has_no_early_rows(twin):
     rank.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"), [({}, True), ({"lookahead": 1}, False), ({"shared": True}, False)]
+)
+def test_a_session_says_whether_rows_may_come_early(twin, options, said):
+    with twin.store.session(["a"], name="run", **options) as run:
+        for step in run.steps([[n] for n in range(5)], keys=lambda keys: {"a": keys}):
+            step.lookup()
+            step.release()
+            twin.reference.command_number += 1
+        found = facts_of(twin.store)
+    assert found["may_come_early"] is said
+    assert said or found["early_rows"] == 0
+
+
 @pytest.mark.parametrize("how", ["update", "release", "skip"])
 def test_late_rows_come_however_the_step_before_is_finished(twin, how):
     rank, first, second = two_steps(twin)

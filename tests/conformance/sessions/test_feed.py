@@ -1,8 +1,10 @@
 """`store.session`: a training loop over batches, whose keys are in any order and repeated, is the
 same training as plain calls with these keys."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +12,17 @@ import pytest
 
 from embstore.arithmetic import sum_by_key
 from embstore.config import Adam
-from embstore.errors import InvalidArgumentError, TableHeldError
+from embstore.errors import DeadlineError, InvalidArgumentError, TableHeldError
+from embstore.handles.sessions import SomeGradients
 from tests.conformance.cases import assert_same, config, generator, normal, ones
-from tests.conformance.sessions.training import assert_nothing_pinned
+from tests.conformance.sessions.training import assert_nothing_pinned, pause
 from tests.conformance.traces import cut_into_bags, values, zipf_keys
 
 TABLES = {"a": config(dim=12, rows=3000), "b": config(dim=5, rows=3000, optimizer=Adam(0.01))}
+
+
+HOW = ({"a": "sum", "b": None}, {"a": "mean", "b": "sum"}, {"b": "mean"}, {"a": None, "b": "mean"})
+"""How tables are looked up pooled; None: plain."""
 
 
 class Batch(NamedTuple):
@@ -106,6 +113,36 @@ def spread_on_reference(twin, batch, offsets, grads, mode):
     twin.reference.command_number = first + 1
 
 
+@pytest.mark.parametrize("are_short", [True, False], ids=["short bags", "long bags"])
+def test_each_table_of_a_step_is_pooled_in_its_own_way_or_plain(twin, are_short):
+    """Also one that was not looked up is plain. Rows of short bags come early."""
+    rng = generator(816)
+    with twin.store.session(["a", "b"], lookahead=4) as run:
+        for step in run.steps(batches(rng, 12), keys=keys_of):
+            offsets = np.arange(0, 151, 2) if are_short else cut_into_bags(rng, 150)
+            how = HOW[step.number % len(HOW)]
+            given = {name: None if mode is None else offsets for name, mode in how.items()}
+            modes = {name: mode for name, mode in how.items() if mode == "mean"}
+            found = step.lookup_pooled(given, modes)
+            assert found.keys() == how.keys()
+            gradients = {}
+            for name, mode in (dict.fromkeys(TABLES) | how).items():
+                table, keys = twin.reference.table(name), step.batch.keys[name]
+                bags = np.arange(151) if mode is None else offsets
+                wanted = table.lookup_pooled(keys, bags, mode or "sum")
+                if name in how:
+                    assert_same(found[name], wanted)
+                gradients[name] = normal(rng, *wanted.shape)
+            step.update_pooled(gradients)
+            first = twin.reference.command_number
+            for name, mode in (dict.fromkeys(TABLES) | how).items():
+                bags = np.arange(151) if mode is None else offsets
+                table, keys = twin.reference.table(name), step.batch.keys[name]
+                table.update_pooled(keys, bags, gradients[name], mode or "sum")
+            twin.reference.command_number = first + 1
+    twin.check()
+
+
 def test_weighted_bags(twin):
     rng = generator(803)
     loader = batches(rng, 5)
@@ -171,6 +208,44 @@ def test_a_table_that_is_left_out_has_no_gradient(twin, world_size):
     twin.check()
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_key_that_is_left_out_has_no_gradient(twin, world_size):
+    """It keeps its row, also under Adam, which a gradient of 0 would change."""
+    loaders = [batches(generator(816 + rank), 8) for rank in range(world_size)]
+
+    def parts(rank, batch, number):
+        """Return which distinct keys of each table have a gradient, and these."""
+        rng = generator(1000 * rank + number)
+        for name, keys in batch.keys.items():
+            count = len(np.unique(keys))
+            positions = np.flatnonzero(rng.random(count) < [0.0, 0.5, 1.0][number % 3])
+            yield name, positions, values(rng, len(positions), TABLES[name]["dim"])
+
+    announced = [[] for _ in range(world_size)]
+
+    def work(rank):
+        session = twin.store.session(["a", "b"], name="run", rank=rank, world_size=world_size)
+        with session as run:
+            for step in run.steps(loaders[rank], keys=keys_of):
+                keys = {}
+                for name, (rows, inverse) in step.lookup_unique().items():
+                    keys[name] = np.empty(len(rows), np.int64)
+                    keys[name][inverse] = step.batch.keys[name]
+                announced[rank].append(keys)
+                given = {n: SomeGradients(p, g) for n, p, g in parts(rank, step.batch, step.number)}
+                step.update_unique(given)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        list(pool.map(work, range(world_size)))
+    for number in range(1, 9):
+        shares = []
+        for rank, loader in enumerate(loaders):
+            keys, of_step = announced[rank][number - 1], parts(rank, loader[number - 1], number)
+            shares.append({name: (keys[name][p], g) for name, p, g in of_step})
+        twin.reference.update_ranks(shares)
+    twin.check()
+
+
 def test_update_twice_is_refused(twin):
     loader = batches(generator(805), 3)
     with twin.store.session(tables=["a", "b"]) as run:
@@ -225,6 +300,28 @@ def test_loop_left_early_goes_on_where_it_stood(twin, how):
         assert step.number == 12
 
 
+def test_a_run_that_resumes_is_given_the_whole_stream(twin):
+    """However often it is left, each batch is trained once."""
+    loader = batches(generator(815), 12)
+    for last in (3, 4, 8, 12):
+        with twin.store.session(["a", "b"], name="resumed", resume=True, lookahead=4) as run:
+            for step in run.steps(loader, keys=keys_of):
+                assert step.batch is loader[step.number - 1]
+                train(twin, step)
+                if step.number == last:
+                    break
+            assert run.last_step == run.stats().skipped + run.stats().steps == last
+    assert twin.store.table("a").t == 12
+
+
+def test_released_and_skipped_steps_say_their_command_number(twin):
+    with twin.store.session(["a"]) as run:
+        for step in run.steps([[1], [2], [3]], keys=lambda keys: {"a": keys}):
+            done = step.skip() if step.number == 2 else step.release()
+            twin.reference.command_number += 1
+            assert done.command == twin.reference.command_number
+
+
 def test_ranks_of_one_loop_each(twin):
     """Four ranks share a session, each with a loader of its own."""
     loaders = [batches(generator(810 + rank), 10, 60) for rank in range(4)]
@@ -255,3 +352,74 @@ def test_session_ends_with_its_block(open_twin):
             twin.reference.update({"a": share(step.batch)["a"]})
     assert not twin.store.sessions.stats()
     assert_nothing_pinned(twin.store, "a")
+
+
+def test_a_looked_up_step_that_is_not_finished_is_warned_of_once(twin):
+    loader = batches(generator(811), 6)
+    with twin.store.session(tables=["a", "b"]) as run, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in run.steps(loader, keys=keys_of):
+            if step.number in (2, 4):
+                step.lookup()
+            elif step.number == 5:
+                step.lookup()
+                step.release()
+            twin.reference.command_number += 1
+    (only,) = told
+    assert "step 2 was looked up, and neither updated, released nor skipped" in str(only.message)
+    assert only.filename == __file__
+
+
+def test_stats_tell_where_the_time_went(twin):
+    def slowly(given):
+        for one in given:
+            pause(0.02)
+            yield one
+
+    began = perf_counter()
+    with twin.store.session(tables=["a", "b"], lookahead=1) as run:
+        assert run.stats() == (0, 0.0, 0.0, 0.0, 0.0, 0)
+        for step in run.steps(slowly(batches(generator(812), 4)), keys=keys_of):
+            step.lookup()
+            pause(0.03)
+            train(twin, step)
+            assert run.stats().steps == step.number
+    whole, found = perf_counter() - began, run.stats()
+    assert found.steps == 4
+    assert found.compute_s >= 4 * 0.03
+    assert min(found.batch_s, found.lookup_s, found.send_s) > 0
+    assert sum(found) - found.steps <= whole
+
+
+def test_positions_of_a_rank_that_waits_are_its_own(open_twin):
+    """They are used when the other rank has come; the caller may change its arrays before."""
+    twin = open_twin(a=TABLES["a"])
+    sessions = twin.store.sessions
+    how = {"world_size": 2, "lease_ms": 600_000, "rank_timeout_ms": 600_000}
+    sessions.open("run", ["a"], **how)
+    members = [sessions.join("run", rank).member for rank in range(2)]
+    for member in members:
+        sessions.announce(member, {1: {"a": np.array([3, 4, 5])}})
+    positions, gradients = np.array([0], np.uint32), ones(1, 12)
+    with pytest.raises(DeadlineError):
+        sessions.update_step(
+            members[0], 1, {"a": SomeGradients(positions, gradients)}, timeout_s=0.01
+        )
+    positions[:], gradients[:] = 9, 7
+    sessions.update_step(members[1], 1, {"a": ones(3, 12)}, timeout_s=600)
+    twin.reference.update_ranks([{"a": ([3], ones(1, 12))}, {"a": ([3, 4, 5], ones(3, 12))}])
+
+
+def test_a_rank_without_gradients_takes_part_by_nothing(open_twin):
+    twin = open_twin(a=TABLES["a"])
+
+    def work(rank):
+        how = {"name": "run", "rank": rank, "world_size": 2}
+        with twin.store.session(["a"], **how) as run:
+            for step in run.steps([[1, 2]], keys=lambda keys: {"a": keys}):
+                step.lookup()
+                step.update_unique({"a": ones(2, 12)} if rank else {}, gradient_scale=0.5)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+    twin.reference.update_ranks([{}, {"a": ([1, 2], ones(2, 12))}], gradient_scale=0.5)

@@ -7,12 +7,13 @@ run out when the test says so.
 import gc
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from embstore.checks.sessions import LEASE_MS_MAX
-from embstore.errors import RankFailedError, SessionExpiredError
+from embstore.errors import RankFailedError, SessionExpiredError, TableHeldError
 from embstore.lookahead.session import JOIN_S
 from tests.conformance.cases import config, descriptors, generator
 from tests.conformance.sessions.training import (
@@ -268,6 +269,27 @@ def test_place_after_a_kill_is_that_of_the_last_commit_or_command(twin):
     twin.checkpoint("twelve")
     twin.crash()
     assert PLAN.open(twin.store).last_step == 12
+
+
+@pytest.mark.needs("process")
+def test_a_trainer_that_is_started_again_with_other_options_waits_for_its_place(twin):
+    steps = steps_of(6)
+    PLAN.open(twin.store)
+    rank = Rank(twin.store, PLAN, 0)
+    rank.announce(steps)
+    rank.train(steps[:3], expect(twin.reference, steps[:3]))
+
+    def go_on():
+        opened = twin.store.session(["a"], name="run", lookahead=3, wait_s=PATIENCE_S)
+        with opened as run:
+            return run.last_step
+
+    with pytest.raises(TableHeldError, match="lookahead_steps_max=64"):
+        twin.store.session(["a"], name="run", lookahead=3, wait_s=0).__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(go_on)
+        expire(twin.store)
+        assert started.result(PATIENCE_S) == 3
 
 
 def test_restored_checkpoint_has_its_place(twin):

@@ -25,7 +25,9 @@ class Ahead:
         store.create_table(
             self.table, dim=64, rows=1 << 20, optimizer=Sgd(0.1), initializer=Uniform(-1.0, 1.0)
         )
-        self._execute(c.OpenSession(self.name, (self.table,), STEPS, lease_ms=LEASE_MS))
+        self._execute(
+            c.OpenSession(self.name, (self.table,), STEPS, planner="window", lease_ms=LEASE_MS)
+        )
         self.member = self._execute(c.JoinSession(self.name, 0)).member
 
     def _execute(self, command: c.Command[Any]) -> Any:

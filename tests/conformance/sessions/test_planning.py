@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from embstore.arrays import KEY_MASK
 from embstore.cache.prefetch import EVICTED_ROWS_MAX
 from embstore.errors import CorruptTableError, StoreClosedError
 from tests.conformance.cases import OPTIMIZERS, config, engine_of, generator, normal
@@ -72,6 +73,25 @@ def check_free(twin):
 # Slabs and pins
 
 
+def test_slots_that_go_take_the_pins_of_their_own_steps_only(open_twin):
+    """All steps that were planned lost theirs, and were planned again, for each slice that went."""
+    twin = written(open_twin, cache_bytes=512 << 10)
+    pool = pool_of(twin.store, "a")
+    keys = pool.slots.keys & KEY_MASK
+    assert pool.slots.slab_count > 2 and not pool.slots.free_count
+    steps = steps_of(701, TABLES, [{"a": np.sort(keys[:50])}, {"a": np.sort(keys[-50:])}])
+    rank = Rank(twin.store, Plan(("a",), planner="window"), 0)
+    rank.announce(steps)
+    await_planned(twin.store, 2)
+    with twin.store.executor.tables.reading():
+        assert pool.pins.count == 100
+        pool.evictor.release_slice()
+        assert pool.pins.count == 50
+    rank.train(steps, expect(twin.reference, steps))
+    rank.close()
+    check_free(twin)
+
+
 def test_no_slab_changes_hands_while_a_group_is_planned(open_twin, backend):
     """Pool b grew by slabs of a, with slots that rows of a were on their way to.
 
@@ -102,7 +122,7 @@ def test_pins_of_another_pool_do_not_leak_when_those_of_one_are_taken(open_twin)
     """Steps that were still planned were planned once more, and pinned twice."""
     twin = written(open_twin, cache_bytes=1 << 20, rows=100)
     steps = steps_of(701, TABLES, [*runs(0, 50, 2), *runs(0, 40, 1, "b")])
-    rank = Rank(twin.store, Plan(("a", "b")), 0)
+    rank = Rank(twin.store, Plan(("a", "b"), planner="window"), 0)
     rank.announce(steps)
     for _ in range(3):
         await_planned(twin.store, 3)
@@ -120,7 +140,7 @@ def test_steps_that_lose_their_pins_while_later_ones_are_planned_are_planned_aga
     """What was planned last counted as planned so far, and the steps before it waited for ever."""
     twin = written(open_twin, cache_bytes=1 << 20, rows=1000)
     steps = steps_of(701, TABLES, runs(0, 50, 6))
-    rank = Rank(twin.store, Plan(("a",)), 0)
+    rank = Rank(twin.store, Plan(("a",), planner="window"), 0)
     rank.announce(steps[:2])
     await_planned(twin.store, 2)
     backend.files.hold("lookahead:plan")
@@ -233,7 +253,7 @@ def test_an_unreadable_row_of_a_far_step_is_told_to_that_step_alone(open_twin):
     twin = written(open_twin, cache_bytes=1 << 20)
     twin.store.table("a").lookup(np.arange(10_000, 19_000))
     steps = steps_of(701, TABLES, [*runs(1000, 20, 19), {"a": np.array([776, 777])}])
-    rank = Rank(twin.store, Plan(("a",), lookahead=64), 0)
+    rank = Rank(twin.store, Plan(("a",), planner="window", lookahead=64), 0)
     with unreadable(twin.store, 777):
         rank.announce(steps)
         until(lambda: ready(twin) == 19 and pinned_rows(twin.store) == 19 * 20)

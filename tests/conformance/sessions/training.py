@@ -329,11 +329,13 @@ def expire(store: Any, rank: int = 0, name: str = "run") -> None:
 
 
 def await_planned(store: Any, step: int, name: str = "run") -> dict[str, Any]:
-    """Wait until a step is planned, or planning waits for room; return the figures then."""
+    """Wait until a step is planned, if it is as near as that: one step is planned ahead of the one
+    whose turn it is, and by "window" all; return the figures then."""
 
     def is_settled() -> dict[str, Any] | None:
         facts = facts_of(store, name)
-        return facts if facts["planned_step"] >= step else None
+        near = step if facts["planner"] == "window" else min(step, facts["last_step"] + 2)
+        return facts if facts["planned_step"] >= near else None
 
     found: dict[str, Any] = until(is_settled)
     return found

@@ -31,6 +31,24 @@ def test_hits_by_unique_key_and_by_access(open_table):
     assert_adds_up(pool)
 
 
+def test_hits_of_each_table(open_twin):
+    """Of two tables that share a pool, and one that has its own; large calls are done in parts."""
+    twin = open_twin(a=config(), b=config(rows=100_000), c=config(dim=64))
+    for keys in ({"a": [1, 2, 2], "c": [1]}, {"a": [2, 3], "b": [1, 2], "c": [1]}):
+        twin.store.lookup(keys)
+    twin.store.table("b").lookup_pooled([2, 2, 3], [0, 3])
+    twin.store.table("b").lookup([4, 5], admit=False)
+    twin.on("b", "assign", [6, 7], ones(2))
+    found = {
+        name: (table["lookup_keys"], table["missed_rows"], table["hit_rate"])
+        for name, table in twin.store.stats()["tables"].items()
+    }
+    assert found == {"a": (5, 3, 0.4), "b": (5, 3, 0.4), "c": (2, 1, 0.5)}
+    twin.store.table("b").lookup(np.arange(100_000))
+    figures = twin.store.table("b").stats()
+    assert (figures["lookup_keys"], figures["missed_rows"]) == (100_005, 99_998)
+
+
 def test_updates_count_no_hits(open_twin):
     """Their rows were as a rule looked up just before, which would flatter the figures."""
     twin = open_twin(a=config())
@@ -72,6 +90,15 @@ def test_figures_add_up_over_a_trace_with_evictions_and_parts(open_twin, policy)
     assert pool["calls_in_parts"] >= 1
     assert pool["parts"] > pool["calls_in_parts"]
     assert after["resident_rows"] <= after["slots"]
+
+
+def test_records_of_the_log_are_those_of_the_file_that_is_written_too(open_twin):
+    """Review: Beside their bytes and rows, neither its records nor the file itself were counted."""
+    twin = open_twin(cache_bytes=32 << 10, a=config(dim=64, rows=2000))
+    twin.on("a", "assign", np.arange(2000), ones(2000, 64))
+    storage = twin.store.stats()["storage"]
+    assert storage["log_records"] >= storage["log_rows"] > 0
+    assert storage["log_segments"] == 1
 
 
 def test_of_a_table(open_twin):

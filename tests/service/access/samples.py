@@ -15,6 +15,7 @@ from embstore.profiles.profile import Profile, TableProfile
 
 DIM, ROWS = 4, 100
 MEMBER = "member-of-{}-and-no-other"
+SCAN = "scan-of-{}-and-no-other"
 
 ANYONE, READ, WRITE, ADMIN, READ_ALL, ADMIN_ALL = range(6)
 """What a verb needs: to be known, a right on the namespace, or one on everything."""
@@ -23,14 +24,16 @@ NEEDED: dict[str, int] = {
     **dict.fromkeys(["GetServerInfo", "ListTables", "ListCheckpoints"], ANYONE),
     **dict.fromkeys(["GetStats", "GetTable", "GetDigest"], READ),
     **dict.fromkeys(["Lookup", "LookupPooled", "ReadRows"], READ),
+    **dict.fromkeys(["OpenScan", "ReadScan", "CloseScan"], READ),
     **dict.fromkeys(["CreateTable", "GrowTable", "SetLearningRate", "Checkpoint"], WRITE),
     **dict.fromkeys(["Update", "UpdatePooled", "UpdateRanks", "Assign", "PutRows"], WRITE),
     **dict.fromkeys(["OpenSession", "JoinSession", "RenewLease", "CloseSession"], WRITE),
     **dict.fromkeys(["EndSession", "Announce", "LookupStep", "LookupStepPooled"], WRITE),
-    **dict.fromkeys(["UpdateStep", "ReleaseStep", "SkipStep", "PutStepRows"], WRITE),
+    **dict.fromkeys(["ReadStep", "UpdateStep", "ReleaseStep", "SkipStep", "PutStepRows"], WRITE),
     **dict.fromkeys(["DropTable", "Flush"], ADMIN),
     **dict.fromkeys(["ExportProfile", "GetHotSet"], READ_ALL),
     **dict.fromkeys(["ResizeCache", "CheckIntegrity", "Restore", "Backup", "Promote"], ADMIN_ALL),
+    "SetPolicy": ADMIN_ALL,
     **dict.fromkeys(["ImportProfile", "PinHotSet", "UnpinHotSet", "ClearCounts"], ADMIN_ALL),
     "WarmCache": ADMIN_ALL,
 }
@@ -67,6 +70,7 @@ def sample(verb: str, space: str) -> c.Command[Any]:
     made: dict[str, Callable[[], c.Command[Any]]] = {
         "GetStats": lambda: c.GetStats(table),
         "ResizeCache": lambda: c.ResizeCache(1 << 20),
+        "SetPolicy": lambda: c.SetPolicy("lru"),
         "CreateTable": lambda: c.CreateTable(config(f"{space}/new")),
         "GrowTable": lambda: c.GrowTable(table, None, ROWS + 1),
         "SetLearningRate": lambda: c.SetLearningRate(table, None, 0.5),
@@ -75,15 +79,18 @@ def sample(verb: str, space: str) -> c.Command[Any]:
         "Restore": lambda: c.Restore("first"),
         "Backup": lambda: c.Backup("copy"),
         "Lookup": lambda: c.Lookup((_keys(table),)),
-        "LookupPooled": lambda: c.LookupPooled(_keys(table), BAGS),
+        "LookupPooled": lambda: c.LookupPooled((c.PooledKeys(table, None, KEYS, BAGS),)),
         "ReadRows": lambda: c.ReadRows(_keys(table)),
         "Update": lambda: c.Update((_gradients(table),)),
         "UpdatePooled": lambda: c.UpdatePooled(
-            c.TableGradients(table, None, KEYS, ROWS_OF_KEYS[:1]), BAGS
+            (c.PooledGradients(table, None, KEYS, ROWS_OF_KEYS[:1], BAGS),)
         ),
         "UpdateRanks": lambda: c.UpdateRanks((c.Rank((_gradients(table),)),)),
         "Assign": lambda: c.Assign(_keys(table), ROWS_OF_KEYS),
         "PutRows": lambda: c.PutRows(_keys(table), ROWS_OF_KEYS, _state(), 1),
+        "OpenScan": lambda: c.OpenScan(f"of {table}, before others", table),
+        "ReadScan": lambda: c.ReadScan(SCAN.format(table), table, 0, 9),
+        "CloseScan": lambda: c.CloseScan(SCAN.format(table), table),
         "OpenSession": lambda: c.OpenSession(f"{space}-other", (f"{space}/u",)),
         "JoinSession": lambda: c.JoinSession(f"{space}-session", 0, member),
         "EndSession": lambda: c.EndSession(f"{space}-session"),
@@ -91,6 +98,9 @@ def sample(verb: str, space: str) -> c.Command[Any]:
         "LookupStep": lambda: c.LookupStep(member, 1),
         "LookupStepPooled": lambda: c.LookupStepPooled(
             member, 1, (c.StepBags(table, np.array([0, 1], np.uint32), BAGS),)
+        ),
+        "ReadStep": lambda: c.ReadStep(
+            member, 1, (c.StepPositions(table, np.array([0, 1], np.uint32)),)
         ),
         "UpdateStep": lambda: c.UpdateStep(member, 1, (c.StepGradients(table, ROWS_OF_KEYS),)),
         "ReleaseStep": lambda: c.ReleaseStep(member, 1),

@@ -72,9 +72,9 @@ def test_commands_write_the_file_and_a_token_is_shown_once(shell: Shell, tmp_pat
     rest = ("--right", "admin", "--tables", "*", *where)
     assert "there already" in shell("token", "add", "ads", *rest).err
     assert shell("token", "add", "ops", *rest, "--certificate").out == ""
-    assert shell("token", "remove", "ads", *where).status == 0
+    assert shell("token", "remove", "ads", "--yes", *where).status == 0
     assert list(read(path)) == ["ops"]
-    assert shell("token", "remove", "ads", *where).status == 2
+    assert shell("token", "remove", "ads", "--yes", *where).status == 2
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,11 @@ _OF_A_SESSION = {verb for verb in NEEDED if "member" in c.COMMANDS[verb].__annot
     "JoinSession",
     "EndSession",
 }
-_REFUSED_FOR_ANOTHER_REASON = {"PutStepRows": InvalidArgumentError}  # steps are announced
+_REFUSED_FOR_ANOTHER_REASON = {
+    "PutStepRows": InvalidArgumentError,  # steps are announced
+    "ReadStep": InvalidArgumentError,  # the trainer of the session waits
+    "ReadScan": SessionExpiredError,  # nobody has opened it
+}
 
 
 def test_every_verb_has_a_row() -> None:
@@ -159,13 +163,17 @@ ROUTES = {
     "GetMetrics": samples.READ_ALL,
     "GetServer": samples.READ_ALL,
     "GetStats": samples.READ_ALL,
+    "GetCalls": samples.READ_ALL,
+    "GetHitRates": samples.READ_ALL,
     "ListSessions": samples.READ_ALL,
+    "EndSession": samples.ANYONE,  # of a name of its own
     "GetFrequency": samples.READ_ALL,
     "ListTables": samples.ANYONE,
     "GetTableStats": samples.READ,
     "GetTable": samples.READ,
     "ListCheckpoints": samples.ANYONE,
     "Checkpoint": samples.WRITE,
+    "Restore": samples.ADMIN_ALL,
     "Flush": samples.ADMIN,
     "ResizeCache": samples.ADMIN_ALL,
     "WarmCache": samples.ADMIN_ALL,
@@ -181,6 +189,7 @@ _FIRST = {samples.ANYONE: "nothing", samples.READ: "reader", samples.WRITE: "wri
 _FIRST |= {samples.ADMIN: "owner", samples.READ_ALL: "dashboard", samples.ADMIN_ALL: "operator"}
 _BODIES: dict[str, Any] = {
     "Checkpoint": {"label": "a/label"},
+    "Restore": {"label": "first"},
     "Flush": {"table": "a/t"},
     "ResizeCache": {"cache_bytes": 1 << 20},
 }

@@ -19,11 +19,18 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     places: list[Path] = []
 
     @contextmanager
-    def opened(place: Path, job: Job, phases: Phases) -> Iterator[Served]:
+    def opened(
+        place: Path, job: Job, phases: Phases, *, counts_all: bool = False
+    ) -> Iterator[Served]:
         places.append(place)
         cache_bytes = job.store_cache_bytes
         with phases.phase("starting"):
-            store = embstore.open(place, cache_bytes=cache_bytes, policy=job.policy)
+            store = embstore.open(
+                place,
+                cache_bytes=cache_bytes,
+                policy=job.policy,
+                count_rate=float(counts_all),
+            )
         with store:
             yield Served(store, None)
 

@@ -87,6 +87,18 @@ def test_adam_lowers_the_loss(batch: Batch) -> None:
     assert batch.loss() < 0.5 * before
 
 
+def test_adam_is_that_of_its_paper() -> None:
+    """Its algorithm 1: moments are corrected before epsilon is added."""
+    parameter, gradients = np.array([1.0]), [0.5, -2e-7, 0.1]
+    expected, m, v = 1.0, 0.0, 0.0
+    optimizer = Adam([parameter], 0.01, epsilon=1e-3)
+    for t, g in enumerate(gradients, 1):
+        optimizer.step([np.array([g])])
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        expected -= 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)) ** 0.5 + 1e-3)
+    assert parameter[0] == pytest.approx(expected, rel=1e-12)
+
+
 def test_dense_features_are_finite_for_every_integer() -> None:
     features = dense_features(np.array([[-3, 0, 1, 10**18 - 1]]))
     assert features.dtype == np.float32

@@ -8,6 +8,7 @@ import pytest
 
 from embstore_server.cli import exits
 from embstore_tools.demo import Ahead, Calls, HotCold, Job
+from embstore_tools.demo.frameworks.registry import PACKAGES
 from tests.service.shell import Shell
 
 
@@ -32,6 +33,7 @@ GIVEN: list[tuple[str, Any]] = [
         "--data f --samples 9 --keep k --cache-bytes 1MiB --json",
         (Path("f"), Job(samples=9, cache_bytes=1 << 20), {"directory": Path("k"), "json": True}),
     ),
+    ("--framework torch", (None, Job(framework="torch"), NOTHING)),
     ("--no-session --policy lfu", (None, Job(policy="lfu", way=Calls()), NOTHING)),
     (
         "--hotcold --budget 1MiB --lookahead 2",
@@ -58,8 +60,13 @@ def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(
         ("--no-session --hotcold", "--hotcold"),
         ("--no-session --lookahead 4", "--lookahead"),
         ("--compare --policy lfu", "--policy"),
+        ("--compare --framework torch", "--framework"),
+        ("--hotcold --framework torch", "--framework"),
+        ("--framework flax", "framework"),
         ("--compare --no-session", "--no-session"),
         ("--budget 1MiB", "--budget"),
+        ("--report run.html --no-session", "--report"),
+        ("--report no/such/run.html", "--report"),
         ("--cache-bytes 1MiB --cache-share 0.1", "--cache-share"),
         ("--cache-bytes much", "--cache-bytes: expected a number of bytes"),
         ("--hotcold --budget much", "--budget: expected a number of bytes"),
@@ -82,3 +89,5 @@ def test_help_tells_the_defaults(shell: Shell) -> None:
     for default in (f"{Job.samples:,}", f"{Job.batch:,}", str(Job.dim), *shares, budget):
         assert f"Default: {default}." in shown
     assert f"announces ahead. Default: {Ahead.lookahead}." in shown
+    assert f"What computes the model. Default: {Job.framework}." in shown
+    assert "|".join(PACKAGES) in shown

@@ -17,6 +17,7 @@ from embstore.handles.sessions import Sessions
 from embstore.handles.store import Store
 from embstore_tools import demo
 from embstore_tools.demo import synthetic
+from embstore_tools.demo.frameworks.registry import PACKAGES
 from embstore_tools.demo.job import Job
 from embstore_tools.demo.result import SessionResult
 from embstore_tools.demo.showing import show
@@ -244,10 +245,20 @@ def test_run_refuses_a_wrong_file_before_anything_starts(
     assert not embedded
 
 
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(
+    embedded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PACKAGES, "torch", ("no_such_package",))
+    with pytest.raises(InvalidArgumentError, match=r"no_such_package.*'embstore\[torch\]'"):
+        demo.run(job=replace(LITTLE, framework="torch"), console=console())
+    assert not embedded
+
+
 def test_importing_the_demo_starts_nothing() -> None:
     code = (
         "import sys, threading, embstore_tools.demo;"
-        "print(threading.active_count(), {'numba', 'grpc', 'embstore_client'} & set(sys.modules))"
+        "heavy = {'numba', 'grpc', 'torch', 'embstore_client'};"
+        "print(threading.active_count(), heavy & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["1", "set()"], done.stderr

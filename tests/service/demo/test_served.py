@@ -1,6 +1,7 @@
 """The demo as it is run: a server of its own, with a session and without one, by its flags."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,13 @@ SMALL = ["demo", "--samples", "8000", "--batch", "500", "--scale", "0.002", "--j
 
 
 def test_a_server_gives_every_row_in_time_and_the_same_bits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whatever a crash would leave of it."""
+    """Whatever a crash would leave of it; and a report of the session."""
     found = []
-    for flags, level in ((["--lookahead", "4"], "commands"), (["--no-session"], "checkpoint")):
+    report = tmp_path / "run.html"
+    ahead_flags = ["--lookahead", "4", "--report", str(report)]
+    for flags, level in ((ahead_flags, "commands"), (["--no-session"], "checkpoint")):
         monkeypatch.setenv("EMBSTORE_DURABILITY", level)
         assert main([*SMALL, *flags]) == exits.OK
         found.append(json.loads(capsys.readouterr().out))
@@ -25,6 +28,8 @@ def test_a_server_gives_every_row_in_time_and_the_same_bits(
     assert ahead["session"]["hit_rate"] == 1
     assert ahead["session"]["steps_in_parts"] == 0
     assert 0 <= ahead["session"]["early_share"] < 1
+    assert f"{ahead['steps']} in " in report.read_text()
+    assert json.loads(report.with_suffix(".json").read_text())["accesses"]
     assert alone["session"] is None
     assert alone["hit_rate_unique"] < 1
 

@@ -25,7 +25,7 @@ import numpy as np
 from embstore.config import Adam, Constant, RowWiseAdagrad, Sgd, Uniform
 from embstore.errors import CheckpointExistsError, OverloadedError, SessionExpiredError
 from embstore.handles.store import Store
-from embstore_client.executor import connect
+from embstore_client.connecting import connect
 from tests.service.faults.served import PATIENCE_S
 
 PROCESSES, CLIENTS = 8, 8

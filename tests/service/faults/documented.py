@@ -8,6 +8,7 @@ commands: the model of tests/commands is told what was acknowledged, and tables,
 number of the last command have to be its own in the end. A table that nobody names is as it was.
 """
 
+import json
 from collections import Counter
 from copy import deepcopy
 from typing import Any
@@ -28,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from embstore import commands as c
 from embstore.config import Adam, Uniform
+from embstore.results import Acknowledged
 from embstore.values import same
 from embstore_client import connect
 from embstore_proto.status import ANSWERS
@@ -41,6 +43,7 @@ NAMES = ["a", "b", "part/c", "kept", "train", "no/such"]
 NAMED = {"table", "name", "label"}
 RIGHT: dict[str, dict[str, Any]] = {
     "ResizeCache": {"cache_bytes": CACHE_BYTES // 2},
+    "SetPolicy": {"policy": "lfu"},
     "CreateTable": {
         "config": {"name": "d", "dim": 4, "rows": 9, "sgd": {"learning_rate": 0.5}, "constant": {}}
     },
@@ -48,11 +51,12 @@ RIGHT: dict[str, dict[str, Any]] = {
     "SetLearningRate": {"table": "b", "learning_rate": 0.5},
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
     "Restore": {"label": "kept"},
+    "restore": {"label": "kept"},
     "OpenSession": {"name": "train", "tables": ["a", "b"]},
     "JoinSession": {"name": "train", "member": "0123456789abcdef"},
     "EndSession": {"name": "train"},
 }
-"""A request by its verb; where there is none, names do."""
+"""A request by its verb, or route; where there is none, names do."""
 FOLLOWED = c.CreateTable, c.DropTable, c.GrowTable, c.SetLearningRate, c.Checkpoint, c.Restore
 KEPT = 3
 """Checkpoints that the server keeps."""
@@ -212,6 +216,10 @@ class Requests:
 
     def _follow(self, path: str, body: bytes, text: str) -> None:
         """Have the model follow what was acknowledged."""
+        if path == "/api/v1/restore":
+            command, number = c.Restore(**json.loads(body)), json.loads(text)["context"]["command"]
+            self._model.follow(command, Acknowledged(number, 0))
+            return
         verb = VERBS.get(path.rpartition("/")[2])
         if verb is None or verb.command not in FOLLOWED:
             return

@@ -25,6 +25,7 @@ import numpy as np
 from embstore import commands as c
 from embstore.config import Adam, Sgd, TableConfig, Uniform
 from embstore.errors import InvalidArgumentError, OutcomeUnknownError, UnauthenticatedError
+from embstore.results import Place
 from embstore.values import same
 from embstore_client import connect
 from embstore_client.narrow_shares import narrower
@@ -164,14 +165,18 @@ class Rounds:
         if kind in (c.Checkpoint, c.Restore, c.Backup, c.ListCheckpoints):
             for _ in range(3):  # as many as are kept
                 self._do(c.Checkpoint(uuid4().hex, {}))
+        if kind in (c.ReadScan, c.CloseScan):
+            for config in TABLES:
+                self._do(c.OpenScan(f"a scan of table {config.name}", config.name))
         if "member" in _names(kind) or kind is c.EndSession:
             self._open(kind)
 
     def _open(self, kind: Any) -> None:
         tables = tuple(config.name for config in TABLES)
-        opening = c.OpenSession(SESSION, tables, **WAITING)
+        waits = "none" if kind is c.ReadStep else "late"
+        opening = c.OpenSession(SESSION, tables, **WAITING, waits=waits)
         result = self._executed(opening)
-        self._model.places[SESSION] = result.last_step
+        self._model.places[SESSION] = Place(result.last_step)
         self._model.follow(opening, result)
         self._do(c.JoinSession(SESSION, 0, MEMBER))
         if "step" in _names(kind):

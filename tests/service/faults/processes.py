@@ -13,7 +13,7 @@ from typing import Any
 
 from embstore.engine.engine import Engine
 from embstore.storage.files import Files
-from embstore_client.executor import connect
+from embstore_client.connecting import connect
 from embstore_server import app
 from embstore_server.settings import Settings
 from tests.faults.forks import Child, Forks

@@ -28,14 +28,23 @@ def rows(message: Message, count: int = KEYS, width: int = DIM) -> pb.Array:
     return message.add(np.ones((count, width), np.float32))
 
 
-def shares(message: Message, count: int = KEYS) -> pb.TableGradients:
+def shares(message: Message) -> pb.TableGradients:
     place = message.add(np.arange(KEYS))
-    return pb.TableGradients(table="rows", keys=place, gradients=rows(message, count))
+    return pb.TableGradients(table="rows", keys=place, gradients=rows(message))
 
 
 def bags(message: Message) -> pb.Bags:
     weights = message.add(np.ones(KEYS, np.float32))
     return pb.Bags(offsets=message.add(np.array([0, 2, KEYS])), weights=weights)
+
+
+def pooled_keys(message: Message) -> pb.PooledKeys:
+    return pb.PooledKeys(table="rows", keys=message.add(np.arange(KEYS)), bags=bags(message))
+
+
+def pooled_shares(message: Message) -> pb.PooledGradients:
+    place, of_bags = message.add(np.arange(KEYS)), rows(message, 2)
+    return pb.PooledGradients(table="rows", keys=place, gradients=of_bags, bags=bags(message))
 
 
 def state(message: Message) -> pb.Array:
@@ -48,10 +57,10 @@ def _ranks(message: Message) -> list[pb.UpdateRanksRequest.Rank]:
 
 VERBS: dict[str, Make] = {
     "Lookup": lambda m: pb.LookupRequest.Header(tables=[keys(m, counts=True)]),
-    "LookupPooled": lambda m: pb.LookupPooledRequest.Header(keys=keys(m), bags=bags(m)),
+    "LookupPooled": lambda m: pb.LookupPooledRequest.Header(tables=[pooled_keys(m)]),
     "ReadRows": lambda m: pb.ReadRowsRequest.Header(keys=keys(m)),
     "Update": lambda m: pb.UpdateRequest.Header(tables=[shares(m)]),
-    "UpdatePooled": lambda m: pb.UpdatePooledRequest.Header(gradients=shares(m, 2), bags=bags(m)),
+    "UpdatePooled": lambda m: pb.UpdatePooledRequest.Header(tables=[pooled_shares(m)]),
     "UpdateRanks": lambda m: pb.UpdateRanksRequest.Header(ranks=_ranks(m)),
     "Assign": lambda m: pb.AssignRequest.Header(keys=keys(m), rows=rows(m)),
     "PutRows": lambda m: pb.PutRowsRequest.Header(keys=keys(m), weights=rows(m), state=state(m)),
@@ -140,7 +149,7 @@ def test_negative_enums_are_refused(wire: Wire, ledger: Ledger) -> None:
     for number in (-1, 7, -(1 << 31)):
         message = Message()
         pooled = VERBS["LookupPooled"](message)
-        pooled.bags.mode = number
+        pooled.tables[0].bags.mode = number
         written = VERBS["Update"](Message())
         written.options.on_nonfinite = number
         config = pb.TableConfig(name="x", dim=1, rows=1, sgd=pb.Sgd(), constant=pb.Constant())

@@ -28,7 +28,7 @@ import embstore
 from embstore import commands as c
 from embstore.config import Constant, Sgd
 from embstore.handles.store import Store
-from embstore_client.executor import connect
+from embstore_client.connecting import connect
 from tests.faults.forks import Child, Forks
 from tests.service.faults import crowd
 from tests.service.faults.logged import LoggedServer

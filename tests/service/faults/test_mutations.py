@@ -39,6 +39,7 @@ def servers(module_path: Path) -> Iterator[dict[bool, MutatedServer]]:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["anybody", "tokens"])
 @pytest.mark.parametrize("path", METHODS)
 def test_mutations_are_answered_and_do_what_they_say(

@@ -7,7 +7,7 @@ loop says which steps are gone, and where to go on from.
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -178,6 +178,46 @@ def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
                 done = step.update({"rows": step.lookup()["rows"]})
                 assert done.t == {"rows": step.number}
         assert store.epoch == 1
+    server.stop()
+
+
+def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
+    """The one that waits at the end says again that it has no more steps."""
+    counts, kills = (4, 14), (5, 8, 13)
+
+    def train_uneven(store: Store, rank: int, killed: Callable[[], None]) -> int:
+        with store.session(
+            [*TABLES], name="pair", rank=rank, world_size=RANKS, rank_timeout_ms=RANK_TIMEOUT_MS
+        ) as run:
+            batches = [(rank, number) for number in range(1, counts[rank] + 1)]
+            for step in run.steps(batches, keys=keys_of):
+                if step.number in kills:
+                    killed()
+                step.update(step.lookup())
+            run.join()
+            return run.last_step
+
+    def trained(stores: list[Store], killed: Callable[[], None]) -> dict[str, str]:
+        make_tables(stores[0])
+        with ThreadPoolExecutor(RANKS) as pool:
+            ranks = [pool.submit(train_uneven, s, n, killed) for n, s in enumerate(stores)]
+            assert [rank.result(PATIENCE_S) for rank in ranks] == [max(counts)] * RANKS
+        return digests(stores[0])
+
+    server = ForkedServer(forks, quick_path / "store", durability="commands")
+    server.start()
+
+    def kill() -> None:
+        server.kill()
+        server.start()
+
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
+        ]
+        found = trained(stores, kill)
+        other = stack.enter_context(embstore.open(quick_path / "other", cache_bytes=1 << 22))
+        assert found == trained([other] * RANKS, lambda: None)
     server.stop()
 
 

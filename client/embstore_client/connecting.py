@@ -1,0 +1,159 @@
+"""Connecting to a server: which wire is taken, and what is asked of it first.
+
+A connection is checked before it is made, so that a bad argument is told at once. The server is
+asked what it is, and waited for as long as `connect_timeout_s`: an address that is wrong is told
+then, and not with the first lookup. What no waiting mends, as the port of REST, is told at once.
+"""
+
+import os
+from typing import Any
+
+from embstore.errors import DeadlineError, InvalidArgumentError
+from embstore.handles.store import Store
+from embstore_client.executor import RemoteExecutor
+from embstore_client.grpc_wire import GrpcWire
+from embstore_client.nearest_wire import NearestWire
+from embstore_client.shared_memory import SharedMemoryWire
+from embstore_client.tls import PathLike, TlsFiles
+from embstore_client.transport import Transport, checked_seconds
+from embstore_client.wire import Wire
+from embstore_proto.addresses import is_loopback, split_address
+from embstore_proto.narrow import WIRE_DTYPES
+
+CONNECT_TIMEOUT_S = 10.0
+"""Long enough for a server that is just starting, short enough to be told of a wrong address."""
+
+CALL_TIMEOUT_S = 60.0
+TOKEN_VARIABLE = "EMBSTORE_TOKEN"
+TRANSPORTS = ("auto", "grpc", "shared_memory")
+_SOCKET = "unix:"
+
+
+def connect(
+    address: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    wait: bool = True,
+    label: str = "",
+    tls_ca: PathLike | None = None,
+    tls_cert: PathLike | None = None,
+    tls_key: PathLike | None = None,
+    token: str | None = None,
+    insecure: bool = False,
+    transport: str = "auto",
+    wire_dtype: str = "float32",
+) -> Store:
+    """Connect to a server and return its store.
+
+    Parameters
+    ----------
+    address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host
+    timeout_s : deadline of every call, its further attempts included
+    connect_timeout_s : how long to wait for the server to be there, and ready
+    wait : False: a server that is not there is told at once; one that is starting is waited for
+    label : shown in the server's log of slow calls
+    tls_ca : PEM file of the certificates to trust; None: no TLS
+    tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
+    token : what the server knows the caller by; None: that of EMBSTORE_TOKEN, if there is one
+    insecure : send the token in clear text to another host, too, where there is no TLS
+    transport : "grpc"; "shared_memory", of a server of the same user on this host; "auto": that
+        where it can be, else gRPC
+    wire_dtype : what looked-up rows and gradients travel as, for links that are slower than the
+        machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to even, at
+        half the bytes. Sums by key are made in float32, and then rounded. A gradient that is finite
+        and too large for the type is refused, and nothing is sent; a row that is becomes infinity.
+        Keys travel in ascending order then, so an error may name another of several bad ones.
+
+    Raises
+    ------
+    DeadlineError : no server answered.
+    UnauthenticatedError : the server knows its callers, and not this one.
+    StoreClosedError : wait=False, and nobody is there; transport="shared_memory", and the server is
+        not on this host.
+    InvalidArgumentError : a bad argument; something else than gRPC is at the address; one side has
+        TLS, and the other has not; the server is too old for `wire_dtype`.
+    """
+    arguments = {name: value for name, value in locals().items() if name != "token"}
+    _check(address, label, transport, wire_dtype)
+    checked_seconds(timeout_s, "timeout_s")
+    checked_seconds(connect_timeout_s, "connect_timeout_s")
+    tls = TlsFiles.of(tls_ca, tls_cert, tls_key)
+    token = _token(token, address, is_safe=insecure or tls is not None)
+    wire = _wire(address, transport, label, token, tls)
+    executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s, waits=wait), wire_dtype)
+    executor.connected_by = arguments
+    try:
+        return Store(executor, timeout_s=connect_timeout_s)
+    except DeadlineError as exc:
+        executor.close()
+        raise DeadlineError(
+            f"no embstore server was ready at {address} within {connect_timeout_s:g} s: {exc}"
+        ) from None
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _check(address: str, label: str, transport: str, wire_dtype: str) -> None:
+    """Refuse what no connection can have."""
+    if wire_dtype not in WIRE_DTYPES:
+        raise InvalidArgumentError(
+            f"expected wire_dtype to be {_one_of(WIRE_DTYPES)}, found {wire_dtype!r}"
+        )
+    if not _is_address(address):
+        raise InvalidArgumentError(
+            f'expected an address "host:port", with a port up to 65535, or "unix:PATH", found '
+            f"{address!r}"
+        )
+    if transport not in TRANSPORTS:
+        raise InvalidArgumentError(
+            f"expected transport to be {_one_of(TRANSPORTS)}, found {transport!r}"
+        )
+    if address.startswith(_SOCKET) and transport == "grpc":
+        raise InvalidArgumentError(
+            f'{address} is a socket for shared memory: expected "host:port" for transport="grpc"'
+        )
+    if not _is_plain(label):
+        raise InvalidArgumentError(f"expected a label of printable ASCII, found {label!r}")
+
+
+def _is_address(address: Any) -> bool:
+    if not isinstance(address, str):
+        return False
+    try:
+        return address.startswith(_SOCKET) or bool(split_address(address))
+    except ValueError:
+        return False
+
+
+def _token(given: str | None, address: str, *, is_safe: bool) -> str:
+    """Return the token to call with, "" for none. It is a secret: no message shows it."""
+    token = os.environ.get(TOKEN_VARIABLE, "") if given is None else given
+    if not _is_plain(token):
+        raise InvalidArgumentError("expected a token of printable ASCII")
+    host = address.rpartition(":")[0].strip("[]")
+    if token and not (is_safe or address.startswith(_SOCKET) or is_loopback(host)):
+        raise InvalidArgumentError(
+            f"a token would be sent to {address} in clear text: give tls_ca, the file of the "
+            "authorities to trust, or insecure=True if the network is trusted"
+        )
+    return token
+
+
+def _wire(address: str, transport: str, label: str, token: str, tls: TlsFiles | None) -> Wire:
+    """Return what a transport sends by."""
+    if address.startswith(_SOCKET):
+        return SharedMemoryWire(address.removeprefix(_SOCKET), label=label, token=token)
+    wire = GrpcWire(address, label=label, tls=tls, token=token)
+    if transport == "grpc":
+        return wire
+    return NearestWire(wire, label=label, token=token, must_share=transport == "shared_memory")
+
+
+def _one_of(names: Any) -> str:
+    return " or ".join(f'"{name}"' for name in names)
+
+
+def _is_plain(text: Any) -> bool:
+    return isinstance(text, str) and (not text or (text.isascii() and text.isprintable()))

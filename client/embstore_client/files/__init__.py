@@ -1,0 +1,26 @@
+"""Tables as files of other programs: written by `export_table`, read by `import_table`.
+
+    exporting     a scan of a table to a file
+    importing     a file's rows into a table
+    formats       which format a name has, what reads it and what writes it
+    about         what a file says of the table it was made of
+    places        paths and URLs; a file has its name when it is whole
+    safetensors_file, parquet_file, npy_file, torch_file    the formats
+
+Both go batch by batch, so that memory is bounded by a batch, whatever the table's size; over any
+store, embedded or a server's. The libraries of a format are imported when a file of it is opened
+(extra `data`; PyTorch for its own checkpoints).
+
+| format | rows | state | what it says of the table |
+| --- | --- | --- | --- |
+| .safetensors | tensors `keys` (n,) int64, `weights` (n, dim) float32 | tensor `state` | all |
+| .parquet | columns `key` int64, `weights` list of dim float32 | column `state` | all |
+| .npy | (rows, dim) float32 by key, initial rows too | no | nothing |
+| .pt, .pth, .bin, .ckpt (read only) | a tensor (rows, dim) by key | no | nothing |
+"""
+
+from embstore_client.files.about import About
+from embstore_client.files.exporting import Exported, export_table
+from embstore_client.files.importing import Imported, about_file, import_table
+
+__all__ = ["About", "Exported", "Imported", "about_file", "export_table", "import_table"]

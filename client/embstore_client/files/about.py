@@ -1,0 +1,66 @@
+"""What a file says of the table that it was made of: one JSON object, in the file's metadata."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embstore.config import TableConfig
+from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.handles.scan import Scan
+
+METADATA = "embstore"
+"""The name that the object has in a file's metadata."""
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class About:
+    """Of which table a file is, as of which command."""
+
+    config: TableConfig
+    """With the rows and the learning rate that the table had."""
+    command: int
+    """The last command whose effect the rows have."""
+    t: int
+    """Of the table at that command."""
+    label: str | None = None
+    """The checkpoint that was read; None: none was made."""
+    since: str | None = None
+    """The file has what was written after this checkpoint; None: all that was."""
+    since_command: int = 0
+    since_t: int = 0
+    """t of the table at that checkpoint."""
+
+    @classmethod
+    def of(cls, scan: Scan) -> "About":
+        """Return what is to be said of a scan's rows."""
+        return cls(
+            *(scan.config, scan.command, scan.t, scan.label),
+            *(scan.since, scan.since_command, scan.since_t),
+        )
+
+    def to_json(self) -> str:
+        """Return it as the text that a file has."""
+        config = self.config
+        described = {
+            "identity": config.identity(),
+            "rows": config.rows,
+            "learning_rate": config.optimizer.learning_rate,
+        }
+        return json.dumps({"version": _VERSION} | asdict(self) | {"config": described})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "About":
+        """Return what a text says. Raises InvalidArgumentError."""
+        try:
+            given: dict[str, Any] = json.loads(text)
+            version, config = given.pop("version"), given.pop("config")
+            if version != _VERSION:
+                raise InvalidArgumentError(f"expected version {_VERSION}, found {version}")
+            rows, rate = config["rows"], config["learning_rate"]
+            made = TableConfig.from_identity(config["identity"], rows=rows, learning_rate=rate)
+            return cls(config=made, **given)
+        except (EmbstoreError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise InvalidArgumentError(
+                f"expected what embstore writes into the metadata of a file, found: {exc}"
+            ) from exc

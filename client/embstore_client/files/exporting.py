@@ -1,0 +1,86 @@
+"""A table's rows to a file, all as of one command."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from embstore.errors import InvalidArgumentError
+from embstore.handles.table import Table
+from embstore_client.files.about import About
+from embstore_client.files.batching import rows_of_batch
+from embstore_client.files.formats import WRITTEN, module_of, understood
+from embstore_client.files.places import writing
+
+Progress = Callable[[int, int], None]
+"""Called with the rows done, and of how many; what it raises ends the work."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    place: str
+    """The path or URL."""
+    rows: int
+    """Of the scan; a .npy file has all of the table."""
+    bytes: int
+    about: About
+
+
+def export_table(
+    table: Table,
+    to: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    since: str | None = None,
+    with_state: bool = False,
+    batch_rows: int | None = None,
+    progress: Progress | None = None,
+    timeout_s: float | None = None,
+) -> Exported:
+    """Write a table's written rows to a file, all as of one command; see `Table.scan`.
+
+    Parameters
+    ----------
+    to : a path, or a URL where fsspec is installed, that ends with .safetensors, .parquet or .npy.
+        A file that is there is replaced when the new one is whole.
+    label : a kept checkpoint; None: the store commits, and that commit is written
+    since : only rows that were written after this kept checkpoint
+    with_state : the optimizer's state, too; with it, an import makes an equal table
+    batch_rows : rows in memory at a time; None: as many as 16 MiB have
+    progress : called with the rows done, and of how many
+    timeout_s : for a commit that may have to be made
+
+    Raises
+    ------
+    InvalidArgumentError : another format; a library is missing; state or `since` with .npy.
+    CheckpointNotFoundError, TableNotFoundError : see `Table.scan`.
+    StoreInUseError : another export to this place is being written.
+    CapacityError, StorageError : no room, or no access. Whatever was raised, the file that was
+        there is as it was.
+    """
+    place = os.fspath(to)
+    with understood(place):
+        module = module_of(place, WRITTEN)
+    config = table.config
+    if batch_rows is None:
+        batch_rows = rows_of_batch(config, with_state=with_state)
+    elif batch_rows < 1:
+        raise InvalidArgumentError(f"expected batch_rows of at least 1, found {batch_rows}")
+    how: dict[str, Any] = {"batch_rows": batch_rows, "with_state": with_state}
+    with table.scan(label, since, timeout_s=timeout_s, **how) as scan, writing(place) as path:
+        about = About.of(scan)
+        writer = module.open_writer(path, about, scan.rows, with_state=with_state)
+        try:
+            done = 0
+            for keys, *arrays in scan:
+                weights, state = arrays if with_state else (arrays[0], None)
+                writer.write(keys, weights, state)
+                done += len(keys)
+                if progress is not None:
+                    progress(done, scan.rows)
+            writer.finish()
+        finally:
+            writer.close()
+        return Exported(place, scan.rows, path.stat().st_size, about)

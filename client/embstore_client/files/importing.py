@@ -1,0 +1,206 @@
+"""A file's rows into a table, batch by batch.
+
+Each batch is one command (contract.md, rule 7): rows are set, so an import that was interrupted is
+done again from the beginning, and what it had done is done once more to the same bits. With state,
+t is brought to the file's by a last command, which has no rows.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arrays import Keys, Rows
+from embstore.config import TableConfig
+from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
+from embstore.handles.table import Table
+from embstore.results import TableDescription
+from embstore_client.files.about import About
+from embstore_client.files.batching import rows_of_batch
+from embstore_client.files.exporting import Progress
+from embstore_client.files.formats import READ, Batch, Reader, module_of, opened, understood
+from embstore_client.files.places import reading
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was written to the table."""
+
+    rows: int
+    t: int
+    """Of the table, afterwards."""
+    command: int
+    """The last one of the import; 0: the file has no rows."""
+
+
+def about_file(place: str | os.PathLike[str]) -> About | None:
+    """Return what a file of `export_table` says of its table; None: it says nothing."""
+    named = os.fspath(place)
+    with reading(named) as path, opened(path, None, named) as reader:
+        return reader.about
+
+
+def import_table(
+    table: Table,
+    source: str | os.PathLike[str],
+    *,
+    tensor: str | None = None,
+    with_state: bool = False,
+    allow_nan: bool = False,
+    batch_rows: int | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """Set rows of a table to those of a file.
+
+    Without state it is `Table.assign`: optimizer state starts anew, and t stays. With state it is
+    `Table.put_rows`, and t becomes the file's: a new table of the same configuration then has the
+    digest of the one that was exported, at its command.
+
+    Parameters
+    ----------
+    source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, or a
+        checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
+    tensor : which one has the rows, or which column; needed where there are several
+    with_state : set the optimizer's state, too
+    allow_nan : take NaNs, which are refused as a rule
+    batch_rows : rows of a command; None: as many as 16 MiB have
+    progress : called with the rows done, and of how many
+
+    Raises
+    ------
+    InvalidArgumentError : the file is not whole, or its rows are not this table's: width,
+        optimizer, keys that do not rise or are beyond the table, NaN. The message says how many
+        rows were written before, if any.
+    StorageError : no access.
+    """
+    place = os.fspath(source)
+    if batch_rows is not None and batch_rows < 1:
+        raise InvalidArgumentError(f"expected batch_rows of at least 1, found {batch_rows}")
+    with understood(place):
+        module_of(place, READ)
+    with reading(place) as path, opened(path, tensor, place) as reader:
+        work = _Import(table, reader, place, with_state=with_state, allow_nan=allow_nan)
+        with understood(place):
+            work.check()
+        try:
+            work.run(batch_rows, progress)
+        except EmbstoreError as exc:
+            if not work.rows:
+                raise
+            raise _with_rows(exc, work.rows) from exc
+    return Imported(work.rows, work.t, work.command)
+
+
+def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
+    """Return an error that also says what was done before."""
+    text = f"{exc}. {rows} rows of the file were written before; the import can be done again"
+    if isinstance(exc, StorageError):
+        return StorageError(exc.errno, text)
+    return type(exc)(text)
+
+
+class _Import:
+    """One import, and how far it is."""
+
+    def __init__(
+        self, table: Table, reader: Reader, place: str, *, with_state: bool, allow_nan: bool
+    ) -> None:
+        self.rows = self.command = 0
+        self._table = table
+        self._described: TableDescription = table.describe()
+        self.t = self._described.t
+        self._reader = reader
+        self._place = place
+        self._with_state = with_state
+        self._allow_nan = allow_nan
+        self._last_key = -1
+
+    def check(self) -> None:
+        """Refuse a file whose rows cannot be this table's."""
+        config, reader = self._described.config, self._reader
+        if reader.dim != config.dim:
+            raise InvalidArgumentError(
+                f"expected rows of {config.dim} elements, as table {config.name!r} has, found "
+                f"{reader.dim}"
+            )
+        rows = reader.rows if reader.about is None else reader.about.config.rows
+        if rows > config.rows:
+            raise InvalidArgumentError(
+                f"expected at most the {config.rows} rows that table {config.name!r} has, found "
+                f"{rows}: grow it (`Table.grow`)"
+            )
+        if self._with_state:
+            self._check_state(config)
+
+    def _check_state(self, config: TableConfig) -> None:
+        reader, about = self._reader, self._reader.about
+        if about is None or reader.state_dim is None:
+            raise InvalidArgumentError(
+                "expected a file that was exported with state, found none of it: import it without"
+            )
+        kind, found = config.optimizer.kind, about.config.optimizer.kind
+        if found != kind or reader.state_dim != config.state_dim:
+            raise InvalidArgumentError(
+                f"expected state of {kind}, the optimizer of table {config.name!r}, found that of "
+                f"{found}: import it without state"
+            )
+        if self.t > about.t:
+            raise InvalidArgumentError(
+                f"expected table {config.name!r} to have had no more than the {about.t} updates of "
+                f"the file, found t = {self.t}, which cannot go back: import into a new table, or "
+                "without state"
+            )
+        if about.since is not None and self.t not in (about.since_t, about.t):
+            raise InvalidArgumentError(
+                f"expected table {config.name!r} as it was at checkpoint {about.since!r}, with "
+                f"t = {about.since_t}, found t = {self.t}: the file has what was written since; "
+                "import what comes before it first"
+            )
+
+    def run(self, batch_rows: int | None, progress: Progress | None) -> None:
+        """Write all rows, then t."""
+        config, reader = self._described.config, self._reader
+        count = batch_rows or rows_of_batch(config, with_state=self._with_state)
+        batches = reader.batches(count, with_state=self._with_state)
+        while (batch := self._next(batches)) is not None:
+            keys, weights, state = batch
+            if state is None:
+                done = self._table.assign(keys, weights)
+            else:
+                done = self._table.put_rows(keys, weights, state, 0)
+                if done.t != self.t:
+                    raise InvalidArgumentError(
+                        f"expected table {config.name!r} to be updated by nobody else, found "
+                        f"t = {done.t} in place of {self.t}: import into a table that rests"
+                    )
+            self.rows, self.command = self.rows + len(keys), done.command
+            if progress is not None:
+                progress(self.rows, reader.rows)
+        about = reader.about
+        if self._with_state and about is not None and about.t > self.t:
+            nothing = np.empty((0, config.dim)), np.empty((0, config.state_dim))
+            done = self._table.put_rows([], *nothing, about.t - self.t)
+            self.t, self.command = done.t, done.command
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """Return the next batch, checked; None: there is none."""
+        with understood(self._place):
+            batch = next(batches, None)
+            if batch is not None:
+                self._check_batch(batch[0], batch[1:])
+            return batch
+
+    def _check_batch(self, keys: Keys, arrays: tuple[Rows, Rows | None]) -> None:
+        before = np.concatenate([[self._last_key], keys[:-1]])
+        wrong = np.flatnonzero(keys <= before)
+        if len(wrong):
+            at = int(wrong[0])
+            raise InvalidArgumentError(
+                f"expected keys that rise from 0, each once, found {keys[at]} after {before[at]}"
+            )
+        self._last_key = int(keys[-1]) if len(keys) else self._last_key
+        for rows in arrays:
+            if rows is not None and rows.size and not self._allow_nan and np.isnan(rows.min()):
+                key = int(keys[np.flatnonzero(np.isnan(rows).any(axis=1))[0]])
+                raise InvalidArgumentError(f"expected no NaN, found one in the row of key {key}")

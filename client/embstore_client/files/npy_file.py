@@ -1,0 +1,121 @@
+"""The format .npy: an array (rows, dim), whose row k is that of key k.
+
+It is what `numpy.load` gives anybody, so it has every row of the table: those that were never
+written are what the initializer makes of their keys (contract.md, rule 10). It has no place for
+keys, for state, or for what is said of the table.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from embstore.arithmetic import initial_rows
+from embstore.arrays import Keys, Rows
+from embstore.errors import CapacityError, InvalidArgumentError
+from embstore.layout import VALUE_BYTES
+from embstore_client.files.about import About
+from embstore_client.files.formats import Batch, bytes_of, numbered, pieces
+
+_FILLED_ELEMENTS = 1 << 17
+"""Initial rows that are made at a time: they take some hundred bytes an element."""
+
+
+class NpyWriter:
+    """Writes one file of all rows of a table."""
+
+    def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
+        if with_state or about.since is not None:
+            raise InvalidArgumentError(
+                "expected a .npy file of all rows' weights: state, or what was written since a "
+                "checkpoint, has its place in .safetensors and .parquet"
+            )
+        self._config = config = about.config
+        size, free = VALUE_BYTES * config.rows * config.dim, shutil.disk_usage(path.parent).free
+        if size > free:
+            raise CapacityError(
+                f"a .npy file has all {config.rows} rows of table {config.name!r}, {size} bytes, "
+                f"and {free} are free; .safetensors and .parquet have those that were written"
+            )
+        self._next = 0  # the first key that is not written
+        self._file = path.open("r+b")
+        header = {
+            "descr": "<f4",
+            "fortran_order": False,
+            "shape": (config.rows, config.dim),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
+        """Write the next rows, and those between them."""
+        if not len(keys):
+            return
+        if keys[0] == self._next and keys[-1] - keys[0] == len(keys) - 1:
+            self._append(weights)
+        else:
+            self._fill(int(keys[-1]) + 1, keys, weights)
+
+    def finish(self) -> None:
+        """Write the rows above the last."""
+        nothing = np.empty((0, self._config.dim), np.float32)
+        self._fill(self._config.rows, np.empty(0, np.int64), nothing)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    def _fill(self, end: int, keys: Keys, weights: Rows) -> None:
+        """Write the rows of all keys below `end`, of which some are given."""
+        config = self._config
+        step = max(_FILLED_ELEMENTS // config.dim, 1)
+        while self._next < end:
+            own = np.arange(self._next, min(self._next + step, end))
+            low, high = np.searchsorted(keys, [own[0], own[-1] + 1])
+            rows = np.empty((len(own), config.dim), np.float32)
+            is_given = np.zeros(len(own), np.bool_)
+            is_given[keys[low:high] - self._next] = True
+            rows[is_given] = weights[low:high]
+            rows[~is_given] = initial_rows(
+                config.initializer, config.seed, own[~is_given], config.dim
+            )
+            self._append(rows)
+
+    def _append(self, rows: Rows) -> None:
+        self._file.write(bytes_of(rows))
+        self._next += len(rows)
+
+
+open_writer = NpyWriter
+
+
+class NpyReader:
+    """Reads one file."""
+
+    about = None
+    state_dim = None
+
+    def __init__(self, path: Path, tensor: str | None) -> None:
+        if tensor is not None:
+            raise InvalidArgumentError(
+                f"expected no tensor to be named: it has one, not {tensor!r}"
+            )
+        self._array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if self._array.ndim != 2 or self._array.dtype not in (np.float32, np.float16):
+            raise InvalidArgumentError(
+                "expected an array of float32, (rows, dim), found "
+                f"{self._array.dtype} {self._array.shape}"
+            )
+        self.rows, self.dim = self._array.shape
+
+    def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
+        """Yield the rows in order."""
+        for piece in pieces(self.rows, batch_rows):
+            yield numbered(piece), np.asarray(self._array[piece]), None
+
+    def close(self) -> None:
+        """Let the file go."""
+        del self._array
+
+
+open_reader = NpyReader

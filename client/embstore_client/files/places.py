@@ -1,0 +1,131 @@
+"""Where a file is: a path, or a URL of what fsspec knows.
+
+**A file has its name when it is whole.** What is written is called NAME.part until it is synced,
+and then renamed. An export that was killed leaves NAME.part, which the next one writes anew; while
+one is written, another one to the same name is refused.
+
+**At a URL** nothing can be written in the middle of a file, and little be read. So a file goes
+there, and comes from there, by way of one in the directory for temporary files (TMPDIR), whole.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError, StoreInUseError
+
+PART = ".part"
+
+
+def is_url(place: str) -> bool:
+    """Return whether a place is a URL, and not a path."""
+    return "://" in place
+
+
+@contextmanager
+def writing(place: str) -> Iterator[Path]:
+    """Yield the path of a file to write; it gets its place when the block ends without an error.
+
+    Raises
+    ------
+    StoreInUseError : another export writes there.
+    InvalidArgumentError : a URL, and fsspec is not installed or does not know it.
+    StorageError : it cannot be written there. What was there is as it was.
+    """
+    if not is_url(place):
+        with _named(place, OSError), _renamed(Path(place)) as path:
+            yield path
+        return
+    files, name = _file_system(place)
+    with TemporaryDirectory(prefix="embstore-") as folder:
+        path = Path(folder, name.rpartition("/")[2])
+        path.touch()
+        with _named(f"a temporary file for {place}", OSError):
+            yield path
+        with _named(place):
+            files.makedirs(name.rpartition("/")[0], exist_ok=True)
+            files.put_file(str(path), name)
+
+
+@contextmanager
+def reading(place: str) -> Iterator[Path]:
+    """Yield the path of a file to read. Raises InvalidArgumentError, StorageError."""
+    if not is_url(place):
+        with _named(place):
+            Path(place).open("rb").close()
+        yield Path(place)
+        return
+    files, name = _file_system(place)
+    with TemporaryDirectory(prefix="embstore-") as folder:
+        path = Path(folder, name.rpartition("/")[2])
+        with _named(place):
+            files.get_file(name, str(path))
+        yield path
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    part = path.with_name(path.name + PART)
+    with _locked(part) as file:
+        try:
+            file.truncate(0)
+            yield part
+            os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _locked(part: Path) -> BinaryIO:
+    """Return the file of this name, opened and locked. A link is not followed."""
+    while True:
+        file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            file.close()
+            raise StoreInUseError(f"{part}: another export is being written there") from exc
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(part)):
+                return file
+        file.close()  # it was finished meanwhile, and has its own name
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and what the file is called there."""
+    try:
+        fsspec = import_module("fsspec")
+    except ImportError as exc:
+        raise InvalidArgumentError(
+            f"{url} is a URL, which needs fsspec: pip install 'embstore[remote]', and what fsspec "
+            "needs for this kind"
+        ) from exc
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as exc:
+        raise InvalidArgumentError(f"{url}: {exc}") from exc
+    return found
+
+
+@contextmanager
+def _named(place: str, kind: type[Exception] = Exception) -> Iterator[None]:
+    """Turn what a file system raises into a StorageError; those of URLs have their own classes."""
+    try:
+        yield
+    except EmbstoreError:
+        raise
+    except kind as exc:
+        code = getattr(exc, "errno", None) or errno.EIO
+        raise StorageError(code, f"{place}: {getattr(exc, 'strerror', None) or exc}") from exc

@@ -1,0 +1,174 @@
+"""Ids in the shapes of arrays, taken apart into keys and bags.
+
+    (bags, length)               bags of one length
+    (bags,)                      bags of one id
+    (ids, offsets, weights)      (n,), (bags,), (n,): bag b is ids[offsets[b]:offsets[b + 1]]; or
+                                 (bags, length), None, (bags, length)
+    any shape                    a row for each id, of a table that is `Ids`
+
+An id of -1 is padding: no row of a bag, and zeros where a row for each id is wanted. So ids of one
+shape, which compilers ask for, have as many in them as there are.
+
+What is returned is the host's, and a copy: a trainer may use its arrays again before `step`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic import pool_rows
+from embstore.arrays import Keys, Rows
+from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.gradients import Looked, Number
+from embstore_client.frameworks.tables import Bag, Ids
+
+PADDING = -1
+"""An id that is none."""
+
+
+class Occurrences(NamedTuple):
+    """The ids of one feature in one forward. An output is a bag, or what one id gets."""
+
+    table: str
+    keys: Keys
+    """(n,), one after the other, without padding."""
+    offsets: NDArray[np.int64] | None
+    """(outputs + 1,), from 0 to n, where the ids of each output begin; None: each has one."""
+    weights: NDArray[np.float32] | None
+    """(n,), or None."""
+    mode: str
+    """How the rows of an output are pooled."""
+    shape: tuple[int, ...]
+    """Of the outputs, but for dim: (bags,), or that of ids which are not pooled."""
+    is_single: bool
+    """No output can have more than one id, by the shape in which ids were given."""
+
+    def pooled(self, rows: Rows) -> Rows:
+        """Return the outputs, (*shape, dim), of the rows of keys, (n, dim); contract.md, rule 8."""
+        if self.offsets is not None:
+            mode: Any = self.mode
+            rows = pool_rows(rows, self.offsets, mode, self.weights)
+        return rows.reshape(*self.shape, rows.shape[-1])
+
+    def looked(self, number: Number) -> Looked:
+        """Return what the gradient of the outputs needs."""
+        return Looked(number, self.table, self.keys, self.offsets, self.mode, self.weights)
+
+
+Given = Mapping[str, Occurrences]
+"""What one forward is given: the ids of every feature, in the order of the tables."""
+
+
+def given_of(tables: Mapping[str, Ids], features: Any) -> Given:
+    """Return the ids of every feature from a mapping, which may have others too.
+
+    Raises
+    ------
+    InvalidArgumentError : it is no mapping, one is missing, or has another shape or dtype.
+    """
+    if not isinstance(features, Mapping):
+        raise InvalidArgumentError(
+            f"expected features to be a mapping, found {type(features).__name__}"
+        )
+    names = [name for table in tables.values() for name in table.features]
+    missing = [name for name in names if name not in features]
+    if missing:
+        raise InvalidArgumentError(f"expected the features {names}, missing are {missing}")
+    return {
+        name: occurrences(table, features[name], f"feature {name!r}")
+        for table in tables.values()
+        for name in table.features
+    }
+
+
+def keys_by_table(tables: Mapping[str, Ids], given: Given) -> dict[str, Keys]:
+    """Return the keys of all features by table, one feature after the other, repeated or not."""
+    parts = {
+        name: [given[feature].keys for feature in table.features] for name, table in tables.items()
+    }
+    return {name: p[0] if len(p) == 1 else np.concatenate(p) for name, p in parts.items()}
+
+
+def places(tables: Mapping[str, Ids], given: Given) -> Iterator[tuple[str, Occurrences, slice]]:
+    """Yield each feature, its ids, and where they are among the keys of their table."""
+    for table in tables.values():
+        begin = 0
+        for feature in table.features:
+            end = begin + len(given[feature].keys)
+            yield feature, given[feature], slice(begin, end)
+            begin = end
+
+
+def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
+    """Return the ids of a feature of a table; `what` names it in errors.
+
+    Raises
+    ------
+    InvalidArgumentError : another shape or dtype.
+    """
+    if not isinstance(value, tuple):
+        value = (value,)
+    elif not isinstance(table, Bag) or not 1 <= len(value) <= 3:
+        raise InvalidArgumentError(
+            f"{what}: expected ids, or of a Bag (ids, offsets, weights), found {len(value)} arrays"
+        )
+    ids, offsets, weights = (*value, None, None)[:3]
+    ids = _integers(ids, f"{what}: ids")
+    is_single = not isinstance(table, Bag) or (
+        ids.ndim == 1 and offsets is None and weights is None
+    )
+    bounds = np.arange(ids.size + 1) if is_single else _bounds(ids, offsets, what)
+    shape = ids.shape if is_single else (len(bounds) - 1,)
+    mode = table.mode if isinstance(table, Bag) else "sum"
+    factors = None if weights is None else _factors(weights, ids.shape, mode, what)
+    keys = np.array(ids, np.int64).reshape(-1)
+    is_id = keys != PADDING
+    if not is_id.all():
+        bounds = np.concatenate([[0], np.cumsum(is_id)])[bounds]
+        keys, factors = keys[is_id], None if factors is None else factors[is_id]
+    is_plain = factors is None and bool((np.diff(bounds) == 1).all())
+    offsets = None if is_plain else bounds.astype(np.int64)
+    return Occurrences(table.name, keys, offsets, factors, mode, shape, is_single)
+
+
+def _bounds(ids: NDArray[Any], offsets: Any, what: str) -> NDArray[np.int64]:
+    """Return where bags begin and end, (bags + 1,)."""
+    if ids.ndim not in (1, 2) or (ids.ndim == 1) != (offsets is not None):
+        raise InvalidArgumentError(
+            f"{what}: expected ids of shape (bags, length), (bags,), or (n,) and offsets, found "
+            f"{ids.shape} and {'no offsets' if offsets is None else 'offsets'}"
+        )
+    if offsets is None:
+        every: NDArray[np.int64] = np.arange(len(ids) + 1, dtype=np.int64) * ids.shape[1]
+        return every
+    begins = _integers(offsets, f"{what}: offsets")
+    bounds = np.append(begins.reshape(-1), ids.size).astype(np.int64)
+    if begins.ndim != 1 or bounds[0] or (np.diff(bounds) < 0).any():
+        raise InvalidArgumentError(
+            f"{what}: expected offsets (bags,) to rise from 0 to at most the number of ids, "
+            f"{ids.size}, found {begins.tolist() if begins.size < 9 else begins}"
+        )
+    return bounds
+
+
+def _factors(weights: Any, shape: tuple[int, ...], mode: str, what: str) -> NDArray[np.float32]:
+    """Return a copy of the ids' weights, (n,)."""
+    if mode != "sum":
+        raise InvalidArgumentError(f'{what}: weights go with mode "sum" only')
+    array = np.asarray(weights)
+    if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
+        raise InvalidArgumentError(
+            f"{what}: expected finite float32 weights of shape {shape}, found {array.dtype} of "
+            f"shape {array.shape}"
+        )
+    return np.array(array).reshape(-1)
+
+
+def _integers(values: Any, what: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.dtype not in (np.int32, np.int64):
+        found = getattr(values, "dtype", type(values).__name__)
+        raise InvalidArgumentError(f"{what}: expected an array of int32 or int64, found {found}")
+    return array

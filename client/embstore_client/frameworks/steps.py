@@ -1,0 +1,163 @@
+"""The steps of a module: gradients are kept until one is sent, in a loop of `ahead` or outside.
+
+Outside, lookups go to the store, and a step is an update of its own. Within a loop, both are those
+of the announced step at hand: its tables have no other writer, and its place is part of every
+checkpoint. A step that the loop does not finish is released by the run, which warns of it where
+its rows were used.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError
+from embstore.handles.store import Store
+from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.gradients import KeptGradients
+from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
+
+
+class Announced(NamedTuple):
+    """A batch of a loop."""
+
+    batch: Any
+    keys: dict[str, Keys]
+    """That its forwards look up, by table, (n,)."""
+    given: Any = None
+    """What else an adapter has made of it."""
+
+
+def nothing() -> None:
+    """Wait for nothing: gradients are kept when a backward pass returns."""
+
+
+class Steps:
+    """The gradients and the step at hand of one module. One thread at a time."""
+
+    def __init__(
+        self, forgets: str, synchronize: Callable[[], object] = nothing, last_step: int = 0
+    ) -> None:
+        """Have no gradients, and be outside a loop.
+
+        Parameters
+        ----------
+        forgets : the module's verb that forgets gradients, for messages
+        synchronize : waits for gradients that are on their way
+        """
+        self.gradients = KeptGradients()
+        self.at_hand: AnnouncedStep | None = None  # None outside a loop.
+        self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
+        self._settings = forgets, synchronize
+        self._last_step = last_step
+        self._world_size = 1
+
+    def __reduce__(self) -> tuple[type["Steps"], tuple[Any, ...]]:
+        """A copy of a module has neither gradients nor a step at hand."""
+        return Steps, (*self._settings, self.last_step)
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step of the loop's session, or of the last loop's."""
+        step = self.at_hand
+        return step.number if step is not None and step.is_finished else self._last_step
+
+    def rows(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
+        """Return the rows of keys (n,) by table; not admitted: of the store, as it is."""
+        if admit and self.at_hand is not None:
+            return self.at_hand.rows(keys)
+        return from_store(store, keys, admit=admit)
+
+    def send(
+        self, store: Store, *, is_skipped: bool = False, **options: Any
+    ) -> AcknowledgedUpdate | None:
+        """Send the gradients as one update, or skip it; a step at hand is finished by that.
+
+        A rank without gradients takes part in a step of several by an empty share.
+
+        Returns
+        -------
+        None: there was neither an update nor a step to finish.
+        """
+        self._settings[1]()
+        step, gradients = self.at_hand, self.gradients.by_table()
+        done: AcknowledgedUpdate | None = None
+        if is_skipped:
+            done = None if step is None else step.skip()
+        elif gradients or (step is not None and self._world_size > 1):
+            done = (store.update if step is None else step.update)(gradients, **options)
+        elif step is not None:
+            done = step.release()
+        self.gradients.clear()
+        return done
+
+    def clear(self) -> None:
+        """Forget gradients."""
+        self._settings[1]()
+        self.gradients.clear()
+
+    def go_back(self, last_step: int) -> None:
+        """Be at the place of a checkpoint, outside a loop."""
+        self.clear()
+        self._last_step = last_step
+
+    def check_sent(self) -> None:
+        """Raise InvalidArgumentError if there are gradients."""
+        forgets, synchronize = self._settings
+        synchronize()
+        if len(self.gradients):
+            raise InvalidArgumentError(
+                "expected step() to have sent the gradients of the batch before; micro-batches are "
+                f"one batch of the loop, and {forgets}() forgets gradients"
+            )
+
+    def synchronize(self) -> None:
+        """Wait until the store has all that is finished here: what a checkpoint is made of.
+
+        Raises
+        ------
+        InvalidArgumentError : there are gradients.
+        """
+        self.check_sent()
+        if self._run is not None:
+            self._run.synchronize()
+
+    def ahead(
+        self,
+        store: Store,
+        tables: Iterable[str],
+        batches: Iterable[Announced],
+        *,
+        world_size: int = 1,
+        joins: bool = False,
+        **session: Any,
+    ) -> Generator[tuple[AnnouncedStep, Announced], None, None]:
+        """Yield the steps of a session with their batches, whose rows come ahead of the loop.
+
+        Parameters
+        ----------
+        joins : ranks may have unequal numbers of batches, and wait for each other at the end
+        session : further arguments of `Store.session`
+
+        Raises
+        ------
+        InvalidArgumentError : within another loop; there are gradients, at the beginning or when
+            the loop takes its next batch.
+        """
+        if self.at_hand is not None:
+            raise InvalidArgumentError("expected the loop before to have ended")
+        self.check_sent()
+        with store.session(tuple(tables), world_size=world_size, **session) as run:
+            self._last_step, self._world_size = run.last_step, world_size
+            self._run = run
+            try:
+                for step in run.steps(batches, keys=lambda announced: announced.keys):
+                    self._last_step = step.number - 1  # the store may be behind
+                    self.at_hand = AnnouncedStep(step, step.batch.keys)
+                    yield self.at_hand, step.batch
+                    self.check_sent()
+                if joins:
+                    run.join()
+            finally:
+                self._last_step, self._world_size = run.last_step, 1
+                self.at_hand = self._run = None
+                self.clear()

@@ -1,0 +1,117 @@
+"""Which tables a module has, and which features are looked up in them."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from math import sqrt
+from typing import Any, Literal
+
+from embstore.config import INITIALIZERS, Initializer, Optimizer, Uniform
+from embstore.errors import InvalidArgumentError
+from embstore.handles.store import Store
+from embstore.optimizers import OPTIMIZERS
+
+BagMode = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """A table whose rows come id by id, and the features that are looked up in it."""
+
+    name: str
+    """Of the table in the store."""
+    _: KW_ONLY
+    dim: int
+    rows: int
+    """Ids are below this."""
+    features: Sequence[str]
+    """No other table of the module has one of these names."""
+    optimizer: Optimizer
+    """Of the store, which applies it."""
+    initializer: Initializer | None = None
+    """None: uniform in +-1/sqrt(rows), as TorchRec has it."""
+    seed: int | None = None
+    """None: derived from the name."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.features, str) or not self.features:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: expected features to be a list of names, found "
+                f"{self.features!r}"
+            )
+        object.__setattr__(self, "features", tuple(self.features))
+
+    def create(self, store: Store) -> None:
+        """Make the table, unless it is there; see `Store.create_table`."""
+        initializer = self.initializer
+        if initializer is None:
+            bound = 1 / sqrt(max(self.rows, 1))
+            initializer = Uniform(-bound, bound)
+        store.create_table(
+            self.name,
+            dim=self.dim,
+            rows=self.rows,
+            optimizer=self.optimizer,
+            initializer=initializer,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Bag(Ids):
+    """A table whose rows are pooled bag by bag, and the features that are looked up in it."""
+
+    _: KW_ONLY
+    mode: BagMode = "sum"
+    """"sum", or "mean": the sum divided by the number of ids."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in ("sum", "mean"):
+            raise InvalidArgumentError(
+                f'table {self.name!r}: expected mode "sum" or "mean", found {self.mode!r}'
+            )
+
+
+def by_name(tables: Sequence[Any], *kinds: type[Ids]) -> dict[str, Any]:
+    """Return tables of some kinds by name.
+
+    Raises
+    ------
+    InvalidArgumentError : none, one of another kind, a name or a feature that is there twice.
+    """
+    found: dict[str, Any] = {}
+    features: set[str] = set()
+    for table in tables:
+        if type(table) not in kinds:
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise InvalidArgumentError(f"expected tables of class {names}, found {table!r}")
+        twice = features.intersection(table.features)
+        if table.name in found or twice or len(set(table.features)) < len(table.features):
+            raise InvalidArgumentError(
+                f"table {table.name!r}: expected each table and each feature once, found "
+                f"{list(table.features)} after {sorted(features)}"
+            )
+        found[table.name] = table
+        features.update(table.features)
+    if not found:
+        raise InvalidArgumentError("expected at least one table")
+    return found
+
+
+def config_of(table: Ids) -> dict[str, Any]:
+    """Return a table in what JSON has; `table_of` is the way back."""
+    config = {field.name: getattr(table, field.name) for field in fields(table)}
+    for part in ("optimizer", "initializer"):
+        if config[part] is not None:
+            config[part] = {"kind": config[part].kind, **asdict(config[part])}
+    return {**config, "features": list(table.features)}
+
+
+def table_of(kind: type[Ids], config: dict[str, Any]) -> Ids:
+    """Return the table that `config_of` has described."""
+    parts: dict[str, Any] = {}
+    for part, kinds in (("optimizer", OPTIMIZERS), ("initializer", INITIALIZERS)):
+        if config[part] is not None:
+            values = dict(config[part])
+            parts[part] = kinds[values.pop("kind")](**values)
+    return kind(**{**config, **parts})

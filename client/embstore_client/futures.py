@@ -1,0 +1,338 @@
+"""A store whose calls return at once: each is a future, which threads may wait for and tasks await.
+
+    with connect(address) as store, background(store) as behind:
+        ads = behind.of(store.table("ads"))
+        rows = ads.lookup(keys)           # a Call: concurrent.futures.Future
+        dense_part()
+        rows.result()
+
+    async with connect_async(address) as store:
+        ads = await store.table("ads")
+        rows = await ads.lookup(keys)
+
+A verb is that of `Store` or `Table`, declared once below by how it is ordered, and done by a thread
+of a pool: a call of the wire blocks its thread, and the wires take calls of many threads. The event
+loop only hears of the end of a call.
+
+**Order.** A call begins when it is made, awaited or not. Calls that change something are done one
+after the other, in the order in which they were made, so an update is acknowledged before the next
+is sent. Lookups and what else only reads go beside them, in any order: await an update before the
+lookup that has to see it. Arrays must stay as they are until the call is done.
+
+**Cancelling** a call, or the task that awaits it, gives it up if it has not begun: then nothing was
+sent. One that has begun is finished, whole, and its result is dropped. A callback of a call runs in
+the store's thread: it must not wait for another call.
+
+**Bounds.** At most `threads` calls read at a time, and one writes; at most CALLS_MAX are out, and
+one more is refused (OverloadedError): await some first.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from embstore.errors import InvalidArgumentError, OverloadedError, StoreClosedError
+from embstore.handles.store import Store
+from embstore.handles.table import Table
+from embstore_client.connecting import connect
+
+CALLS_MAX = 1024
+"""Of one store, done or waiting; a call holds the arrays that it was given."""
+THREADS = 8
+"""Reads at a time: more than a server answers at once, so that it need not wait for the next."""
+
+_CLOSED = "the store is closed; connect again"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+H = TypeVar("H")
+
+
+class Call(Future[R]):
+    """A call on its way: a `concurrent.futures.Future` that a coroutine may also await."""
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return asyncio.wrap_future(self).__await__()
+
+
+class Calls:
+    """The calls of one store, and the threads that do them. Any thread."""
+
+    def __init__(self, threads: int) -> None:
+        if not isinstance(threads, int) or threads < 1:
+            raise InvalidArgumentError(f"expected threads to be 1 or more, found {threads!r}")
+        self._unordered = ThreadPoolExecutor(threads, "embstore reads")
+        self._in_order = ThreadPoolExecutor(1, "embstore writes")
+        self._room = threading.BoundedSemaphore(CALLS_MAX)
+        self._lock = threading.Lock()
+        self._waiting: set[Call[Any]] = set()
+        self._is_closed = False
+
+    def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
+        """Have a thread do a call, in its turn if it is to be `in_order`."""
+        if not self._room.acquire(blocking=False):
+            raise OverloadedError(f"{CALLS_MAX} calls of this store are out: await some first")
+        call: Call[R] = Call()
+        pool = self._in_order if in_order else self._unordered
+        with self._lock:
+            if self._is_closed:
+                self._room.release()
+                raise StoreClosedError(_CLOSED)
+            self._waiting.add(call)
+            try:
+                turn = pool.submit(self._in_turn, call, verb)
+            except BaseException:  # the system gives no thread, say
+                self._waiting.remove(call)
+                self._room.release()
+                raise
+        turn.add_done_callback(lambda _: self._room.release())  # it has let its arrays go
+        return call
+
+    def _in_turn(self, call: "Call[R]", verb: Callable[[], R]) -> None:
+        with self._lock:
+            is_own = call in self._waiting  # else `end` has answered it
+            self._waiting.discard(call)
+        if is_own:
+            _do(call, verb)
+
+    def end(self, *, cancel: bool) -> None:
+        """Begin no further call; `cancel`: nor any that waits for its turn, which is told so."""
+        with self._lock:
+            self._is_closed = True
+            given_up, self._waiting = (self._waiting, set()) if cancel else (set(), self._waiting)
+        for pool in (self._in_order, self._unordered):
+            pool.shutdown(wait=False, cancel_futures=cancel)
+        for call in given_up:  # with no lock held: what waits for it may call again
+            if call.set_running_or_notify_cancel():
+                call.set_exception(StoreClosedError(_CLOSED))
+
+    def join(self) -> None:
+        """Wait for the calls that have begun, after `end`."""
+        for pool in (self._in_order, self._unordered):
+            pool.shutdown()
+
+
+def _do(call: Call[R], verb: Callable[[], R]) -> None:
+    if call.set_running_or_notify_cancel():
+        _finish(call, verb)
+
+
+def _finish(call: Call[R], verb: Callable[[], R]) -> None:
+    try:
+        call.set_result(verb())
+    except BaseException as exc:
+        call.set_exception(exc)
+
+
+class _Behind(Generic[H]):
+    """What stands for a handle, and has its verbs."""
+
+    def __init__(self, handle: H, calls: Calls) -> None:
+        self._handle = handle
+        self._calls = calls
+
+
+def _verb(
+    verb: Callable[Concatenate[H, P], R], *, in_order: bool
+) -> Callable[Concatenate[_Behind[H], P], Call[R]]:
+    @wraps(verb)
+    def begin(self: _Behind[H], /, *args: P.args, **named: P.kwargs) -> Call[R]:
+        return self._calls.begin(partial(verb, self._handle, *args, **named), in_order=in_order)
+
+    return begin
+
+
+def unordered(
+    verb: Callable[Concatenate[H, P], R],
+) -> Callable[Concatenate[_Behind[H], P], Call[R]]:
+    """Declare a verb that may be done at any time."""
+    return _verb(verb, in_order=False)
+
+
+def in_order(
+    verb: Callable[Concatenate[H, P], R],
+) -> Callable[Concatenate[_Behind[H], P], Call[R]]:
+    """Declare a verb that is done after those in order that were called before it."""
+    return _verb(verb, in_order=True)
+
+
+def _table(
+    verb: Callable[Concatenate[Store, P], Table], *, in_order: bool
+) -> Callable[Concatenate["BackgroundStore", P], Call["BackgroundTable"]]:
+    @wraps(verb)
+    def begin(
+        self: "BackgroundStore", /, *args: P.args, **named: P.kwargs
+    ) -> Call["BackgroundTable"]:
+        return self._calls.begin(
+            lambda: self.of(verb(self._handle, *args, **named)), in_order=in_order
+        )
+
+    return begin
+
+
+class BackgroundTable(_Behind[Table]):
+    """The verbs of a `Table`, each of which returns a `Call` at once. Any thread.
+
+    Properties of a table are calls, too: `describe` has them all.
+    """
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._handle.name
+
+    @property
+    def table_id(self) -> int:
+        """The number that this table has in the store."""
+        return self._handle.table_id
+
+    def __repr__(self) -> str:
+        return f"<embstore_client.BackgroundTable {self.name!r}>"
+
+    describe = unordered(Table.describe)
+    lookup = unordered(Table.lookup)
+    lookup_pooled = unordered(Table.lookup_pooled)
+    read_rows = unordered(Table.read_rows)
+    digest = unordered(Table.digest)
+    stats = unordered(Table.stats)
+
+    update = in_order(Table.update)
+    update_pooled = in_order(Table.update_pooled)
+    update_ranks = in_order(Table.update_ranks)
+    assign = in_order(Table.assign)
+    put_rows = in_order(Table.put_rows)
+    grow = in_order(Table.grow)
+    flush = in_order(Table.flush)
+
+    def set_learning_rate(self, value: float) -> Call[None]:
+        """Set the rate of updates that do not give one, in order."""
+        setting = partial(setattr, self._handle, "learning_rate", value)
+        return self._calls.begin(setting, in_order=True)
+
+
+class BackgroundStore(_Behind[Store]):
+    """The verbs of a `Store`, each of which returns a `Call` at once. Any thread.
+
+    Leaving its with block waits for the calls that are out. Sessions are for threads: a run of
+    `Store.run` sends and receives in the background by itself.
+    """
+
+    def of(self, table: Table) -> BackgroundTable:
+        """Return what stands for a table of this store."""
+        return BackgroundTable(table, self._calls)
+
+    table = _table(Store.table, in_order=False)
+    create_table = _table(Store.create_table, in_order=True)
+    tables = unordered(Store.tables)
+    table_facts = unordered(Store.table_facts)
+    drop_table = in_order(Store.drop_table)
+
+    lookup = unordered(Store.lookup)
+    lookup_pooled = unordered(Store.lookup_pooled)
+    update = in_order(Store.update)
+    update_pooled = in_order(Store.update_pooled)
+    update_ranks = in_order(Store.update_ranks)
+
+    checkpoint = in_order(Store.checkpoint)
+    checkpoints = unordered(Store.checkpoints)
+    restore = in_order(Store.restore)
+    backup = unordered(Store.backup)
+    flush = in_order(Store.flush)
+    promote = in_order(Store.promote)
+
+    export_profile = unordered(Store.export_profile)
+    import_profile = in_order(Store.import_profile)
+    clear_counts = in_order(Store.clear_counts)
+    warm_cache = unordered(Store.warm_cache)
+    pin_hot_set = in_order(Store.pin_hot_set)
+    hot_set = unordered(Store.hot_set)
+
+    server_info = unordered(Store.server_info)
+    resize_cache = in_order(Store.resize_cache)
+    set_policy = in_order(Store.set_policy)
+    stats = unordered(Store.stats)
+    check_integrity = unordered(Store.check_integrity)
+    warm_up = unordered(Store.warm_up)
+
+    def close(self) -> Call[None]:
+        """Close the store. Calls that have not begun are given up; of a server, those that have are
+        cut off, as `Store.close` does."""
+        self._calls.end(cancel=True)
+        call: Call[None] = Call()
+        call.set_running_or_notify_cancel()  # it is done, whoever waits
+        threading.Thread(target=_finish, args=(call, self._close), name="embstore close").start()
+        return call
+
+    def _close(self) -> None:
+        self._handle.close()
+        self._calls.join()
+
+    def __enter__(self) -> "BackgroundStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.end(cancel=False)
+        self._calls.join()
+
+
+def background(store: Store, *, threads: int = THREADS) -> BackgroundStore:
+    """Return a store's verbs as futures; `with` waits for those that are out, and leaves the store
+    open. An embedded store's calls take turns anyway, but the caller need not wait.
+
+    threads : calls that only read at a time
+    """
+    return BackgroundStore(store, Calls(threads))
+
+
+class connect_async:  # noqa: N801 - it is called as `connect` is
+    """Connect to a server without waiting: `async with connect_async(address) as store`, which
+    closes it, or `store = await connect_async(address)`, and `await store.close()` at the end.
+
+    Parameters
+    ----------
+    address, options : as of `embstore_client.connect`
+    threads : calls that only read at a time
+
+    Raises
+    ------
+    What `connect` raises, when it is awaited.
+    """
+
+    def __init__(self, address: str, *, threads: int = THREADS, **options: Any) -> None:
+        self._calls = Calls(threads)
+        self._connect = partial(connect, address, **options)
+        self._store: BackgroundStore | None = None
+
+    def __await__(self) -> Generator[Any, None, BackgroundStore]:
+        return self._connected().__await__()
+
+    async def _connected(self) -> BackgroundStore:
+        opening = self._calls.begin(self._connect, in_order=True)
+        try:
+            return BackgroundStore(await opening, self._calls)
+        except BaseException:
+            self._calls.end(cancel=False)
+            opening.add_done_callback(_close_late)  # of one that nobody waits for any more
+            raise
+
+    async def __aenter__(self) -> BackgroundStore:
+        self._store = await self
+        return self._store
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._store is not None
+        await self._store.close()
+
+
+def _close_late(opening: Future[Store]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,111 @@
+"""Lookups from within a compiled function, by ordered callbacks to the host.
+
+The function of ids has a gradient of its own (`jax.custom_vjp`): on the way back the gradients of
+its outputs go to the host by a second callback, and are kept there until `Embeddings.step`. JAX
+goes back only through what depends on what is differentiated, and ids do not; so there is one more
+argument, the **anchor**, a scalar whose gradient is asked for, and is 0.
+
+Forward and backward callbacks are ordered: JAX runs each as often as the program says, and in its
+order. The number of a forward travels to its backward pass through the program, so nothing is kept
+of a forward that has none. Without differentiation nothing is admitted to the cache: that is
+evaluation. An output that the loss does not use has no gradient (`symbolic_zeros`).
+
+JAX flushes denormals in the threads that run callbacks; what computes on the host keeps them
+(`embstore.arithmetic.denormals`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax  # type: ignore[import-not-found, unused-ignore]
+import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+import numpy as np
+from jax.custom_derivatives import SymbolicZero  # type: ignore[import-not-found, unused-ignore]
+from jax.experimental import io_callback  # type: ignore[import-not-found, unused-ignore]
+
+from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.occurrences import given_of, keys_by_table, places
+from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.steps import Steps
+from embstore_client.frameworks.tables import Ids
+
+LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
+"""Returns the rows of keys (n,) by table; whether missing ones are admitted to the cache."""
+_INT32_ROWS = 1 << 31
+"""A table with more rows has ids that int32 has not."""
+
+
+@dataclass(eq=False)
+class Host:
+    """What callbacks are of. Compiled functions keep it, and know it by its identity."""
+
+    tables: Mapping[str, Ids]
+    look_up: LookUp
+    steps: Steps
+    """Where backward passes leave gradients."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def activations(host: Host, anchor: Any, features: Any) -> dict[str, Any]:
+    """Return the pooled rows of each feature; see `Embeddings.callback`."""
+    read: dict[str, Any] = io_callback(
+        partial(_read, host, admit=False), _outputs(host, features), features, ordered=True
+    )
+    return read
+
+
+def _forward(host: Host, anchor: Any, features: Any) -> tuple[Any, Any]:
+    values = jax.tree.map(lambda leaf: leaf.value, features)
+    shapes = (jax.ShapeDtypeStruct((), jnp.int32), _outputs(host, values))
+    number, read = io_callback(partial(_begin, host), shapes, values, ordered=True)
+    return read, (number, values, anchor.value)
+
+
+def _backward(host: Host, kept: Any, gradients: dict[str, Any]) -> tuple[Any, None]:
+    number, features, anchor = kept
+    wanted = {name: of for name, of in gradients.items() if not isinstance(of, SymbolicZero)}
+    if wanted:
+        io_callback(partial(_keep, host), None, number, features, wanted, ordered=True)
+    return jnp.zeros_like(anchor), None
+
+
+activations.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _outputs(host: Host, features: Any) -> dict[str, Any]:
+    """Return shape and dtype of the activations of ids that have shapes and dtypes so far."""
+    examples = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), features)
+    outputs = {}
+    for name, of in given_of(host.tables, examples).items():
+        table = host.tables[of.table]
+        dtype = jax.tree.leaves(examples[name])[0].dtype
+        if table.rows > _INT32_ROWS and dtype == np.int32:
+            raise InvalidArgumentError(
+                f"feature {name!r}: expected int64 ids, because table {table.name!r} has "
+                f"{table.rows} rows, found int32; set jax_enable_x64, or look up outside of "
+                "what is compiled"
+            )
+        outputs[name] = jax.ShapeDtypeStruct((*of.shape, table.dim), jnp.float32)
+    return outputs
+
+
+def _read(host: Host, features: Any, *, admit: bool) -> dict[str, Any]:
+    given = given_of(host.tables, features)
+    found = host.look_up(keys_by_table(host.tables, given), admit)
+    return {
+        feature: of.pooled(found[of.table].of(place))
+        for feature, of, place in places(host.tables, given)
+    }
+
+
+def _begin(host: Host, features: Any) -> tuple[Any, dict[str, Any]]:
+    return np.int32(host.steps.gradients.next_forward()), _read(host, features, admit=True)
+
+
+def _keep(host: Host, number: Any, features: Any, gradients: dict[str, Any]) -> None:
+    for index, (name, of) in enumerate(given_of(host.tables, features).items()):
+        if name in gradients:
+            host.steps.gradients.keep(of.looked((int(number), index)), np.asarray(gradients[name]))

@@ -1,0 +1,282 @@
+"""Tables of a store for programs in JAX: batches with rows, updates, and a checkpoint of all.
+
+Rows are no parameters. A compiled function gets those of a batch as a pytree, and returns their
+gradients; or it looks them up itself (`callbacks`). Outside a loop of `ahead` each update is one of
+its own. Within it, lookups and update are those of the step at hand: its tables have no other
+writer, and its place is part of every checkpoint.
+
+Not to be shared between threads; callbacks run in JAX's own.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import jax  # type: ignore[import-not-found, unused-ignore]
+
+from embstore.arrays import Keys
+from embstore.commands import OnNonfinite
+from embstore.handles.store import Store
+from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.occurrences import given_of, keys_by_table
+from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.steps import Announced, Steps
+from embstore_client.frameworks.tables import Bag, Ids, by_name
+from embstore_client.jax import callbacks, trees
+from embstore_client.jax.padding import Sizes
+from embstore_client.jax.steps import PlainStep, Step
+
+
+class Loaded(NamedTuple):
+    """What `Embeddings.load` returns."""
+
+    last_step: int
+    """The place: so many steps of the session are done."""
+    parts: dict[str, Any]
+    """The pytrees by name."""
+
+
+class Embeddings:
+    """Tables of a store, looked up by features."""
+
+    def __init__(self, store: Store, tables: Sequence[Bag | Ids]) -> None:
+        """Make the tables that are not there; see `Store.create_table`.
+
+        Parameters
+        ----------
+        tables : `Bag`: a feature's activations are (bags, dim); `Ids`: a row for each id, (*, dim)
+        """
+        self.tables: dict[str, Ids] = by_name(tables, Bag, Ids)
+        """The tables by name."""
+        self._steps = Steps("zero_grad", synchronize=jax.effects_barrier)
+        self._host = callbacks.Host(self.tables, self._looked_up, self._steps)
+        self._connection = Connection(store)
+        self._sizes = Sizes()
+        self._world_size = 1  # Of the loop of `ahead`.
+        for table in self.tables.values():
+            table.create(store)
+
+    @property
+    def store(self) -> Store:
+        """The store. What was sent to another process connects now.
+
+        Raises
+        ------
+        InvalidArgumentError : its store was embedded in the process that it comes from.
+        """
+        return self._connection.store
+
+    def attach(self, store: Store) -> None:
+        """Use another store from now on, which has the tables."""
+        self._connection = Connection(store)
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step of the loop's session: the place that `save` keeps."""
+        return self._steps.last_step
+
+    # Outside of what is compiled
+
+    def lookup(self, features: Mapping[str, Any], *, admit: bool = True) -> Step:
+        """Return the rows of a batch, without a session; each update is one of its own.
+
+        Parameters
+        ----------
+        features : the ids of each feature, int32 or int64: (bags, length); (bags,), one id a bag;
+            or a tuple (ids (n,), offsets (bags,), weights (n,) or None), bag b beginning at
+            offsets[b]. Of `Ids` any shape. An id of -1 is padding. Others may be in it too
+        admit : whether missing rows are brought into the cache; False to evaluate
+
+        Raises
+        ------
+        InvalidArgumentError : a feature is missing, or has another shape or dtype.
+        """
+        given = given_of(self.tables, features)
+        source = PlainStep(self.store, keys_by_table(self.tables, given), admit=admit)
+        return Step(source, self.tables, given, self._sizes)
+
+    def ahead(
+        self,
+        batches: Iterable[Any],
+        *,
+        features: Callable[[Any], Mapping[str, Any]],
+        name: str | None = None,
+        lookahead: int = 16,
+        rank: int = 0,
+        world_size: int = 1,
+        **session: Any,
+    ) -> Iterator[Step]:
+        """Yield a step for each batch, whose rows are brought into the cache ahead of the loop.
+
+        The body updates the step, releases or skips it; a step that it does not finish is released,
+        with a warning if its rows were used. Of several ranks, one whose batches are fewer waits at
+        the end for the others, which go on alone.
+
+        Parameters
+        ----------
+        batches : any iterable, which a thread of its own iterates over
+        features : returns the ids of a batch, as `lookup` takes them; called in that thread
+        name : by which the session goes on after `load`, and its ranks find each other
+        lookahead : steps that are announced ahead
+        rank, world_size : this process among those that share each step: `jax.process_index()` and
+            `jax.process_count()`
+        session : further arguments of `Store.session`
+
+        Raises
+        ------
+        InvalidArgumentError : there are gradients that `step` has not sent, at the beginning or
+            when the loop takes its next batch; within another loop.
+        What `Store.session` and its `Run` raise.
+        """
+        announced = (self._announced(batch, features(batch)) for batch in batches)
+        how: dict[str, Any] = {
+            "lookahead": lookahead,
+            "name": name,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        loop = self._steps.ahead(
+            self.store, self.tables, announced, joins=world_size > 1, **how, **session
+        )
+        try:
+            with closing(loop):
+                for source, of in loop:
+                    self._world_size = world_size
+                    named = {"batch": of.batch, "number": source.number, "world_size": world_size}
+                    yield Step(source, self.tables, of.given, self._sizes, **named)
+        finally:
+            self._world_size = 1
+
+    def _announced(self, batch: Any, features: Mapping[str, Any]) -> Announced:
+        given = given_of(self.tables, features)
+        return Announced(batch, keys_by_table(self.tables, given), given)
+
+    # Within what is compiled
+
+    def callback(self, features: Mapping[str, Any], anchor: Any) -> dict[str, Any]:
+        """Return the activations of each feature, looked up while a compiled function runs.
+
+        The gradients are kept on the way back, until `step`. Differentiated, a lookup admits rows
+        to the cache; else it only reads. In a loop of `ahead`, ids are those of its step. On one
+        device; not within `jax.vmap` or `jax.checkpoint`, which have no ordered effects.
+
+        Parameters
+        ----------
+        features : as `lookup` takes them, of JAX's arrays; there is no gradient of weights
+        anchor : a float scalar among what is differentiated, as the loss's parameters: JAX goes
+            back to callbacks through it alone. Its gradient is 0
+
+        Returns
+        -------
+        {feature: (bags, dim)}, or (*, dim) of ids that are not pooled, float32, in the tables'
+        order.
+
+        Raises
+        ------
+        InvalidArgumentError : when the function is compiled: a feature is missing, or has another
+            shape or dtype. What happens in a callback is a JaxRuntimeError of JAX that names it.
+        """
+        names = [name for table in self.tables.values() for name in table.features]
+        own = {name: features[name] for name in names if name in features}
+        found = callbacks.activations(self._host, anchor, own)
+        return {name: found[name] for name in names}
+
+    def _looked_up(self, keys: Mapping[str, Keys], admit: bool) -> dict[str, Found]:
+        return self._steps.rows(self.store, keys, admit=admit)
+
+    def step(
+        self,
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate | None:
+        """Send the gradients that passes through `callback` have left, as one update.
+
+        Waits for the callbacks of functions that were called. A table without any is not updated,
+        and its t stays. In a loop of `ahead` the step is finished by it.
+
+        Parameters
+        ----------
+        learning_rate, gradient_scale, on_nonfinite : as in `Step.update`
+
+        Returns
+        -------
+        What the store says; None: there were no gradients, and no step had to be finished.
+
+        Raises
+        ------
+        InvalidArgumentError : a gradient is not finite. Gradients are kept, for another try or
+            `zero_grad`.
+        """
+        return self._steps.send(
+            self.store,
+            learning_rate=learning_rate,
+            gradient_scale=1.0 / self._world_size if gradient_scale is None else gradient_scale,
+            on_nonfinite=on_nonfinite,
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients that passes through `callback` have left."""
+        self._steps.clear()
+
+    # Saving
+
+    def save(self, label: str, *, directory: str | os.PathLike[str] = ".", **parts: Any) -> None:
+        """Make a checkpoint of the store, and a file of some pytrees, under one label.
+
+        Behind an update, in a loop or outside. The place of the loop's session is part of it. Of
+        several ranks one calls it.
+
+        Parameters
+        ----------
+        directory : of the file, which the checkpoint names
+        parts : pytrees of arrays, keys of random numbers and Python's numbers, by name: dense=...,
+            optimizer=...
+
+        Raises
+        ------
+        InvalidArgumentError : there are gradients that `step` has not sent; a leaf is something
+            else.
+        What `Store.checkpoint` raises. The label can be used then.
+        """
+        self._steps.synchronize()
+        trees.save(self.store, label, parts, last_step=self.last_step, directory=directory)
+
+    def load(
+        self,
+        label: str,
+        *,
+        directory: str | os.PathLike[str] = ".",
+        rank: int = 0,
+        wait_s: float = 0.0,
+        force: bool = False,
+        **parts: Any,
+    ) -> Loaded:
+        """Go back to what `save` has kept: the store, the session's place, and the pytrees.
+
+        Outside a loop. A loop of the session's name goes on behind the place, and its batches must
+        too: `itertools.islice(batches, place, None)`.
+
+        Parameters
+        ----------
+        rank : 0 restores the store; others read the file alone, and wait for rank 0 before their
+            loop
+        wait_s, force : what to do about open sessions, as of a trainer that was killed: see
+            `Store.restore`
+        parts : pytrees as those that were saved, whose values do not matter
+
+        Raises
+        ------
+        CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
+            Nothing has changed.
+        TableHeldError : a session is open, still or again. Nothing has changed.
+        OSError : the file cannot be read.
+        """
+        place, found = trees.read(self.store, label, parts, directory=directory)
+        if rank == 0:
+            self.store.restore(label, wait_s=wait_s, force=force)
+        self._steps.go_back(place)
+        return Loaded(place, found)

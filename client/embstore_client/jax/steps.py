@@ -1,0 +1,248 @@
+"""One batch: its rows for a compiled function, and the update by what that function returns.
+
+A step has its rows in two forms. **Activations** are pooled on the host by the contract (rule 8);
+the function is differentiated with respect to them, and what it returns are gradients of bags, to
+which the store's own order of sums applies. **Rows** are the distinct ones, padded, which the
+function pools itself; what it returns are gradients of rows, summed by XLA.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import jax  # type: ignore[import-not-found, unused-ignore]
+import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic import unique
+from embstore.arrays import Keys, Rows
+from embstore.commands import OnNonfinite
+from embstore.errors import InvalidArgumentError
+from embstore.handles.store import Store
+from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.gradients import KeptGradients
+from embstore_client.frameworks.occurrences import Given, keys_by_table, places
+from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.tables import Ids
+from embstore_client.jax.padding import Places, Sizes, padded_rows, places_of
+
+
+class Source(Protocol):
+    """Where a step's rows come from, and its update goes: see `frameworks.rows.AnnouncedStep`."""
+
+    def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
+        """Return the distinct rows of keys (n,) by table."""
+
+    def update(
+        self, gradients: Mapping[str, tuple[Keys, Rows]], **options: Any
+    ) -> AcknowledgedUpdate:
+        """Send the gradients of ids by table."""
+
+    def update_unique(self, sums: Mapping[str, Rows], **options: Any) -> AcknowledgedUpdate:
+        """Send the gradients of distinct rows by table."""
+
+    def skip(self) -> AcknowledgedUpdate | None:
+        """Finish without an update."""
+
+    def release(self) -> AcknowledgedUpdate | None:
+        """Finish what only read."""
+
+
+class PlainStep:
+    """A batch without a session: its rows are looked up at once, an update is one of its own."""
+
+    def __init__(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> None:
+        once = {table: unique(of_table) for table, of_table in keys.items()}
+        self._store = store
+        self._keys = {table: distinct for table, (distinct, _) in once.items()}
+        counts = {
+            table: np.bincount(inverse, minlength=len(self._keys[table]))
+            for table, (_, inverse) in once.items()
+        }
+        found = store.lookup(self._keys, admit=admit, counts=counts)
+        self._found = {table: Found(rows, once[table][1]) for table, rows in found.items()}
+
+    def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
+        """Return the rows of all the batch's keys, whatever `keys` is."""
+        return self._found
+
+    def update(
+        self, gradients: Mapping[str, tuple[Keys, Rows]], **options: Any
+    ) -> AcknowledgedUpdate:
+        """Apply one update, by gradients of ids."""
+        return self._store.update(gradients, **options)
+
+    def update_unique(self, sums: Mapping[str, Rows], **options: Any) -> AcknowledgedUpdate:
+        """Apply one update, by gradients of distinct rows."""
+        gradients = {table: (self._keys[table], of) for table, of in sums.items()}
+        return self._store.update(gradients, **options)
+
+    def skip(self) -> None:
+        """Do nothing: there is no step to finish."""
+
+    def release(self) -> None:
+        """Do nothing: there is no step to finish."""
+
+
+class Step:
+    """One batch of a loop of `ahead`, or what `lookup` returns."""
+
+    def __init__(
+        self,
+        source: Source,
+        tables: Mapping[str, Ids],
+        given: Given,
+        sizes: Sizes,
+        *,
+        batch: Any = None,
+        number: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.batch = batch
+        """The batch, as the iterator gave it."""
+        self.number = number
+        """Of the step in its session; 0 without one."""
+        self._source = source
+        self._tables = tables
+        self._given = given
+        self._sizes = sizes
+        self._world_size = world_size
+        self._scale = 1.0 / world_size
+
+    @cached_property
+    def activations(self) -> dict[str, Any]:
+        """The pooled rows of each feature: (bags, dim), or (*, dim) of ids that are not pooled.
+
+        float32. The bits are the contract's, on every machine.
+        """
+        found = self._found
+        return {
+            feature: jnp.asarray(of.pooled(found[of.table].of(place)))
+            for feature, of, place in places(self._tables, self._given)
+        }
+
+    @cached_property
+    def rows(self) -> dict[str, Any]:
+        """The distinct rows of each table, {table: (size, dim)} float32, padded by zeros."""
+        return {
+            table: padded_rows(
+                found.rows,
+                self._sizes.of_table(table, len(found.rows), self._tables[table].rows),
+            )
+            for table, found in self._found.items()
+        }
+
+    @cached_property
+    def places(self) -> dict[str, Places]:
+        """Where the ids of each feature are among `rows`, for `pool`."""
+        found, result = self._found, {}
+        for feature, of, place in places(self._tables, self._given):
+            inverse = found[of.table].inverse
+            assert inverse is not None
+            count = len(found[of.table].rows)
+            result[feature] = places_of(feature, of, inverse[place], count, self._sizes)
+        return result
+
+    def update(
+        self,
+        gradients: Mapping[str, Any],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate | None:
+        """Send the gradients of activations as one update. In a loop this finishes the step.
+
+        Parameters
+        ----------
+        gradients : {feature: as `activations`}, of any float dtype; what is left out, or None, has
+            no gradient. A table without any is not updated, and its t stays
+        learning_rate : for this update only; None: the tables'
+        gradient_scale : None: 1 / world_size of the loop, so that the update is the ranks' mean
+        on_nonfinite : "refuse", or "skip" what has gradients that are not finite
+
+        Returns
+        -------
+        What the store says; None: there were no gradients, and no step to be finished.
+
+        Raises
+        ------
+        InvalidArgumentError : other features, shapes or dtypes; a gradient that is not finite.
+            Nothing has changed.
+        """
+        sent = jax.device_get({name: of for name, of in gradients.items() if of is not None})
+        _check_names(sent, self._given, "features")
+        kept = KeptGradients()
+        for index, (name, of) in enumerate(self._given.items()):
+            if name in sent:
+                shape = (*of.shape, self._tables[of.table].dim)
+                rows = _floats(sent[name], shape, f"feature {name!r}")
+                kept.take(of.looked((0, index)), np.ascontiguousarray(rows, np.float32))
+        if not len(kept) and self._world_size == 1:
+            return self.release()
+        _ = self._found  # An announced step is looked up before its update.
+        scale = self._scale if gradient_scale is None else gradient_scale
+        return self._source.update(
+            kept.by_table(),
+            learning_rate=learning_rate,
+            gradient_scale=scale,
+            on_nonfinite=on_nonfinite,
+        )
+
+    def update_unique(
+        self,
+        gradients: Mapping[str, Any],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate | None:
+        """Send the gradients of `rows` as one update, as `update` does. Padding is cut off.
+
+        Parameters
+        ----------
+        gradients : {table: as `rows`}; a table that is left out, or None, is not updated
+        """
+        sent = jax.device_get({name: of for name, of in gradients.items() if of is not None})
+        _check_names(sent, self._tables, "tables")
+        sums = {}
+        for name, of in sent.items():
+            whole = _floats(of, self.rows[name].shape, f"table {name!r}")
+            sums[name] = np.array(whole[: len(self._found[name].rows)], np.float32)
+        if not sums and self._world_size == 1:
+            return self.release()
+        scale = self._scale if gradient_scale is None else gradient_scale
+        return self._source.update_unique(
+            sums, learning_rate=learning_rate, gradient_scale=scale, on_nonfinite=on_nonfinite
+        )
+
+    def skip(self) -> AcknowledgedUpdate | None:
+        """Finish the step of a session without its update."""
+        return self._source.skip()
+
+    def release(self) -> AcknowledgedUpdate | None:
+        """Finish the step of a session, which only read."""
+        return self._source.release()
+
+    @cached_property
+    def _found(self) -> dict[str, Found]:
+        return self._source.rows(keys_by_table(self._tables, self._given))
+
+
+def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise InvalidArgumentError(
+            f"expected gradients of the {what} {list(known)}, found {unknown}"
+        )
+
+
+def _floats(values: Any, shape: tuple[int, ...], what: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.floating):
+        raise InvalidArgumentError(
+            f"{what}: expected float gradients of shape {shape}, found {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    return array

@@ -1,0 +1,115 @@
+"""Pytrees in a file of NumPy, beside a checkpoint of the store. Nothing is pickled.
+
+    arr_0           JSON: {"last_step": place, "parts": {name: [[path, shape, dtype], ...]}}
+    arr_1, ...      the bytes of the leaves, one part after the other
+
+A tree is known by the paths of its leaves: the trees that are given to `read` must have the same,
+with leaves of the same shapes and dtypes. What is read has their form: containers, JAX's arrays
+with their sharding and keys of random numbers, NumPy's arrays, and Python's numbers.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+import jax  # type: ignore[import-not-found, unused-ignore]
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidArgumentError
+from embstore.handles.store import Store
+from embstore_client.frameworks.saving import KeptFile, check_parts
+
+_FILE = KeptFile("jax", ".npz")
+
+
+class _Leaf(NamedTuple):
+    """What a leaf must be, to be read in place of another."""
+
+    path: str
+    shape: list[int]
+    dtype: str
+
+
+def save(
+    store: Store,
+    label: str,
+    parts: Mapping[str, Any],
+    *,
+    last_step: int,
+    directory: str | os.PathLike[str],
+) -> None:
+    """Keep store and parts, each a pytree, under `label`; see `Embeddings.save`."""
+    leaves = {name: _leaves(name, tree) for name, tree in parts.items()}
+    described = {name: [leaf for leaf, _ in of] for name, of in leaves.items()}
+    content = json.dumps({"last_step": last_step, "parts": described}).encode()
+    arrays = [array.tobytes() for of in leaves.values() for _, array in of]
+    saved = [np.frombuffer(part, np.uint8) for part in (content, *arrays)]
+    _FILE.save(store, label, lambda file: np.savez(file, *saved), directory=directory)
+
+
+def read(
+    store: Store, label: str, parts: Mapping[str, Any], *, directory: str | os.PathLike[str]
+) -> tuple[int, dict[str, Any]]:
+    """Return the place that a file has, and its parts in the form of the given ones.
+
+    Raises
+    ------
+    CheckpointNotFoundError : the label is not kept.
+    InvalidArgumentError : `save` has not made it, or with other parts or trees.
+    OSError : the file cannot be read.
+    """
+    leaves = {name: _leaves(name, tree) for name, tree in parts.items()}
+    with np.load(_FILE.find(store, label, directory=directory), allow_pickle=False) as file:
+        content = json.loads(file["arr_0"].tobytes())
+        check_parts(label, content["parts"], parts)
+        found, indices = {}, count(1)
+        for name, described in content["parts"].items():
+            _check_same(
+                f"checkpoint {label!r}: {name}", described, [leaf for leaf, _ in leaves[name]]
+            )
+            givens, form = jax.tree.flatten(parts[name])
+            arrays = [
+                file[f"arr_{next(indices)}"].view(like.dtype).reshape(like.shape)
+                for _, like in leaves[name]
+            ]
+            found[name] = form.unflatten(map(_in_form_of, givens, arrays))
+    return content["last_step"], found
+
+
+def _leaves(name: str, tree: Any) -> list[tuple[_Leaf, NDArray[Any]]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found = []
+    for path, value in leaves:
+        where = jax.tree_util.keystr(path)
+        array = np.asarray(jax.random.key_data(value) if _is_key(value) else value)
+        dtype = str(value.dtype) if _is_key(value) else str(array.dtype)
+        if array.dtype.hasobject or array.dtype.kind in "US":
+            raise InvalidArgumentError(
+                f"{name}{where}: expected an array or a number, found {type(value).__name__}"
+            )
+        found.append((_Leaf(where, list(array.shape), dtype), array))
+    return found
+
+
+def _in_form_of(given: Any, array: NDArray[Any]) -> Any:
+    if _is_key(given):
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(given))
+    if isinstance(given, jax.Array):
+        return jax.device_put(array, given.sharding)
+    return array if isinstance(given, np.ndarray) else type(given)(array[()])
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _check_same(what: str, saved: list[list[Any]], given: list[_Leaf]) -> None:
+    wanted = [_Leaf(*leaf) for leaf in saved]
+    for left, right in zip(wanted, given, strict=False):
+        if left != right:
+            raise InvalidArgumentError(f"{what}: expected the leaf {left}, found {right}")
+    if len(wanted) != len(given):
+        raise InvalidArgumentError(f"{what}: expected {len(wanted)} leaves, found {len(given)}")

@@ -1,0 +1,57 @@
+"""Embedding tables of a store as layers of Keras 3 on TensorFlow. Importing this loads both.
+
+    embeddings = EmbeddingBagCollection(
+        store, [Bag("ads", dim=64, rows=10**7, features=["c1"], optimizer=RowWiseAdagrad(0.05))]
+    )
+    model = keras.Model(inputs, dense(embeddings(inputs)))
+    model.compile("adam", "binary_crossentropy")
+    batches = embeddings.ahead_dataset(dataset, features=lambda batch: batch[0], lookahead=16)
+    model.fit(batches, callbacks=[StoreStep(embeddings)])
+
+    features    ids in the shapes of TensorFlow, taken apart into ids and bags
+    forward     a call: rows to activations, and their gradients on the way back
+    layer       what all layers are
+    layers      the four of them
+    stepping    a step for each batch of `fit`
+    datasets    batches for `fit`, read on demand
+    scaling     what a LossScaleOptimizer has found
+    saving      a checkpoint of the store, and a file of variables, under one label
+
+**A step.** The layers have no variables. A call looks rows up; a backward pass keeps the gradients
+of what the call returned; `step` sends them as one update, and the store's own optimizer applies
+it. Both are Python functions in TensorFlow's graph, so it is the same when a step is compiled, and
+the same whatever lies between: micro-batches, a forward that is computed again.
+
+**Why a backward pass comes by.** TensorFlow goes back through what depends on something that a tape
+watches. Each layer has one scalar that every tape watches (`forward.Watched`), which is no variable
+of Keras: nothing trains, counts or saves it.
+
+**Exactness.** Activations are pooled by rule 8 of contract.md, so they are bit by bit those of
+`lookup_pooled`. A bag's gradient becomes that of its ids by the same rule, and those of an id are
+added by rule 2, in the order of the calls, then of the features, then of the ids.
+
+Rejected: gradients as tf.IndexedSlices of a variable that stands for a table, which Keras's
+optimizers would apply, and sum in an order of their own; and a `train_step` for models to inherit,
+which a functional model cannot.
+"""
+
+from embstore_client.frameworks.tables import Bag, Ids
+from embstore_client.keras.layers import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+)
+from embstore_client.keras.scaling import LossScale
+from embstore_client.keras.stepping import StoreStep
+
+__all__ = [
+    "Bag",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "Ids",
+    "LossScale",
+    "StoreStep",
+]

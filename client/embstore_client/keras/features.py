@@ -1,0 +1,121 @@
+"""Ids in the shapes of TensorFlow, taken apart into ids and bags. Eagerly and in graphs.
+
+(bags, length)          bags of one length                bags, and ids
+(bags,)                 one id a bag                      bags, and ids
+RaggedTensor, rank 2    bags of any length, also empty    bags
+any shape               a row for each id                 ids
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from embstore.errors import InvalidArgumentError
+
+
+class Given(NamedTuple):
+    """The ids of one feature in one call. All parts are tensors, empty where there is nothing."""
+
+    ids: Any
+    """(n,) int64, one after the other."""
+    offsets: Any
+    """(bags + 1,) int64, from 0 to n; where the rows are pooled."""
+    weights: Any
+    """(n,) float32; where ids are weighted."""
+    is_pooled: bool
+    is_weighted: bool
+    shape: Any
+    """Of the activations but for dim, as a tensor of integers."""
+    static_shape: Any
+    """The same, as far as it is known when a graph is made."""
+
+    @property
+    def tensors(self) -> tuple[Any, Any, Any]:
+        """What is known when it runs."""
+        return self.ids, self.offsets, self.weights
+
+
+def bags_of(ids: Any, weights: Any, *, what: str) -> Given:
+    """Return the bags of a feature; `what` names it in errors.
+
+    Raises
+    ------
+    InvalidArgumentError : ids are not int32 or int64, or of another shape; weights are no floats,
+        or not one for each id.
+    """
+    ids = _checked(ids, what)
+    if isinstance(ids, tf.RaggedTensor):
+        if ids.shape.rank != 2 or ids.ragged_rank != 1:
+            raise InvalidArgumentError(
+                f"{what}: expected a RaggedTensor of shape (bags, None), found {ids.shape}"
+            )
+        flat, offsets, count = ids.values, tf.cast(ids.row_splits, tf.int64), ids.nrows()
+        is_single = False
+    else:
+        if ids.shape.rank not in (1, 2):
+            raise InvalidArgumentError(
+                f"{what}: expected ids of shape (bags, length) or (bags,), found {ids.shape}"
+            )
+        flat, count = tf.reshape(ids, [-1]), tf.shape(ids, tf.int64)[0]
+        length = 1 if ids.shape.rank == 1 else tf.shape(ids, tf.int64)[1]
+        offsets = tf.range(count + 1, dtype=tf.int64) * length
+        is_single = ids.shape.rank == 1 or ids.shape[1] == 1
+    weights = None if weights is None else _weights_of(weights, ids, what)
+    return Given(
+        tf.cast(flat, tf.int64),
+        offsets,
+        tf.zeros([0]) if weights is None else weights,
+        is_pooled=weights is not None or not is_single,  # a sum and a mean of one are itself
+        is_weighted=weights is not None,
+        shape=tf.reshape(count, [1]),
+        static_shape=ids.shape[:1],
+    )
+
+
+def ids_of(ids: Any, *, what: str) -> Given:
+    """Return the ids of a feature that is not pooled, of any shape."""
+    ids = _checked(ids, what)
+    if isinstance(ids, tf.RaggedTensor):
+        raise InvalidArgumentError(
+            f"{what}: expected a dense tensor; a RaggedTensor is for bags, which are pooled"
+        )
+    return Given(
+        tf.cast(tf.reshape(ids, [-1]), tf.int64),
+        tf.zeros([0], tf.int64),
+        tf.zeros([0]),
+        is_pooled=False,
+        is_weighted=False,
+        shape=tf.shape(ids, tf.int64),
+        static_shape=ids.shape,
+    )
+
+
+def _checked(ids: Any, what: str) -> Any:
+    if hasattr(ids, "__array__") and not tf.is_tensor(ids):
+        ids = tf.convert_to_tensor(ids)
+    if not tf.is_tensor(ids) or ids.dtype not in (tf.int32, tf.int64):
+        found = getattr(ids, "dtype", type(ids).__name__)
+        raise InvalidArgumentError(f"{what}: expected ids of int32 or int64, found {found}")
+    if isinstance(ids, tf.SparseTensor) or ids.shape.rank is None:
+        raise InvalidArgumentError(
+            f"{what}: expected a dense or ragged tensor of known rank, found {ids}"
+        )
+    return ids
+
+
+def _weights_of(weights: Any, ids: Any, what: str) -> Any:
+    """Return weights as (n,) float32, through which their gradient passes."""
+    if hasattr(weights, "__array__") and not tf.is_tensor(weights):
+        weights = tf.convert_to_tensor(weights)
+    if not tf.is_tensor(weights) or not weights.dtype.is_floating:
+        found = getattr(weights, "dtype", type(weights).__name__)
+        raise InvalidArgumentError(f"{what}: expected weights of a float dtype, found {found}")
+    is_ragged = isinstance(ids, tf.RaggedTensor)
+    if isinstance(weights, tf.RaggedTensor) != is_ragged or not ids.shape.is_compatible_with(
+        weights.shape
+    ):
+        raise InvalidArgumentError(
+            f"{what}: expected weights of the shape of the ids, {ids.shape}, found {weights.shape}"
+        )
+    flat = weights.values if is_ragged else tf.reshape(weights, [-1])
+    return tf.cast(flat, tf.float32)

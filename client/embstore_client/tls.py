@@ -1,0 +1,47 @@
+"""The files of a client's TLS: read once for gRPC, and once more where a connection fails."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+
+from embstore.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import ssl
+
+PathLike = str | os.PathLike[str]
+
+
+class TlsFiles(NamedTuple):
+    """PEM files: the authorities to trust; for mutual TLS a certificate, and its key."""
+
+    ca: PathLike
+    cert: PathLike | None = None
+    key: PathLike | None = None
+
+    @classmethod
+    def of(
+        cls, ca: PathLike | None, cert: PathLike | None, key: PathLike | None
+    ) -> "TlsFiles | None":
+        """Return the files that were given; None: no TLS. Raises InvalidArgumentError."""
+        if (cert is None) != (key is None) or (cert is not None and ca is None):
+            raise InvalidArgumentError(
+                "expected tls_ca, tls_cert and tls_key, all for mutual TLS, tls_ca alone for TLS"
+            )
+        return None if ca is None else cls(ca, cert, key)
+
+    def credentials(self) -> Any:
+        """Return them as gRPC takes them."""
+        pair = [None if path is None else Path(path).read_bytes() for path in (self.key, self.cert)]
+        return grpc.ssl_channel_credentials(Path(self.ca).read_bytes(), *pair)
+
+    def context(self) -> "ssl.SSLContext":
+        """Return them as sockets take them. Raises ssl.SSLError: they are not such files."""
+        import ssl
+
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.cert is not None:
+            context.load_cert_chain(self.cert, self.key)
+        return context

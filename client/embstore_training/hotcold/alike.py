@@ -1,0 +1,33 @@
+"""Whether ranks have one hot set, which they ask as a loop begins.
+
+A rank with another would pack other batches, and fail at the first key that it has not, after
+updates which the others have done.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from embstore.errors import InvalidArgumentError
+from embstore.profiles.hotset import HotSet
+from embstore_training.replicas.ranks import AllGather, Verb, meet, others_than
+
+
+def check_hot_set(all_gather: AllGather | None, hot_set: HotSet, tables: Iterable[str]) -> None:
+    """Check that all ranks have one hot set, of the tables that they train."""
+    if all_gather is None:
+        return
+    found = hashlib.sha256()
+    for name in sorted(tables):
+        keys = hot_set.tables[name]
+        found.update(f"{len(keys)} {name}\0".encode())
+        found.update(np.ascontiguousarray(keys, "<i8").data)
+    own = [hot_set.version, *np.frombuffer(found.digest(), "<i8").tolist()]
+    messages = [t.numbers for t in meet(all_gather, Verb.BEGIN, own)]
+    if others := others_than(messages[0], messages):
+        versions = [version for version, *_ in messages]
+        raise InvalidArgumentError(
+            f"expected all ranks to have one hot set, found versions {versions}, and other keys or "
+            f"versions than rank 0's at ranks {others}"
+        )

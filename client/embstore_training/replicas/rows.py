@@ -1,0 +1,71 @@
+"""Weights and optimizer state of rows at a trainer, in slots.
+
+FAE (Adnan et al., VLDB 2022) leaves the state behind; here a row's weights and state are read and
+written together.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic import apply_update, update_rows
+from embstore.arrays import Rows
+from embstore.config import TableConfig
+
+Slots = NDArray[np.int64]
+
+
+class HostRows:
+    """Weights and state of one table's rows at a trainer, by slot, in NumPy arrays."""
+
+    def __init__(self, config: TableConfig, count: int) -> None:
+        self._kind = config.optimizer.kind
+        self._weights = self._zeros(count, config.dim)
+        self._state = self._zeros(count, config.state_dim)
+
+    def _zeros(self, *shape: int) -> Any:
+        return np.zeros(shape, np.float32)
+
+    def take(self, slots: Slots) -> Any:
+        """Return the weights of slots, (n, dim), as the trainer computes with them, a copy."""
+        # No slot is clipped; but to look for one that is out of range takes longer than the copy.
+        return self._weights.take(slots, axis=0, mode="clip")
+
+    def read(self, slots: Slots) -> tuple[Rows, Rows]:
+        """Return weights and state of slots, copies on the host."""
+        return self.take(slots), self._state.take(slots, axis=0, mode="clip")
+
+    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
+        """Return what weights and state of distinct slots are after an update; nothing changes.
+
+        Raises
+        ------
+        DeviceError : this thread flushes denormals.
+        """
+        weights, state = self.read(slots)
+        apply_update(self._kind, weights, state, gradients, scalars)
+        return weights, state
+
+    def update(self, slots: Slots, gradients: Rows, scalars: Rows) -> None:
+        """Apply an update to distinct slots in place: what `updated` returns is written.
+
+        Raises
+        ------
+        DeviceError : this thread flushes denormals; nothing has changed.
+        """
+        update_rows(self._kind, self._weights, self._state, slots, gradients, scalars)
+
+    def write(self, slots: Slots, weights: Any, state: Any) -> None:
+        """Set weights and state of distinct slots: those of `updated`, or of the host."""
+        self._weights[slots] = weights
+        self._state[slots] = state
+
+    def grow(self, count: int) -> None:
+        """Have so many slots, if there are fewer; those that there are stay as they are."""
+        for name in ("_weights", "_state"):
+            before = getattr(self, name)
+            if count > len(before):
+                rows = self._zeros(count, before.shape[1])
+                rows[: len(before)] = before
+                setattr(self, name, rows)

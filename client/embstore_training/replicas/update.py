@@ -1,0 +1,170 @@
+"""One update of rows at trainers: its options, the sums of all ranks, and what it makes of rows.
+
+Ranks compare before they add. Options that differ are a caller's mistake, which all may mend; a t
+or a rate that differs says that their replicas are no longer alike, and nothing may be added.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from embstore.arithmetic import add_ranks, scale_sums, unique, update_scalars
+from embstore.arrays import Keys, Rows, fp32_scalar
+from embstore.checks.arguments import UINT64_MAX, one_of
+from embstore.commands import UpdateOptions
+from embstore.config import TableConfig
+from embstore.errors import InvalidArgumentError
+from embstore_training.replicas.ranks import (
+    AllGather,
+    Message,
+    Share,
+    Verb,
+    float_bits,
+    meet,
+    others_than,
+)
+from embstore_training.replicas.rows import HostRows, Slots
+
+
+class Sums(NamedTuple):
+    """One table's gradients, summed by key (and over ranks), then scaled."""
+
+    keys: Keys  # (u,) distinct
+    gradients: Rows  # (u, dim)
+
+
+def checked(options: UpdateOptions) -> UpdateOptions:
+    """Return options as numbers that fp32 has, or raise InvalidArgumentError."""
+    one_of(options.on_nonfinite, "on_nonfinite", ("refuse", "skip"))
+    rate = options.learning_rate
+    if rate is not None:
+        rate = fp32_scalar(rate, "learning_rate")
+    scale = fp32_scalar(options.gradient_scale, "gradient_scale")
+    return UpdateOptions(rate, scale, options.on_nonfinite)
+
+
+def numbers_of(options: UpdateOptions) -> list[int]:
+    """Return options as ranks compare them."""
+    rate, skips = options.learning_rate, options.on_nonfinite == "skip"
+    bits = float_bits(rate or 0.0), float_bits(options.gradient_scale)
+    return [int(rate is None), *bits, int(skips)]
+
+
+class Trained(NamedTuple):
+    """A table as ranks compare it, before an update."""
+
+    config: TableConfig
+    t: int
+    learning_rate: float
+
+
+def agreed(
+    own: Share,
+    options: UpdateOptions,
+    tables: Mapping[str, Trained],
+    all_gather: AllGather | None,
+) -> dict[str, Sums] | None:
+    """Return the scaled sums of all ranks, by table; None: they are not finite, and are skipped.
+
+    Parameters
+    ----------
+    own : this rank's gradients, each key once
+    options : `checked`
+    tables : of the replica, all of them
+
+    Raises
+    ------
+    InvalidArgumentError : sums that are not finite and not to be skipped; a rate that an optimizer
+        does not take; ranks that give other options, or whose replicas have parted.
+    """
+    numbers, rates = numbers_of(options), []
+    for name in sorted(tables) if all_gather is not None else ():
+        given = options.learning_rate
+        rates += [
+            tables[name].t,
+            float_bits(tables[name].learning_rate if given is None else given),
+        ]
+    messages = meet(all_gather, Verb.UPDATE, [*numbers, *rates], own)
+    check_alike(messages, numbers, rates)
+    sums = scaled([message.share for message in messages], options.gradient_scale)
+    for name in sums if options.learning_rate is not None else ():
+        what = f"table {name!r}: learning_rate"
+        tables[name].config.optimizer.check_learning_rate(options.learning_rate, what)
+    wrong = first_nonfinite(sums)
+    if wrong is None:
+        return sums
+    if options.on_nonfinite == "skip":
+        return None
+    raise InvalidArgumentError(
+        f"table {wrong[0]!r}: expected finite gradients, found a sum or scaled sum that is not, "
+        f'for key {wrong[1]}; give on_nonfinite="skip" to skip such an update'
+    )
+
+
+def updated(
+    rows: HostRows, table: Trained, slots: Slots, gradients: Rows, options: UpdateOptions
+) -> tuple[Any, Any]:
+    """Return what weights and state of distinct slots are after one more update of a table.
+
+    Raises
+    ------
+    InvalidArgumentError : t cannot grow.
+    DeviceError : this thread flushes denormals.
+    """
+    return rows.updated(slots, gradients, scalars_of(table, options))
+
+
+def scalars_of(table: Trained, options: UpdateOptions) -> Rows:
+    """Return the scalars of one more update of a table, or raise InvalidArgumentError: t cannot
+    grow."""
+    t = table.t + 1
+    if t > UINT64_MAX:
+        raise InvalidArgumentError(
+            f"table {table.config.name!r}: t is {UINT64_MAX} and cannot grow"
+        )
+    given = options.learning_rate
+    rate = table.learning_rate if given is None else given
+    return update_scalars(table.config.optimizer, t, rate, table.config.dim)
+
+
+def check_alike(messages: list[Message], options: list[int], tables: list[int]) -> None:
+    """Check that all ranks update alike replicas alike."""
+    count = len(options)
+    if others := others_than(options, (t.numbers[:count] for t in messages)):
+        raise InvalidArgumentError(
+            f"expected all ranks to update with the same options, found others of ranks {others}; "
+            "all may do it again"
+        )
+    if others := others_than(tables, (t.numbers[count:] for t in messages)):
+        raise InvalidArgumentError(
+            "expected all ranks to have tables of the same t and learning rate, found others of "
+            f"ranks {others}: a rank left out or repeated an update, or pulled at another rate"
+        )
+
+
+def scaled(shares: list[Share], gradient_scale: float) -> dict[str, Sums]:
+    """Add the ranks' sums of each table in rank order, and scale (contract.md, rules 6 and 4)."""
+    names = dict.fromkeys(name for share in shares for name in share)
+    sums = {}
+    for name in names:
+        parts = [share[name] for share in shares if name in share]
+        keys, total = parts[0] if len(parts) == 1 else _added(parts)
+        sums[name] = Sums(keys, scale_sums(total, gradient_scale))
+    return sums
+
+
+def _added(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:
+    keys, inverse = unique(np.concatenate([keys for keys, _ in parts]))
+    ids = np.split(inverse, np.cumsum([len(keys) for keys, _ in parts])[:-1])
+    total = add_ranks(len(keys), [(i, sums) for i, (_, sums) in zip(ids, parts, strict=True)])
+    return keys, total
+
+
+def first_nonfinite(sums: Mapping[str, Sums]) -> tuple[str, int] | None:
+    """Return table and key of the first gradient that is not finite (contract.md, rule 9)."""
+    for name, (keys, gradients) in sums.items():
+        is_finite = np.isfinite(gradients).all(axis=1)
+        if not is_finite.all():
+            return name, int(keys[~is_finite][0])
+    return None

@@ -1,0 +1,241 @@
+"""What the steps of a run call that waits for nothing: rows that are here, updates applied here."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import Rows, as_rows
+from embstore.checks import checked
+from embstore.commands import UpdateOptions
+from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
+from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
+from embstore.results import AcknowledgedUpdate, StepRecords
+from embstore_training.exchange import Exchange, finishing
+from embstore_training.rank_session import RankSession
+from embstore_training.read_ahead import Entry
+from embstore_training.replicas.ranks import AllGather, Verb, meet
+from embstore_training.times import Times
+from embstore_training.write_behind.rows import RowsInFlight, StepSums
+from embstore_training.write_behind.sending import Sending
+from embstore_training.write_behind.slots import Placed, TableSlots
+from embstore_training.write_behind.workers import Workers
+
+_ANSWER_S = 1.0
+"""How long the end of a run that failed waits for a sign of life, where steps are on their way."""
+
+_VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
+
+
+@dataclass
+class _Flight:
+    """What is known of one step beside its batch."""
+
+    placed: dict[str, Placed]
+    records: "Future[StepRecords] | None" = None  # None: not asked for yet, or nothing to ask for
+    is_admitted: bool = False
+
+
+class WriteBehind(Exchange):
+    """The calls that steps make. The loop's thread, but for `prepare`."""
+
+    pools_here = True
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        session: RankSession,
+        times: Times,
+        *,
+        depth: int,
+        all_gather: AllGather | None,
+    ) -> None:
+        super().__init__(sessions, session, times)
+        self._depth, self._all_gather = depth, all_gather
+        self._readers = Workers(depth, "embstore-rows")
+        self._sending: Sending | None = None  # None before the first loop.
+        self._slots: dict[str, TableSlots] = {}  # The reader's thread.
+        self._is_torn = False  # An interrupt has left an update applied, and not sent.
+
+    # A loop
+
+    def begin_loop(self) -> None:
+        """Have no rows, and know t and rates: all steps before are finished.
+
+        Raises
+        ------
+        InvalidArgumentError : they are not: sending one has failed.
+        """
+        if self._sending is not None:
+            if self._sending.has_failed:
+                raise InvalidArgumentError(
+                    "expected the run to end after a step that could not be sent; open it again: "
+                    f"it goes on after step {self._session.last_step}"
+                )
+            self._sending.stop()
+        tables, window = self.sessions.tables(self._session.facts.tables), 2 * self._depth
+        self._rows = RowsInFlight(tables, window, self._all_gather)
+        self._slots = {name: TableSlots(window) for name in tables}
+        bytes_max = self.sessions.call_bytes_max()
+        self._sending = Sending(
+            self._session, self._depth, bytes_max, self._acknowledged, self._failed
+        )
+
+    def _acknowledged(self, number: int) -> None:
+        if (ahead := self.ahead) is not None:
+            ahead.finish(number)
+
+    def _failed(self, failure: BaseException) -> None:
+        if (ahead := self.ahead) is not None:
+            ahead.fail(failure)
+
+    def prepare(self, entry: Entry) -> None:
+        """Give the keys of the next step their slots. The reader's thread."""
+        slots = self._slots
+        entry.flight = _Flight(
+            {name: slots[name].place(keys, entry.number) for name, keys in entry.keys.items()}
+        )
+
+    def begin(self, entry: Entry) -> None:
+        """Ask for the rows of this step and of the next ones, as far as they are announced."""
+        self._ask(entry)
+        for following in self.ahead.announced(self._depth) if self.ahead is not None else ():
+            if following.number <= entry.number + self._depth:
+                self._ask(following)
+
+    def _ask(self, entry: Entry) -> None:
+        flight: _Flight = entry.flight
+        if flight.records is None and any(len(p.new) for p in flight.placed.values()):
+            flight.records = self._readers.submit(lambda: self._read(entry))
+
+    def _read(self, entry: Entry) -> StepRecords:
+        flight: _Flight = entry.flight
+        wanted = {name: places.new for name, places in flight.placed.items() if len(places.new)}
+        read = self.sessions.read_step
+        return self._session.call(lambda member: read(member, entry.number, wanted))
+
+    def synchronize(self) -> None:
+        """Wait until every finished step is acknowledged."""
+        if self._sending is not None:
+            self._sending.synchronize()
+
+    def close(self, failure: BaseException | None) -> None:
+        """Have what was sent acknowledged, and end the threads.
+
+        After a failure that is waited for as long as the store answers at all.
+        """
+        try:
+            if failure is not None and self._sending is not None and self._sending.is_behind:
+                self.sessions.renew(self._session.member, timeout_s=_ANSWER_S)
+            self.synchronize()
+        except EmbstoreError as exc:
+            if failure is None:
+                raise
+            if exc is not failure:
+                failure.add_note(
+                    f"steps after {self._session.last_step} may be lost, as sending them failed as "
+                    f"well; open the session again, and train them again: {exc}"
+                )
+        finally:
+            self._readers.stop()
+            if self._sending is not None:
+                self._sending.stop()
+
+    # A step
+
+    def has_rows(self, entry: Entry) -> bool:
+        """All are here, or have been asked for."""
+        return True
+
+    def send_for_next(self, most: int | None = None) -> None:
+        """They have been asked for long ago."""
+
+    def rows(self, entry: Entry) -> dict[str, Rows]:
+        """Return the rows of a step's unique keys."""
+        with self._times.part("lookup"):
+            return self._rows.lookup(self._admitted(entry))
+
+    def _admitted(self, entry: Entry) -> dict[str, Placed]:
+        flight: _Flight = entry.flight
+        if self._is_torn:
+            raise InvalidArgumentError(
+                "expected the run to end after an update that was interrupted; open it again"
+            )
+        if not flight.is_admitted:
+            self._rows.admit(flight.placed, entry.keys, self._records(entry))
+            flight.is_admitted = True
+        return flight.placed
+
+    def _records(self, entry: Entry) -> StepRecords | None:
+        flight: _Flight = entry.flight
+        if flight.records is None:
+            return None
+        try:
+            return flight.records.result()
+        except DeadlineError:  # it was asked long before the step's turn
+            return self._read(entry)
+
+    def finish(
+        self,
+        entry: Entry,
+        verb: str,
+        sums: Mapping[str, Any] | None = None,
+        options: UpdateOptions | None = None,
+    ) -> AcknowledgedUpdate:
+        """Have a step "updated", "released" or "skipped" here, and sent to the store.
+
+        Waits only while `depth` steps are not acknowledged.
+        """
+        with self._times.part("send"):
+            assert self._sending is not None, "the loop has begun"
+            self._sending.make_room()
+            placed, number = self._admitted(entry), entry.number
+            if verb != "updated" or options is None:
+                meet(self._all_gather, _VERBS[verb])
+                send = finishing(self.sessions, number, verb)
+                self._sending.send(number, verb, 0, send)
+                return AcknowledgedUpdate(0, self._rows.t, skipped=verb == "skipped")
+            own, given = self._own(entry, sums or {}, options)
+            checksum = self._rows.checksum(placed)
+            self._is_torn = True
+            try:
+                is_applied = self._rows.update(number, given, options)
+            except InvalidArgumentError:  # refused whole
+                self._is_torn = False
+                raise
+            send = finishing(self.sessions, number, verb, own, options, rows_checksum=checksum)
+            size = sum(of.gradients.nbytes for of in given.values())
+            self._sending.send(number, verb, size, send)
+            self._is_torn = False
+            return AcknowledgedUpdate(0, self._rows.t, skipped=not is_applied)
+
+    def _own(
+        self, entry: Entry, sums: Mapping[str, Any], options: UpdateOptions
+    ) -> tuple[dict[str, Any], dict[str, StepSums]]:
+        """Return copies of a step's sums: as they are sent, and as they are applied.
+
+        Raises InvalidArgumentError: whatever the store would refuse.
+        """
+        parts = tuple(step_gradients(name, given) for name, given in sums.items())
+        command = checked(c.UpdateStep(self._session.member, entry.number, parts, options))
+        sent: dict[str, Any] = {}
+        applied: dict[str, StepSums] = {}
+        for part in command.tables:
+            name, positions = part.table, part.positions
+            keys, slots = entry.once[name].keys, entry.flight.placed[name].slots
+            if positions is not None:
+                if len(positions) and positions[-1] >= len(keys):
+                    raise InvalidArgumentError(
+                        f"table {name!r}: expected positions below {len(keys)}, the number of "
+                        f"announced keys, found {positions[-1]}"
+                    )
+                positions = positions.copy()
+                keys, slots = keys[positions], slots[positions]
+            shape = len(keys), self._rows.dim(name)
+            rows = np.array(as_rows(part.gradients, shape, name, "gradients"))
+            applied[name] = StepSums(keys, rows, slots)
+            sent[name] = rows if positions is None else SomeGradients(positions, rows)
+        return sent, applied

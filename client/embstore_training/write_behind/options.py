@@ -1,0 +1,63 @@
+"""How far a run may be ahead of the store, and what it needs for that."""
+
+from dataclasses import dataclass
+
+from embstore.checks.arguments import integer, one_of
+from embstore.commands import Waits
+from embstore.errors import InvalidArgumentError
+from embstore.handles.sessions import Sessions
+from embstore_training.replicas.ranks import AllGather, CheckedGather
+
+DEPTH = 4
+"""Steps that are not acknowledged, where a run does not say: as long as the network takes for an
+answer a trainer goes on, if it computes for a quarter of that in a step."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """That a run waits for nothing, and how."""
+
+    depth: int
+    all_gather: AllGather | None
+    """Of several ranks."""
+
+
+def behind_of(
+    sessions: Sessions,
+    waits: Waits,
+    depth: int | None,
+    all_gather: AllGather | None,
+    *,
+    lookahead: int,
+    rank: int,
+    world_size: int,
+) -> Behind | None:
+    """Check the arguments of a run; None: it waits for late rows.
+
+    Raises
+    ------
+    InvalidArgumentError : `waits` is neither "late" nor "none"; `depth` or `all_gather` without
+        "none"; with it a depth above `lookahead`, several ranks without `all_gather`, or a
+        connection that rounds rows.
+    """
+    one_of(waits, "waits", ("late", "none"))
+    if waits == "late":
+        for name, given in (("depth", depth), ("all_gather", all_gather)):
+            if given is not None:
+                raise InvalidArgumentError(f'expected {name} with waits="none" only, found {given}')
+        return None
+    if sessions.rounds_rows:
+        raise InvalidArgumentError(
+            'expected a connection with wire_dtype="float32" for waits="none", found one that '
+            "rounds rows and gradients: the trainer could not know what the store makes of them"
+        )
+    steps = integer(lookahead, "lookahead", 1)
+    most = integer(min(DEPTH, steps) if depth is None else depth, "depth", 1, steps)
+    if world_size == 1:
+        return Behind(most, None)
+    if all_gather is None:
+        raise InvalidArgumentError(
+            f'expected all_gather with waits="none", in which the {world_size} ranks tell each '
+            "other their gradients"
+        )
+    return Behind(most, CheckedGather(all_gather, rank, world_size))

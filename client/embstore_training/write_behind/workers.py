@@ -1,0 +1,41 @@
+"""Threads that make calls for a loop: daemons, so that a call that hangs keeps no process alive."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Workers:
+    """A few threads that call what they are given, in order."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._count = count
+        for number in range(count):
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True).start()
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Have `work` called; the future has what it returns, or raises."""
+        future: Future[T] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def stop(self) -> None:
+        """Call nothing more than what was given until now; wait for nobody."""
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            try:
+                future.set_result(work())
+            except BaseException as failure:  # whoever asked for it is told
+                future.set_exception(failure)
+            del job, future, work  # not kept while the next is waited for

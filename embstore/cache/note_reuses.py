@@ -1,0 +1,115 @@
+"""The loops of measuring reuse (reuse.py), over a table (host/key_table.py) of
+
+    (row key, the time at which it was looked up last)
+
+of the keys in the sample: those with `mix(row key) >> 1 <= limit`. Times begin with 1 and grow by
+one with each key that is looked up, in the sample or not.
+
+note_reuses, over keys[start:], until one has no entry and `taken` is `entries_max`:
+
+    histogram[place of (now - last time), or NEVER where there is no entry] += weight
+
+The place of a time t is t itself below 16; above, an octave has eight places, so that a time is
+known to an eighth: place = 8 s + (t >> s), where s is such that 8 <= t >> s < 16.
+
+thin: entries whose keys have left the sample go, in place.
+
+Host memory only: no device has a twin of these.
+"""
+
+import numpy as np
+
+from embstore.arithmetic.compiled import mix
+from embstore.arithmetic.jit import (
+    Int,
+    Int64Rows,
+    Int64s,
+    Int64sIn,
+    bit_count,
+    building_block,
+    kernel,
+)
+
+PLACES = 512
+NEVER = 0
+"""The place of what was not looked up before; no time is 0."""
+_STEP_BITS = 3
+_BLOCK_KEYS = 512
+_NEXT = np.uint64(1)
+_ONE_BIT = np.uint64(1)
+
+
+@building_block
+def _is_sampled(h: np.uint64, limit: int) -> bool:
+    return bool(np.int64(h >> _ONE_BIT) <= limit)
+
+
+@building_block
+def _place_of(time: int) -> int:
+    below = time  # every bit up to the highest
+    for shift in (1, 2, 4, 8, 16, 32):
+        below |= below >> shift
+    octave = max(bit_count(below) - 1 - _STEP_BITS, 0)
+    return int((octave << _STEP_BITS) + (time >> octave))
+
+
+@kernel
+def note_reuses(
+    keys: Int64sIn,  # (n,) of one table, repeats allowed
+    prefix: Int,  # of their row keys
+    clock: Int,  # the time before the first of them
+    start: Int,
+    table: Int64Rows,  # (places, 2)
+    taken: Int,  # entries in the table
+    entries_max: Int,  # fewer than places
+    limit: Int,
+    weight: Int,  # what a key of the sample stands for
+    histogram: Int64s,  # (PLACES,)
+) -> tuple[int, int]:
+    """Return the first position that is not noted, and the entries taken."""
+    mask = np.uint64(table.shape[0] - 1)
+    sampled = np.empty(_BLOCK_KEYS, np.int64)
+    for begin in range(start, keys.shape[0], _BLOCK_KEYS):
+        # Whether a key is in is as random as a hash: added up, it is no branch.
+        count = 0
+        for i in range(begin, min(begin + _BLOCK_KEYS, keys.shape[0])):
+            sampled[count] = i
+            count += _is_sampled(mix(prefix | keys[i]), limit)
+        for i in sampled[:count]:
+            key = prefix | keys[i]
+            place = mix(key) & mask
+            while table[place, 1] != 0 and table[place, 0] != key:
+                place = (place + _NEXT) & mask
+            now, last = clock + i + 1, table[place, 1]
+            if last == 0:
+                if taken == entries_max:
+                    return i, taken
+                taken += 1
+                table[place, 0] = key
+                histogram[NEVER] += weight
+            else:
+                histogram[_place_of(now - last)] += weight
+            table[place, 1] = now
+    return keys.shape[0], taken
+
+
+@kernel
+def thin(table: Int64Rows, limit: Int) -> int:
+    """Return how many entries stay. As in `key_table.lower`, each is entered anew."""
+    mask = np.uint64(table.shape[0] - 1)
+    first, kept = np.uint64(0), 0
+    while table[first, 1] != 0:
+        first += _NEXT
+    for i in range(table.shape[0]):
+        place = (first + np.uint64(i)) & mask
+        key, time = table[place, 0], table[place, 1]
+        table[place, 1] = 0
+        h = mix(key)
+        if time != 0 and _is_sampled(h, limit):
+            place = h & mask
+            while table[place, 1] != 0:
+                place = (place + _NEXT) & mask
+            table[place, 0] = key
+            table[place, 1] = time
+            kept += 1
+    return kept

@@ -1,0 +1,42 @@
+"""Splitting a budget between pools so that as few lookups as possible miss, given their curves.
+
+The budget is cut into `UNITS` equal parts. For pools taken one after the other, the fewest misses
+with so many units are found for every number of units:
+
+    fewest[p][u] = min over v of fewest[p - 1][u - v] + misses of pool p with v units
+
+which is right for curves with steps, too, as loops have: to give the next unit to whoever gains
+most by it would never climb one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+UNITS = 64
+
+
+def best_split(misses: Sequence[Floats], least: Sequence[int]) -> list[int]:
+    """Return the units of each pool, `UNITS` together.
+
+    Parameters
+    ----------
+    misses : of each pool (UNITS + 1,), its misses with 0, 1, ... units
+    least : of each pool the units that it must have; `UNITS` together at most
+    """
+    fewest, choices = np.full(UNITS + 1, np.inf), []
+    fewest[0] = 0
+    for of_pool, low in zip(misses, least, strict=True):
+        totals = np.full((UNITS + 1, UNITS + 1), np.inf)  # by units of all so far, and its own
+        for own in range(low, UNITS + 1):
+            totals[own:, own] = fewest[: UNITS + 1 - own] + of_pool[own]
+        choices.append(np.argmin(totals, axis=1))
+        fewest = np.min(totals, axis=1)
+    units, left = [], UNITS
+    for choice in reversed(choices):
+        units.append(int(choice[left]))
+        left -= units[-1]
+    return units[::-1]

@@ -1,0 +1,241 @@
+"""Scans of a running store: a table's written rows by ascending key, all as of one command.
+
+A scan is a snapshot of what is committed (`embstore.storage.snapshot`): of a kept checkpoint, or,
+without a label, of a commit that is made for it, in pieces as the store's own (commits.py). What
+commands, merges and a dropped table change from then on it does not see, and it holds nobody up;
+pages are read in the caller's thread, without the engine.
+
+Rejected: the rows of the head as they are, with what commands change set aside, as a digest does
+(set_aside.py). A page would need the engine, what is set aside would grow for as long as a client
+takes to read, and the rows would be those of no commit, which nobody could ask for again.
+
+**The end.** Whoever has read a scan closes it. One that nobody reads for IDLE_S is ended by the
+next command that writes, or the next scan: until then it may keep the space of files that merges
+have replaced. A restore ends all: their commands have been taken back.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import KEY_MASK, Rows
+from embstore.commands import Progress
+from embstore.config import TableConfig
+from embstore.engine.commits import OwnCommits
+from embstore.errors import (
+    CapacityError,
+    CheckpointNotFoundError,
+    InvalidArgumentError,
+    SessionExpiredError,
+    StoreClosedError,
+    TableNotFoundError,
+)
+from embstore.layout import VALUE_BYTES
+from embstore.results import ScanFacts, ScannedRows, State, TableDescription, TableEntry
+from embstore.storage.snapshot import Snapshot
+from embstore.tables.slices import Slices
+from embstore.tables.tables import Tables
+
+IDLE_S = 600.0
+"""Far longer than a client takes for what it has read."""
+SCANS_MAX = 64
+_KEY_BYTES = 8
+
+Out = Callable[[Sequence[str], Sequence[tuple[int, int]], Sequence[Any]], Sequence[Rows]]
+"""Makes the arrays for rows of these shapes, in a message that has other arrays too."""
+
+
+@dataclass
+class _Scan:
+    table: str
+    config: TableConfig
+    snapshot: Snapshot
+    count: int
+    read_at: float
+    opening: int
+
+
+class Scans:
+    """The scans of one store. Any thread."""
+
+    def __init__(self, tables: Tables, commits: OwnCommits) -> None:
+        self.rows = 0
+        self._tables = tables
+        self._commits = commits
+        self._lock = threading.Lock()
+        self._open: dict[str, _Scan] = {}
+        self._openings = 0  # so far; each has its number as of its snapshot
+        self._ended_at = 0  # what was taken up to this opening has ended
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, command: c.OpenScan, progress: Progress | None = None) -> ScanFacts:
+        """Open a scan; one of its name that is open ends.
+
+        Raises
+        ------
+        TableNotFoundError : there is no such table, or there was not at one of the checkpoints.
+        CheckpointNotFoundError : a label is not kept.
+        InvalidArgumentError : `since` is newer than what is to be read.
+        CapacityError : too many scans are open; no room for a commit.
+        StoreClosedError : the store was closed meanwhile.
+        Exception : what `progress` raises.
+        """
+        storage = self._tables.storage
+        self.expire()
+        with self._tables.reading():
+            self._tables.find(command.table, command.table_id)
+            for label in filter(None, (command.label, command.since)):
+                if storage.catalogue.checkpoint(label) is None:  # before anything is written
+                    raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
+            self._check_room(command.scan)
+        if command.label is None and not storage.read_only:
+            self._commits.commit(progress)
+        slices = Slices(self._tables.frame, progress)
+        with slices.one():
+            if self._commits.is_stopping:
+                raise StoreClosedError("the store was closed while a scan was opened")
+            facts, snapshot = self._taken(command)
+            self._openings += 1
+            opening = self._openings
+        count = snapshot.prepare(slices.wanted)
+        config = facts.table.config
+        scan = _Scan(command.table, config, snapshot, count, monotonic(), opening)
+        with self._lock:
+            before = self._open.get(command.scan)
+            if opening <= self._ended_at or (before is not None and before.opening > opening):
+                raise SessionExpiredError(
+                    f"table {command.table!r}: a restore, or another opening of the scan, came "
+                    "while it was opened: open another one"
+                )
+            self._check_room(command.scan)
+            self._open[command.scan] = scan
+        return replace(facts, rows=count)
+
+    def _check_room(self, scan: str) -> None:
+        if len(self._open.keys() - {scan}) >= SCANS_MAX:
+            raise CapacityError(f"{SCANS_MAX} scans are open: close one, or read it to its end")
+
+    def _taken(self, command: c.OpenScan) -> tuple[ScanFacts, Snapshot]:
+        """Return what is to be read. With the engine."""
+        storage, since = self._tables.storage, State()
+        table_id = self._tables.find(command.table, command.table_id).table_id
+        state = storage.catalogue.head
+        if command.label is not None:
+            state = storage.kept(command.label).state
+        entry, since_t = _entry(state, table_id, command.table, command.label), 0
+        if command.since is not None:
+            since = storage.kept(command.since).state
+            since_t = _entry(since, table_id, command.table, command.since).t
+            if since.commit > state.commit:
+                raise InvalidArgumentError(
+                    f"expected since to be a checkpoint before {command.label!r}, found "
+                    f"{command.since!r}, which is newer"
+                )
+        described = TableDescription(entry.config(), table_id, entry.t)
+        facts = ScanFacts(described, state.command, 0, since.command, since_t)
+        return facts, storage.snapshot(table_id, state.commit, since.commit)
+
+    def read(self, command: c.ReadScan, out: Out | None = None) -> ScannedRows:
+        """Return a page of a scan.
+
+        Raises
+        ------
+        SessionExpiredError : there is no such scan, or none any more.
+        InvalidArgumentError : the page is too large.
+        CorruptTableError : a record is not what was written.
+        """
+        scan = self._found(command)
+        self._tables.frame.check_open()
+        self._check_size(scan, command)
+        located = scan.snapshot.rows_from(command.low, command.rows)
+        config, count = scan.config, len(located.keys)
+        whole = np.empty((count, config.layout.stride), config.layout.element)
+        self._tables.storage.rows.collect(located, whole)
+        keys = located.keys & KEY_MASK
+        ends = [0, config.dim, config.dim + config.state_dim][: 3 if command.with_state else 2]
+        parts = [whole[:, low:high] for low, high in pairwise(ends)]
+        if out is None:
+            found = [np.ascontiguousarray(part) for part in parts]
+        else:
+            found = list(out([config.name], [part.shape for part in parts], [keys]))
+            for to, part in zip(found, parts, strict=True):
+                to[:] = part
+        with self._lock:
+            scan.read_at = monotonic()
+            self.rows += count
+        return ScannedRows(keys, found[0], found[1] if command.with_state else None)
+
+    def reply_bytes(self, command: c.ReadScan) -> int:
+        """Return the bytes of a page, at most; raises as `read`."""
+        scan = self._found(command)
+        return min(command.rows, scan.count) * _row_bytes(scan.config, command)
+
+    def _found(self, command: c.ReadScan) -> _Scan:
+        scan = self._open.get(command.scan)
+        if scan is None or scan.table != command.table:
+            raise SessionExpiredError(
+                f"table {command.table!r}: expected an open scan; it was closed, or not read for "
+                f"{IDLE_S:g} s, or the store was restored or opened again: open another one"
+            )
+        return scan
+
+    def _check_size(self, scan: _Scan, command: c.ReadScan) -> None:
+        most, limit = self._tables.limits.call_bytes_max, "limits.call_bytes_max"
+        size = self.reply_bytes(command)
+        if size > most:
+            raise InvalidArgumentError(
+                f"table {scan.table!r}: expected a page of at most {most} bytes ({limit}), found "
+                f"{size}; ask for fewer rows"
+            )
+
+    def close(self, command: c.CloseScan) -> None:
+        """End a scan."""
+        with self._lock:
+            scan = self._open.get(command.scan)
+            if scan is not None and scan.table == command.table:
+                del self._open[command.scan]
+
+    def expire(self) -> None:
+        """End scans that nobody reads."""
+        if self._open:
+            before = monotonic() - IDLE_S
+            self._end({name for name, scan in self._open.copy().items() if scan.read_at < before})
+
+    def end_all(self) -> None:
+        """End every scan, also those that are being opened. With the engine."""
+        with self._lock:
+            self._ended_at = self._openings
+        self._end(set(self._open.copy()))
+
+    def _end(self, names: set[str]) -> None:
+        with self._lock:
+            ended = [self._open.pop(name) for name in names if name in self._open]
+        if ended:  # to unmap files takes long
+            with suppress(RuntimeError):  # the system gives no more threads
+                threading.Thread(target=ended.clear, name="scans", daemon=True).start()
+
+
+def _row_bytes(config: TableConfig, command: c.ReadScan) -> int:
+    elements = config.dim + (config.state_dim if command.with_state else 0)
+    return _KEY_BYTES + VALUE_BYTES * elements
+
+
+def _entry(state: State, table_id: int, name: str, label: str | None) -> TableEntry:
+    """Return a table as of a state."""
+    found = next((entry for entry in state.tables if entry.table_id == table_id), None)
+    if found is None:
+        where = "the last commit" if label is None else f"the checkpoint {label!r}"
+        raise TableNotFoundError(
+            f"expected {where} to have table {name!r} as it is now, found that it has not: the "
+            "table was made later, in place of another one or of none"
+        )
+    return found

@@ -1,0 +1,98 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""The stats of commits, backups, scans, scrubbing and standbys, each read from what does them.
+
+They are here so that who shows them loads no compiled kernel.
+"""
+
+from dataclasses import dataclass
+
+from embstore.stats import counter, flag, gauge, text, texts
+
+_SCRUB_ERRORS_MAX = 100
+
+
+@dataclass
+class BackupStats:
+    """Backups since the store was opened, and the one that runs."""
+
+    backups: int = counter("Backups that were made.", lambda b: b.count)
+    backup_running: bool = flag("A backup is being made.", lambda b: b.is_running)
+    backup_bytes: int = gauge("Of the last backup, done.", lambda b: b.bytes)
+    backup_of_bytes: int = gauge("Of the last backup, all.", lambda b: b.of_bytes)
+    backup_label: str | None = text("Label of the last backup that was made.", lambda b: b.label)
+    backup_error: str | None = text("Why the last backup failed.", lambda b: b.error)
+
+
+@dataclass
+class CommitStats:
+    """Commits that the store makes by itself."""
+
+    commit_every_s: float = gauge(
+        "Time from one commit to the next that the store makes by itself; 0: it makes none.",
+        lambda c: c.every_s,
+    )
+    commit_age_s: float = gauge(
+        "Time since the last commit of any kind: without a command log a crash would lose what was "
+        "done since; 0: nothing was.",
+        lambda c: c.age_s,
+    )
+    own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)
+    own_commit_s: float = gauge("Time that the last of them took.", lambda c: c.seconds)
+    own_commit_error: str | None = text("Why the last of them failed.", lambda c: c.error)
+
+
+@dataclass
+class ScanStats:
+    """Scans of tables since the store was opened."""
+
+    scans_open: int = gauge("Scans that have not ended.", lambda s: len(s))
+    scanned_rows: int = counter("Rows that scans have returned.", lambda s: s.rows)
+
+
+@dataclass
+class ScrubStats:
+    """What was checked in the background since the store was opened."""
+
+    scrub_bytes_per_s: int = gauge(
+        "Rate at which files are checked in the background; 0: they are not.",
+        lambda s: s.bytes_per_s,
+        metric="scrub_rate_bytes",
+    )
+    scrubbed_bytes: int = counter("Checked in the background.", lambda s: s.bytes)
+    scrubbed_rows: int = counter("Records checked in the background.", lambda s: s.found.rows)
+    scrub_passes: int = counter("How often all files were checked.", lambda s: s.found.passes)
+    scrub_age_s: float = gauge("Time since the last pass ended; 0: none has.", lambda s: s.age_s)
+    scrub_problems: int = gauge(
+        "Files that are not what was written.", lambda s: len(s.found.problems)
+    )
+    scrub_errors: list[str] = texts(
+        "What is wrong, with table and keys.",
+        lambda s: [text for found in s.found.problems.values() for text in found][
+            :_SCRUB_ERRORS_MAX
+        ],
+    )
+
+
+@dataclass
+class StandingStats:
+    """What the store is among its copies."""
+
+    role: str = text("leader, standby, or replaced: by a standby that was promoted.")
+    leader: str | None = text(
+        "Address of the leader that this standby follows.", lambda s: s.leader or None
+    )
+    connected: bool = flag("This standby is connected to its leader.", lambda s: s.is_connected)
+    reason: str | None = text(
+        "Why this standby is not connected, or by what the store was replaced.",
+        lambda s: s.replaced_by or s.reason or None,
+    )
+    commands_behind: int = gauge("Commands of the leader that this standby has not yet.")
+    seconds_behind: float = gauge(
+        "Time since this standby had all commands of its leader.",
+        metric="seconds_behind",
+    )
+    commits_taken: int = gauge("Commits of the leader that this standby has taken over.")
+    standbys_needed: int = gauge("So many standbys have a command before it is acknowledged.")
+    standbys: int = gauge("Standbys that are connected.")
+    standbys_dropped: int = gauge("Standbys that were dropped because they were slow.")
+    writes_waiting: int = gauge("Commands that wait for standbys.")

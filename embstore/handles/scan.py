@@ -1,0 +1,105 @@
+"""A scan: the written rows of a table in order, page by page."""
+
+import os
+from contextlib import suppress
+from types import TracebackType
+
+from embstore import commands as c
+from embstore.arrays import Keys, Rows
+from embstore.commands import Executor
+from embstore.config import TableConfig
+from embstore.errors import EmbstoreError
+from embstore.layout import VALUE_BYTES
+
+BATCH_BYTES = 8 << 20
+"""Of the rows of a batch whose length nobody has said: larger ones are no faster."""
+
+
+class Scan:
+    """An iterator over a table's written rows by ascending key, all as of one command.
+
+    Each batch is (keys (n,) int64, weights (n, dim) float32), and state (n, state_dim) float32
+    where it was asked for. A scan is closed at its end, by `close`, and as a context manager; a
+    store ends one that nobody reads for ten minutes. One thread at a time.
+
+    Raises, when a batch is asked for
+    ---------------------------------
+    SessionExpiredError : the scan has ended: see there, or the store was restored or opened again.
+    CorruptTableError : a record is not what was written.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        table: str,
+        table_id: int,
+        *,
+        label: str | None = None,
+        since: str | None = None,
+        batch_rows: int | None = None,
+        with_state: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._executor = executor
+        self._name = os.urandom(16).hex()
+        self._low = 0  # the lowest key that has not come
+        self._is_open = True
+        opening = c.OpenScan(self._name, table, table_id, label, since)
+        facts = executor.execute(opening, timeout_s=timeout_s)
+        self.label = label
+        """The checkpoint that is read; None: a commit made for the scan."""
+        self.since = since
+        """The checkpoint whose rows are left out unless they were written again; None: none are."""
+        self.command: int = facts.command
+        """The last command whose effect the rows have."""
+        self.since_command: int = facts.since_command
+        self.config: TableConfig = facts.table.config
+        """Of the table at that command, with its rows and learning rate."""
+        self.t: int = facts.table.t
+        """Of the table at that command."""
+        self.since_t: int = facts.since_t
+        """Of the table at the checkpoint `since`."""
+        self.rows: int = facts.rows
+        """That come, in all batches."""
+        self.with_state = with_state
+        self._table = table
+        self._left = facts.rows
+        state_dim = self.config.state_dim if with_state else 0
+        row_bytes = VALUE_BYTES * (self.config.dim + state_dim)
+        self._batch_rows = batch_rows or max(BATCH_BYTES // row_bytes, 1)
+
+    def __enter__(self) -> "Scan":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> "Scan":
+        return self
+
+    def __next__(self) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
+        """Return the next batch."""
+        if not self._left:
+            self.close()
+        if not self._is_open:
+            raise StopIteration
+        low, count = self._low, self._batch_rows
+        page = self._executor.execute(
+            c.ReadScan(self._name, self._table, low, count, self.with_state)
+        )
+        self._low, self._left = int(page.keys[-1]) + 1, self._left - len(page.keys)
+        if page.state is None:
+            return page.keys, page.rows
+        return page.keys, page.rows, page.state
+
+    def close(self) -> None:
+        """End the scan. Closing twice is harmless."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(EmbstoreError):  # the store ends it by itself, sooner or later
+                self._executor.execute(c.CloseScan(self._name, self._table))

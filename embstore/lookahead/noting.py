@@ -1,0 +1,82 @@
+"""Noting: what an announced step will use, learned as soon as every rank has announced it.
+
+A step that is noted knows which step before has each of its rows, and its rows in the cache are
+scored by it (foresight.py). Rows of an ended session that were scored so are scored as others are
+again, a step at a time. Jobs of the planner's thread.
+"""
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from time import perf_counter
+
+from embstore.cache.prefetch import Work
+from embstore.errors import CapacityError
+from embstore.lookahead.foresight import Foresight
+from embstore.lookahead.session import Session
+from embstore.lookahead.step import Event, Step
+from embstore.tables.tables import Tables
+
+
+class Noting:
+    """Notes the steps of all live sessions, in order."""
+
+    def __init__(
+        self, tables: Tables, foresight: Foresight, work: Work, lock: threading.RLock
+    ) -> None:
+        self._lock = lock
+        self._tables = tables
+        self._foresight = foresight
+        self._work = work
+        self._stale: list[Step] = []  # of sessions that have ended; their rows are foreseen
+
+    def next(self, sessions: Iterable[Session]) -> Session | None:
+        """Return the session whose next step to note is nearest to its turn. Under the lock."""
+        due = [
+            session
+            for session in sessions
+            if session.error is None
+            and session.announced_by_all(session.noted_step + 1)
+            and (session.noted_step == session.last_step or not session.is_between_steps)
+        ]
+        return min(due, key=lambda session: session.noted_step - session.last_step, default=None)
+
+    def note(self, session: Session) -> None:
+        """Note the next step of a session; nothing, if its trainer has finished it meanwhile."""
+        number = session.noted_step + 1
+        step = session.steps.get(number)
+        if step is None:
+            return
+        row_keys = step.note_keys()
+        with session.uses_lock:
+            if number <= session.last_step:
+                return
+            previous = session.uses.note(row_keys, number)
+            step.is_noted = True
+        for part, steps in step.by_part(previous):
+            part.previous = steps
+        with self._tables.background():
+            with self._lock:
+                step.move(Event.NOTE)
+                session.noted_step = max(session.noted_step, number)
+            begun = perf_counter()
+            if session.error is None and number > session.last_step:
+                self._foresight.note(session, step)
+            self._work.seconds["note"] += perf_counter() - begun
+
+    @property
+    def has_stale(self) -> bool:
+        """Whether rows are scored by steps that will not be done."""
+        return bool(self._stale)
+
+    def end(self, session: Session) -> None:
+        """Have the steps of a session that has ended forgotten. Engine thread."""
+        self._stale += [step for step in session.steps.values() if step.is_noted]
+
+    def forget(self) -> None:
+        """Score the rows of such a step as others are."""
+        with self._tables.background():
+            step = self._stale.pop()
+            pools = [id(pool) for pool in self._tables.pools.values()]
+            with suppress(CapacityError):  # ranks are hints
+                self._foresight.forget(part for part in step.parts if id(part.pool) in pools)

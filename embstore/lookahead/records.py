@@ -1,0 +1,155 @@
+"""Whole rows of steps, for a trainer that runs ahead of the store.
+
+In a session with waits="none" a trainer applies each step's update to its own rows at once, begins
+the next step, and sends the gradients meanwhile (`embstore_training.write_behind`). What differs
+here:
+
+    ReadStep      weights and state of the positions that the trainer asks for, as soon as they are
+                  in the cache, whatever steps are unfinished; with them goes the last finished one,
+                  so that the trainer knows which updates they have seen
+    UpdateStep    waits for its turn (`StepTurn`), where another session's would be refused; and is
+                  checked: the rows that its gradients were computed with are those of the store
+
+**The check** is of the rows before the update, all that the rank has announced, and stands before
+anything changes. So gradients of wrong rows are never applied: the step is refused, its session
+ends, and the place stays behind the step before. Rejected: to compare the rows after the update,
+which finds the same mistake one step earlier where the arithmetic differs, but only once the store
+has taken gradients that were computed from wrong rows, where memory does.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from embstore.arithmetic import checksum
+from embstore.arrays import Rows
+from embstore.commands import StepPositions
+from embstore.errors import InvalidArgumentError, ReplicaMismatchError
+from embstore.layout import VALUE_BYTES
+from embstore.lookahead.handles import Readiness, StepHandle, StepLookup
+from embstore.lookahead.planner import Planner
+from embstore.lookahead.session import Rank, Session
+from embstore.lookahead.step import Part, RankShare, Step
+from embstore.results import StepRecords, TableRows
+from embstore.tables.tables import Tables
+
+
+class StepTurn(StepHandle):
+    """The turn of a step to be finished."""
+
+    def poll(self) -> bool | None:
+        """Return True when all steps before are finished, else None.
+
+        Raises
+        ------
+        SessionExpiredError, RankFailedError : the session has ended.
+        """
+        with self._planner.lock:
+            self._session.check_live()
+            self._check_others()
+            return True if self.number <= self._session.last_step + 1 else None
+
+
+class StepReading(StepLookup):
+    """Whole rows of one rank's share of a step. Reading takes the engine."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        planner: Planner,
+        session: Session,
+        rank: Rank,
+        step: Step,
+        wanted: Sequence[StepPositions],
+    ) -> None:
+        """Raises InvalidArgumentError: the session is another kind; tables or positions that were
+        not announced."""
+        super().__init__(tables, planner, session, rank, step)
+        where = f"session {session.name!r}"
+        if session.facts.waits != "none":
+            raise InvalidArgumentError(
+                f"{where}: expected it to be opened with waits='none', found "
+                f"{session.facts.waits!r}; look its steps up"
+            )
+        self._wanted = {part.table: part.positions.view(np.int32) for part in wanted}
+        announced = super().shapes
+        for name, positions in self._wanted.items():
+            count = announced[name][0] if name in announced else 0
+            if name not in announced or (len(positions) and positions[-1] >= count):
+                raise InvalidArgumentError(
+                    f"{where}: step {step.number}: expected positions of announced keys, below "
+                    f"{count} of table {name!r}, found {positions[-1:].tolist()}"
+                )
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of the rows."""
+        return sum(
+            VALUE_BYTES * len(p) * (table.dim + table.config.state_dim)
+            for name, p in self._wanted.items()
+            for table in (self._share.table(name),)
+        )
+
+    def is_ready(self) -> bool:
+        """Say whether the rows can be read; see `poll`."""
+        return self.poll() >= Readiness.EARLY
+
+    def read(self, out: Any = None) -> Any:
+        """Return the rows, as `StepRecords`. When `is_ready`."""
+        with self._tables.reading():
+            self._session.check_live()
+            last_step = self._session.last_step  # steps are finished with the engine
+            found: dict[str, tuple[Rows, Rows]] = {}
+            missing = 0
+            for part in self._share.parts:
+                wanted = [self._wanted.get(t.name, np.empty(0, np.int32)) for t in part.tables]
+                missing += _read(part, wanted, found)
+            tables = self._session.tables
+            read = tuple(TableRows(n, *found[n], tables[n].t) for n in self._wanted)
+        count = sum(len(positions) for positions in self._wanted.values())
+        is_early = self.number > last_step + 1
+        self._count(count, missing, self.reply_bytes, is_early=is_early)
+        return StepRecords(read, last_step)
+
+
+def check_rows(session: Session, step: Step) -> None:
+    """Check that ranks have computed with the store's rows. Engine thread, before an update.
+
+    Raises
+    ------
+    ReplicaMismatchError : some have not.
+    """
+    for rank, sent in sorted(step.sent.items()):
+        if sent.rows_checksum is None:
+            continue
+        found = checksum(_records(step.shares[rank]))
+        if found != sent.rows_checksum:
+            raise ReplicaMismatchError(
+                f"session {session.name!r}: step {step.number}: expected rank {rank} to have the "
+                f"rows of the store, of checksum {found:08x}, found {sent.rows_checksum:08x}; its "
+                "gradients are not applied. Open the session again: it goes on after step "
+                f"{session.last_step}, from the rows of the store"
+            )
+
+
+def _records(share: RankShare) -> Iterator[tuple[Rows, Rows]]:
+    found: dict[str, tuple[Rows, Rows]] = {}
+    for part in share.parts:
+        _read(part, [np.arange(len(keys), dtype=np.int32) for keys in part.keys], found)
+    return (found[name] for name in share.places)
+
+
+def _read(part: Part, wanted: Sequence[Any], found: dict[str, tuple[Rows, Rows]]) -> int:
+    """Put weights and state of some positions of each table into `found`; return how many of all
+    rows were missing."""
+    places = [positions + low for positions, low in zip(wanted, part.bounds, strict=False)]
+    d_rows, d_slots, _, missing = part.look_at(places, count=False)
+    device = part.pool.device
+    slots = device.memory.download(d_slots)[np.concatenate(places)]
+    records = device.rows.read_rows(d_rows, slots)
+    dim, end = part.pool.layout.dim, part.pool.layout.dim + part.pool.layout.state_dim
+    cuts = np.cumsum([len(positions) for positions in wanted])[:-1]
+    for table, rows in zip(part.tables, np.split(records, cuts), strict=True):
+        found[table.name] = rows[:, :dim], rows[:, dim:end]
+    return missing

@@ -1,0 +1,115 @@
+"""The rows of one table as of a commit, in the order of their keys, while the store goes on.
+
+A state is files that never change: the runs of the base and the segments of the log with ``commit
+<=`` its own, the later record of a row winning (catalogue.py). So a snapshot is a list of them,
+taken with the engine in microseconds. Their maps keep the content for as long as the snapshot
+lives, also of files that a merge, a restore or a dropped table has removed meanwhile.
+
+**Since another commit.** A commit logs every dirty row. So what was written after it is in what has
+a higher commit number, and nothing else is: merges never mix what is on two sides of a kept
+checkpoint. Rows that were written are found by the keys of these files, whatever was written.
+
+Keys are merged in pieces of some groups of keys (key_index.py). Of the log, whose records are in
+the order of time, the keys of the table are sorted once: 24 bytes a row, as many as its index has.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS
+from embstore.storage.copying import Stored, cuts_of, group_counts, newest, rows_between
+from embstore.storage.key_index import GROUP_BITS
+from embstore.storage.run import Run
+from embstore.storage.segment import Segment, places_of
+from embstore.storage.stored_rows import Located
+
+_PIECE_ROWS = 1 << 18
+"""Rows whose keys are in memory at a time."""
+
+
+class Snapshot:
+    """The rows of one table. Made with the engine; then any thread.
+
+    Parameters
+    ----------
+    commit : rows as of this one, which is the head's or that of a kept checkpoint
+    since : of those, the ones that were logged after this one, which is likewise; 0: all
+    """
+
+    def __init__(
+        self,
+        table_id: int,
+        runs: Sequence[Run],
+        segments: Sequence[Segment],
+        commit: int,
+        since: int = 0,
+    ) -> None:
+        self._low, self._high = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
+        self._runs = [run for run in runs if since < run[0].entry.commit <= commit]
+        self._segments = [s for s in segments if since < s.commit <= commit]
+        self._maps = (
+            [segment.map for segment in self._segments],
+            [part.file.map for run in self._runs for part in run],
+        )
+        self._log: Stored | None = None
+        self._cuts: list[int] = []
+        self._piece: tuple[int, Stored] | None = None  # the last that was merged, and its number
+
+    def prepare(self, between: Callable[[], None]) -> int:
+        """Sort what has to be, and return how many rows there are; `between` is called between
+        pieces, and what it raises ends it."""
+        logged = []
+        for segment in self._segments:
+            between()
+            logged.append(self._logged(segment))
+        self._log = newest(logged) if logged else None
+        counted = group_counts(self._runs, self._low, self._high)
+        if self._log is not None:
+            groups = np.unique(self._log.keys >> GROUP_BITS, return_counts=True)
+            counted = np.concatenate([counted, np.stack(groups, axis=1)])
+        self._cuts = list(cuts_of(counted, self._low, self._high, _PIECE_ROWS))
+        count = 0
+        for low, high in pairwise(self._cuts):
+            between()
+            count += len(self._merged(low, high).keys)
+        return count
+
+    def rows_from(self, low: int, count: int) -> Located:
+        """Return where the first rows are, at most so many, whose key is not below `low`."""
+        low = min(self._low + low, self._high)
+        number = bisect_right(self._cuts, low) - 1
+        found: list[Stored] = []
+        while count > 0 and number < len(self._cuts) - 1:
+            piece = self._piece_of(number)
+            begin = int(np.searchsorted(piece.keys, low))
+            found.append(piece.at(slice(begin, begin + count)))
+            count -= len(found[-1].keys)
+            number += 1
+        keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in found)])
+        addresses = [np.empty(0, np.uint64), *(part.addresses for part in found)]
+        return Located(keys, np.concatenate(addresses), np.full(len(keys), 3, np.uint8), self._maps)
+
+    def _piece_of(self, number: int) -> Stored:
+        kept = self._piece  # another thread may put another one there
+        if kept is None or kept[0] != number:
+            kept = self._piece = number, self._merged(*self._cuts[number : number + 2])
+        return kept[1]
+
+    def _merged(self, low: int, high: int) -> Stored:
+        """Return the newest record of each row in a range, by row key."""
+        parts = [rows_between(run, low, high) for run in self._runs]
+        if self._log is not None:
+            begin, end = np.searchsorted(self._log.keys, [low, high])
+            parts.append(self._log.at(slice(begin, end)))
+        parts = [part for part in parts if len(part.keys)] or parts[:1]
+        return newest(parts) if parts else Stored.none()
+
+    def _logged(self, segment: Segment) -> Stored:
+        """Return the records of the table in a segment, oldest first."""
+        keys, positions = segment.keys_and_positions()
+        own = (keys >= self._low) & (keys < self._high)
+        sizes, addresses = places_of([segment], positions[own])
+        return Stored(keys[own], addresses, sizes)

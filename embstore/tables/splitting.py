@@ -1,0 +1,228 @@
+"""How `cache_bytes` is split between pools: by what each would miss, measured as lookups come.
+
+As long as the budget lasts, pools take what they need. Once one has asked for more in vain, it is
+decided every so many keys looked up how large each should be: `MissCurve` says what it misses with
+how many slots, `best_split` which sizes miss least together. Every miss counts alike, a read of a
+row; a pool of large rows has few slots of its bytes, and so little to gain by them.
+
+**Steady.** Curves have noise, and slabs that move have rows leave that will be missed. So there is
+a new split only if it would save `_GAIN` of all misses, or bring so many more hits (beside a scan,
+which misses whatever it has, a few misses may be many hits); an eighth of the budget moves at most
+before it is decided again, and slabs move in slices, one at a time between commands
+(`Arena.move_slice`). Pins in slots that go are taken back: hot rows are pinned again elsewhere, and
+steps with a row there planned again. Where the log has no room for dirty rows of a slice, nothing
+moves until it is decided again.
+
+**Floors.** A pool keeps a sixty-fourth of the budget, the rows of its largest call lately, and as
+many slots as are pinned (a call that does not fit is done in parts, which takes far longer than its
+misses), up to an equal part of half the budget, as if nothing were measured.
+
+All of it follows from the keys of lookups and their order; there is no clock. Only pins may be
+there a little sooner or later. Neither changes a bit of any row. Rows that updates bring in without
+a lookup before are not seen, and neither are lookups whose keys are in a GPU's memory: while there
+are such, the split stays as it is. With one pool nothing is measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from embstore.cache.arena import Arena, Member
+from embstore.cache.pool import Pool
+from embstore.cache.reuse import Floats, MissCurve, Reuse
+from embstore.cache.split import UNITS, best_split
+from embstore.cache_split import CacheSplit
+from embstore.errors import CapacityError
+from embstore.layout import Layout
+from embstore.tables.state import Share
+
+_PERIOD_SLOTS = 2
+_PERIOD_KEYS_MIN = 1 << 14
+_GAIN = 1 / 50
+_MOVED_SHARE = 8
+
+
+@dataclass
+class PoolSplit:
+    """What was decided last of one pool. All 0: nothing was."""
+
+    bytes_before: int = 0
+    bytes_aimed: int = 0
+    miss_rate_before: float = 0.0
+    miss_rate_aimed: float = 0.0
+
+
+class SplitPool(NamedTuple):
+    """A pool, and what was decided last of it."""
+
+    pool: Pool
+    split: PoolSplit
+
+
+class Splitting:
+    """The split of one store's cache. Inside a call.
+
+    Parameters
+    ----------
+    pools : those of the store, which come and go
+    how : "measured", or "demand": whoever comes first
+    """
+
+    def __init__(self, arena: Arena, pools: Mapping[Layout, Pool], how: CacheSplit) -> None:
+        self.how = how
+        self.decisions = 0
+        """How often the split was changed."""
+        self.moved_bytes = 0
+        """Bytes that pools have released for others."""
+        self.refused = 0
+        """How often slots could not move: the log had no room for their dirty rows."""
+        self._arena = arena
+        self._pools = pools
+        self._reuses: dict[Pool, Reuse] = {}
+        self._splits: dict[Pool, PoolSplit] = {}
+        self._era = -1  # the arena's, of what was measured
+        self._keys_left = 0  # until it is decided
+        self._bytes_left = 0  # that may move before that
+        self._has_unseen = False  # lookups, since it was decided
+
+    def forget(self) -> None:
+        """Forget what was measured: pools have gone."""
+        self._reuses, self._splits, self._era = {}, {}, -1
+
+    @property
+    def splits(self) -> list[SplitPool]:
+        """All pools, with what was decided last of them."""
+        splits = self._splits if self._is_current else {}
+        return [SplitPool(p, splits.get(p, PoolSplit())) for p in self._pools.values()]
+
+    def note(self, shares: Sequence[Share]) -> None:
+        """Take up a lookup."""
+        if self.how == "demand" or len(self._pools) < 2:
+            return
+        if not self._is_current:
+            self._begin()
+        for share in shares:
+            if isinstance(share.keys, np.ndarray):
+                self._reuses[share.table.pool].note(share.table.table_id, share.keys)
+                self._keys_left -= len(share.keys)
+            else:
+                self._has_unseen = True
+        for reuse in self._reuses.values():
+            reuse.end_call()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `decide` or `move` has something to do."""
+        return self._is_current and (self._keys_left <= 0 or self._may_move)
+
+    @property
+    def _may_move(self) -> bool:
+        return self._bytes_left > 0 and self._arena.may_move
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether what was measured is of these pools and this budget."""
+        return self._era == self._arena.era
+
+    def _begin(self) -> None:
+        """Measure anew."""
+        self._reuses = {p: Reuse(p.slots.sizes.slots_max) for p in self._pools.values()}
+        self._splits = {}
+        self._begin_period()
+        self._era = self._arena.era
+
+    def _begin_period(self) -> None:
+        slots = sum(pool.slots.count for pool in self._reuses)
+        self._keys_left = max(_PERIOD_SLOTS * slots, _PERIOD_KEYS_MIN)
+        self._bytes_left, self._has_unseen = 0, False
+
+    def decide(self) -> bool:
+        """Decide if it is time; return whether slots are to move. Between commands."""
+        if not self.is_due:
+            return False
+        if self._keys_left <= 0:
+            is_seen = not self._has_unseen
+            self._begin_period()
+            if self._arena.is_short and is_seen:
+                self._decide()
+            for reuse in self._reuses.values():
+                reuse.fade()
+        return self._may_move
+
+    def move(self) -> None:
+        """Move a slice. Between commands.
+
+        Raises
+        ------
+        CapacityError : no room in the log for dirty rows that must leave; nothing moves until it is
+            decided again.
+        """
+        try:
+            moved = self._arena.move_slice()
+        except CapacityError:
+            self._bytes_left = 0
+            self.refused += 1
+            raise
+        self.moved_bytes += moved
+        self._bytes_left -= moved
+
+    def _decide(self) -> None:
+        pools = list(self._reuses)
+        self._arena.is_short = False
+        self._bytes_left = self._arena.budget_bytes // _MOVED_SHARE if self._arena.aims else 0
+        least = [self._least_units(pool) for pool in pools]
+        if sum(least) > UNITS:
+            return
+        curves = [self._reuses[pool].curve() for pool in pools]
+        unit = self._arena.budget_bytes / UNITS
+        sizes: Floats = np.arange(UNITS + 1) * np.float64(unit)
+        misses = [c.at(_slots(p, sizes)) for p, c in zip(pools, curves, strict=True)]
+        misses_now = [float(c.at(p.slots.count)) for p, c in zip(pools, curves, strict=True)]
+        units = best_split(misses, least)
+        misses_then = [float(m[u]) for u, m in zip(units, misses, strict=True)]
+        hits_now = sum(curve.lookups for curve in curves) - sum(misses_now)
+        saved = sum(misses_now) - sum(misses_then)
+        if saved <= _GAIN * min(sum(misses_now), hits_now):
+            return
+        aims: dict[Member, int] = {
+            p.evictor: int(u * unit) for p, u in zip(pools, units, strict=True)
+        }
+        if aims == self._arena.aims:
+            return
+        self.decisions += 1
+        self._bytes_left = self._arena.budget_bytes // _MOVED_SHARE
+        self._arena.aim(aims)
+        for i, pool in enumerate(pools):
+            self._splits[pool] = PoolSplit(
+                bytes_before=pool.slots.memory_bytes,
+                bytes_aimed=int(units[i] * unit),
+                miss_rate_before=_rate(misses_now[i], curves[i]),
+                miss_rate_aimed=_rate(misses_then[i], curves[i]),
+            )
+
+    def _least_units(self, pool: Pool) -> int:
+        """Return the units that a pool keeps: never less than one."""
+        slots = pool.slots
+        needed = max(self._reuses[pool].largest_call, pool.pins.known_count)
+        needed += needed // 8  # some slots are never pinned
+        floor = min(needed * slots.slot_bytes + slots.sizes.staging_bytes, self._floor_bytes)
+        least = max(int(floor), slots.sizes.least_bytes)
+        return max(1, -(-least * UNITS // self._arena.budget_bytes))
+
+    @property
+    def _floor_bytes(self) -> int:
+        return self._arena.budget_bytes // (2 * len(self._reuses))
+
+
+def _slots(pool: Pool, sizes: Floats) -> Floats:
+    """Return the slots that a pool has of so many bytes: whole slabs."""
+    slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
+    slabs = np.maximum(sizes - slots.sizes.staging_bytes, 0) / (slots.slot_bytes * slab_slots)
+    whole: Floats = np.floor(slabs) * slab_slots
+    return whole
+
+
+def _rate(misses: float, curve: MissCurve) -> float:
+    return misses / max(curve.lookups, 1.0)

@@ -1,0 +1,45 @@
+"""`embstore doctor`: what of this machine makes a server slow, or fails it later."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from embstore_server.cli import exits, output
+
+if TYPE_CHECKING:
+    from embstore_server.doctor.findings import Finding
+
+
+def doctor(
+    data: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Data directory of the server; need not exist.")
+    ] = Path(),
+    *,
+    as_json: output.AsJson = False,
+) -> None:
+    """Look at limits, disk, clock, processor, memory, GPU and versions; say what to change.
+
+    Run it as the server's user, where it will run: in its container, say. It writes 32 MiB to DIR
+    and removes them. Status 1: something fails; a warning is no failure.
+    """
+    from embstore_server.doctor import disk, installed, limits, machine
+    from embstore_server.doctor.findings import System
+
+    system = System()
+    findings = [
+        *limits.looked_at(system, has_gpu=installed.has_gpu(system)),
+        *disk.looked_at(system, data),
+        *machine.looked_at(system),
+        *installed.looked_at(system),
+    ]
+    document = {"findings": [asdict(finding) for finding in findings]}
+    output.show(document, "\n".join(map(_line, findings)), as_json=as_json)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(exits.FAILED)
+
+
+def _line(finding: "Finding") -> str:
+    change = f"\n      {finding.change}" if finding.change else ""
+    return f"{finding.status:5} {finding.name}: {finding.found}{change}"

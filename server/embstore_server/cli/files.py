@@ -1,0 +1,118 @@
+"""`embstore export`, `embstore import`: tables as files (`embstore_client.files`)."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore_server.cli import output
+from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
+from embstore_server.cli.flags import flag
+from embstore_server.cli.output import Shown
+from embstore_server.parsing import bytes_text
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+    from embstore.handles.table import Table
+
+_Name = Annotated[str, typer.Argument(metavar="TABLE")]
+
+
+@on_server(LONG_TIMEOUT_S)
+def export(
+    connect: Connect,
+    table: _Name,
+    *,
+    to: Annotated[
+        str,
+        flag(
+            "A path, or a URL of fsspec, that ends with .safetensors, .parquet or .npy.",
+            "FILE",
+            *("-o", "--output"),
+        ),
+    ],
+    label: Annotated[
+        str | None, flag("A kept checkpoint. Default: what there is now, committed.", "LABEL")
+    ] = None,
+    since: Annotated[
+        str | None, flag("Only rows written after this kept checkpoint.", "LABEL")
+    ] = None,
+    with_state: Annotated[bool, flag("The optimizer's state, too.", None)] = False,
+) -> Shown:
+    """Write the rows of a table to a file, all as of one command, while others train.
+
+    The file has its name when it is whole. A .npy file has every row of the table, by number, the
+    others the rows that were written.
+    """
+    from embstore_client.files import export_table
+
+    how: dict[str, Any] = {"label": label, "since": since, "with_state": with_state}
+    with connect() as store, output.progress_of("rows") as progress:
+        done = export_table(store.table(table), to, progress=progress, **how)
+    about = done.about
+    text = (
+        f"{to}: {done.rows:,} rows of {table} as of command {about.command:,}, t {about.t:,}, "
+        f"{bytes_text(done.bytes)}"
+    )
+    document = {"rows": done.rows, "bytes": done.bytes, "command": about.command, "t": about.t}
+    return {"file": to, "table": table, "label": label, "since": since, **document}, text
+
+
+@on_server(LONG_TIMEOUT_S)
+def import_(
+    connect: Connect,
+    table: _Name,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A path, or a URL of fsspec: .safetensors, .parquet, .npy, or a checkpoint of "
+            "PyTorch (.pt, .pth, .bin, .ckpt).",
+        ),
+    ],
+    *,
+    tensor: Annotated[
+        str | None, flag("Which tensor or column has the rows, where there are several.", "NAME")
+    ] = None,
+    with_state: Annotated[bool, flag("Set the optimizer's state and t, too.", None)] = False,
+    allow_nan: Annotated[bool, flag("Take NaNs, which are refused as a rule.", None)] = False,
+    create: Annotated[
+        bool, flag("Make the table as the file says, if it is not there.", None)
+    ] = False,
+) -> Shown:
+    """Set rows of a table to those of a file. Interrupted, it can be done again.
+
+    Without --with-state, rows are assigned: their optimizer state starts anew.
+    """
+    from embstore_client.files import import_table
+
+    how: dict[str, Any] = {"tensor": tensor, "with_state": with_state, "allow_nan": allow_nan}
+    with connect() as store, output.progress_of("rows") as progress:
+        handle = _created(store, table, file) if create else store.table(table)
+        done = import_table(handle, file, progress=progress, **how)
+    text = f"{done.rows:,} rows of {file} are in {table}, t {done.t:,}"
+    return {"table": table, "file": file, **vars(done)}, text
+
+
+def _created(store: "Store", name: str, file: str) -> "Table":
+    """Return a table, made as a file says if there is none of the name."""
+    from embstore_client.files import about_file
+
+    try:
+        return store.table(name)
+    except TableNotFoundError:
+        about = about_file(file)
+    if about is None:
+        raise InvalidArgumentError(
+            f"{file}: expected it to say what table to create, found nothing: create it with "
+            "`embstore table create`"
+        )
+    config = about.config
+    return store.create_table(
+        name,
+        dim=config.dim,
+        rows=config.rows,
+        optimizer=config.optimizer,
+        initializer=config.initializer,
+        seed=config.seed,
+    )

@@ -1,0 +1,41 @@
+"""`embstore sessions`: list look-ahead sessions, and end one."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from embstore_server.cli import output
+from embstore_server.cli.connection import Connect, on_server
+from embstore_server.cli.flags import YES
+from embstore_server.cli.output import Shown
+from embstore_server.cli.stats import side_by_side
+
+
+@on_server(is_watched=True)
+def list(connect: Connect) -> Shown:
+    """Show the live look-ahead sessions: how far they are, hits, stalls, leases. The default."""
+    from embstore.lookahead.stats import SessionStats
+
+    with connect() as store:
+        found = store.stats()["sessions"]["open"]
+    drawn = partial(side_by_side, SessionStats, found)
+    return found, drawn if found else "no session is live"
+
+
+@on_server()
+def close(
+    connect: Connect,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    *,
+    yes: Annotated[bool, YES] = False,
+) -> Shown:
+    """End a session for all its ranks, who are told so; its place stays.
+
+    For one whose trainer was killed, if its lease is long, or hangs.
+    """
+    with connect() as store:
+        if not yes:
+            output.ask(f"End session {name!r} for all its ranks?", f"session {name!r}", "ended")
+        store.sessions.end(name)
+    return {"name": name}, f"ended session {name}"

@@ -1,0 +1,43 @@
+"""Signals that end a command: what it has begun is put away first, as after an error."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from embstore_server.cli.exits import BY_SIGNAL
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_IGNORED = (signal.SIGINT, *_ENDING)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(BY_SIGNAL + number)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and a closed terminal raise SystemExit in the block, as Ctrl-C raises
+    KeyboardInterrupt. A signal that is ignored, as by nohup, stays so."""
+    heard = [n for n in _ENDING if signal.getsignal(n) is not signal.SIG_IGN]
+    with _handled(heard, _end):
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore these signals in the block: for what puts away, and is short."""
+    with _handled(_IGNORED, signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Any, handler: Any) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

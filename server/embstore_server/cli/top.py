@@ -1,0 +1,37 @@
+"""`embstore top`: a running store in a terminal, as its page shows it in a browser.
+
+It looks every so often and draws the whole screen anew: counters as what they grew by a second
+since the look before. Where nothing can be drawn over, in a pipe or a file, it looks once and ends.
+"""
+
+from functools import partial
+from time import monotonic
+from typing import Annotated, Any
+
+from embstore_server.cli import output
+from embstore_server.cli.connection import EVERY_FLAG, EVERY_S, Connect, on_server
+from embstore_server.cli.flags import flag
+from embstore_server.cli.output import Shown
+from embstore_server.cli.watching import watched
+
+
+@on_server()
+def top(
+    connect: Connect,
+    *,
+    once: Annotated[bool, flag("Look once, write that and end.", None, "--once")] = False,
+    every: Annotated[float, EVERY_FLAG] = EVERY_S,
+) -> Shown:
+    """Watch a running store: hit rates, stages, memory, sessions, files, tables. Ctrl-C ends it."""
+    from embstore_server.cli.top_view import Look, drawn
+
+    now: Look | None = None
+
+    def look() -> Shown:
+        nonlocal now
+        stats: dict[str, Any] = store.stats()
+        now = Look(stats, monotonic(), (now.stats, now.at) if now else None)
+        return stats, partial(drawn, now)
+
+    with connect() as store:
+        return look() if once or not output.is_terminal() else watched(look, every)

@@ -1,0 +1,90 @@
+"""`embstore flush`, `resize-cache`, `set-policy`, `check-integrity`, `clear-counts`, `promote`: how
+a running store works, and no bit of its rows.
+"""
+
+from typing import Annotated
+
+import typer
+
+from embstore.cache.policies import POLICIES
+from embstore.errors import CorruptTableError
+from embstore_server.cli import output, parameters
+from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
+from embstore_server.cli.flags import YES
+from embstore_server.cli.output import Shown
+from embstore_server.parsing import bytes_text
+
+
+@on_server(LONG_TIMEOUT_S)
+def flush(
+    connect: Connect,
+    table: Annotated[str, typer.Argument(metavar="[TABLE]", help="Default: all.")] = "",
+) -> Shown:
+    """Write dirty rows to the log; they stay in the cache. A checkpoint makes them durable."""
+    with connect() as store, output.progress("flush"):
+        rows = store.table(table).flush() if table else store.flush()
+    return {"table": table or None, "rows": rows}, f"{rows:,} rows were written to the log"
+
+
+@on_server()
+def resize_cache(
+    connect: Connect,
+    to: Annotated[str, typer.Argument(metavar="BYTES", help="As 4GiB, or 1073741824.")],
+) -> Shown:
+    """Change the cache's budget until the server is started again."""
+    cache_bytes = parameters.byte_count("BYTES", to)
+    assert cache_bytes is not None
+    with connect() as store, output.progress("resize"):
+        store.resize_cache(cache_bytes)
+    return {"cache_bytes": cache_bytes}, f"the cache has {bytes_text(cache_bytes)}"
+
+
+@on_server(LONG_TIMEOUT_S)
+def set_policy(
+    connect: Connect,
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help=f"{', '.join(POLICIES)}.")],
+) -> Shown:
+    """Have rows leave the cache by another policy until the server is started again."""
+    with connect() as store, output.progress("policy"):
+        store.set_policy(policy)
+    return {"policy": policy}, f"rows leave by {policy}"
+
+
+@on_server(LONG_TIMEOUT_S)
+def check_integrity(connect: Connect) -> Shown:
+    """Check the invariants of cache and storage while the store is used. Status 1: one is violated.
+
+    It checks what the server has in memory; `embstore verify` reads the files of a store that no
+    server has open.
+    """
+    from embstore.commands import CheckIntegrity
+
+    with connect() as store, output.progress("check"):
+        violation = store.executor.execute(CheckIntegrity())
+    if violation:
+        raise CorruptTableError(f"an invariant does not hold: {violation}")
+    return {"violation": None}, "every invariant holds"
+
+
+@on_server()
+def clear_counts(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
+    """Count from nothing again how often rows are accessed."""
+    with connect() as store:
+        if not yes:
+            output.ask("Lose the counts of accesses?", "the counts", "cleared")
+        store.clear_counts()
+    return {"cleared": True}, "accesses are counted from nothing again"
+
+
+@on_server()
+def promote(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
+    """Make a standby the leader: it takes writes, and the leader it followed takes none any more.
+
+    Give --address of the standby.
+    """
+    with connect() as store:
+        if not yes:
+            output.ask("Have its leader take no writes any more?", "the server", "promoted")
+        store.promote()
+        role = store.stats()["standing"]["role"]
+    return {"role": role}, f"the server is the {role}"

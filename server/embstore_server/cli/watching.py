@@ -1,0 +1,42 @@
+"""Looking at a server again and again: `embstore top`, and `--watch` of other commands.
+
+On a terminal each look is drawn over the one before, and the last one stays when Ctrl-C has ended
+it. Elsewhere looks are written one after the other, with --json a line each, until nobody reads.
+"""
+
+from collections.abc import Callable
+from time import sleep
+
+from embstore_server.cli import output
+from embstore_server.cli.output import Shown
+
+
+def watch(look: Callable[[], Shown], every_s: float, *, as_json: bool) -> None:
+    """Show what `look` returns, every so often, until Ctrl-C."""
+    if output.is_terminal() and not as_json:
+        document, drawn = watched(look, every_s)
+        output.show(document, drawn, as_json=False)
+        return
+    try:
+        while True:
+            document, drawn = look()
+            if as_json:
+                output.show_json_line(document)
+            else:
+                output.show(document, drawn, as_json=False)
+            sleep(every_s)
+    except KeyboardInterrupt:
+        return
+
+
+def watched(look: Callable[[], Shown], every_s: float) -> Shown:
+    """Draw on the whole terminal what `look` returns, until Ctrl-C; return the last of it."""
+    shown = look()
+    try:
+        with output.screen(output.drawn(shown[1])) as update:
+            while True:
+                sleep(every_s)
+                shown = look()
+                update(output.drawn(shown[1]))
+    except KeyboardInterrupt:
+        return shown

@@ -1,0 +1,69 @@
+"""What is installed: versions, the packages of extras, CuPy and the driver of a GPU."""
+
+import platform
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from embstore_server.doctor.findings import Finding, System, ok, warn
+
+_PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
+_CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+
+
+def looked_at(system: System) -> Iterator[Finding]:
+    """Yield what there is to say of what is installed."""
+    yield of_versions({name: found for name in _PACKAGES if (found := version_of(name))})
+    yield of_gpu(system, {name: found for name in _CUPY if (found := version_of(name))}, _devices)
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, "" where there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def of_versions(found: dict[str, str]) -> Finding:
+    """Judge which packages there are."""
+    python = f"Python {platform.python_version()}, Linux {platform.release()}"
+    text = ", ".join([python, *(f"{name} {number}" for name, number in found.items())])
+    missing = [name for name in ("numba", "fastapi", "uvicorn") if name not in found]
+    if not missing:
+        return ok("versions", text)
+    change = '`pip install "embstore[server]"`: without, this machine has clients only'
+    return warn("versions", f"{text}; no {', '.join(missing)}", change)
+
+
+def has_gpu(system: System) -> bool:
+    """Tell whether there is a driver of NVIDIA's."""
+    return system.has("proc/driver/nvidia/version") or system.has("dev/nvidia0")
+
+
+def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> Finding:
+    """Judge driver and CuPy. `devices` returns what CuPy finds, and raises where it cannot."""
+    if not has_gpu(system):
+        return ok("GPU", "none with a driver: rows are cached in memory of the host")
+    driver = system.text("proc/driver/nvidia/version").partition("\n")[0] or "a driver"
+    if not cupy:
+        change = '`pip install "embstore[cuda12]"` (or cuda13, by the driver), or --device cpu'
+        return warn("GPU", f"{driver}; no CuPy: it is not used", change)
+    if len(cupy) > 1:
+        change = "remove all but one: they overwrite each other's files"
+        return warn("GPU", f"several CuPys: {', '.join(cupy)}", change)
+    ((name, number),) = cupy.items()
+    try:
+        return ok("GPU", f"{devices()}; {name} {number}")
+    except Exception as exc:  # whatever a driver and its library say to each other
+        change = "take the CuPy of the driver's CUDA (cuda12, cuda13), or a newer driver"
+        return warn("GPU", f"{driver}; {name} {number} finds nothing: {exc}", change)
+
+
+def _devices() -> str:
+    from embstore.device.cuda import device_count, open_runtime
+
+    count = device_count()
+    if not count:
+        raise OSError("no device")
+    facts = open_runtime(0).facts()
+    return f"{count} of {facts.get('model')}, driver {facts.get('driver_version')}"

@@ -1,0 +1,170 @@
+"""Clock, processor, memory, huge pages, shared memory."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+from embstore.arithmetic.denormals import keeping, keeps_denormals
+from embstore.errors import DeviceError
+from embstore_server.doctor.findings import Finding, System, fail, ok, warn
+from embstore_server.parsing import bytes_text
+
+MEMORY_SMALL_BYTES = 1 << 30
+SHARED_SMALL_BYTES = 64 << 20
+"""What Docker gives a container by itself."""
+FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"}
+"""Those that are read without the kernel."""
+CORES_FEW = 2
+
+_TIME_ERROR, _TIMEX_BYTES = 5, 512
+_NOT_SYNCHRONIZED = 0x40
+_NO_OVERCOMMIT = 2
+
+
+def looked_at(system: System) -> Iterator[Finding]:
+    """Yield what there is to say of the machine."""
+    yield of_clock_source(system)
+    yield of_clock(synchronized=clock_is_synchronized())
+    yield of_cores(len(os.sched_getaffinity(0)), system)
+    yield of_processor(system)
+    yield of_denormals()
+    yield of_memory(system)
+    yield of_overcommit(system)
+    yield of_huge_pages(system)
+    yield of_shared_memory(system)
+
+
+def of_clock_source(system: System) -> Finding:
+    """Judge how the clock is read, which every call does several times."""
+    name = system.text("sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if not name or name in FAST_CLOCKS:
+        return ok("clock source", name or "not said")
+    change = "boot with clocksource=tsc, if the processor's counter is stable"
+    return warn("clock source", f"{name}, which is slow to read", change)
+
+
+def clock_is_synchronized() -> bool | None:
+    """Return whether the kernel's clock follows another; None: it does not say."""
+    adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
+    if adjtimex is None:
+        return None
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # zeros: change nothing
+    state = adjtimex(buffer)
+    if state < 0:
+        return None
+    longs = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_long))
+    status = ctypes.c_int(longs[_STATUS_LONG] & 0xFFFFFFFF).value
+    return state != _TIME_ERROR and not status & _NOT_SYNCHRONIZED
+
+
+_STATUS_LONG = 5
+"""struct timex: modes (with its padding), offset, freq, maxerror, esterror, status."""
+
+
+def of_clock(*, synchronized: bool | None) -> Finding:
+    """Judge the wall clock: rows do not depend on it, but times in logs and labels do."""
+    if synchronized is None:
+        return ok("clock", "not said")
+    if synchronized:
+        return ok("clock", "synchronized")
+    change = "run chrony or systemd-timesyncd: logs and traces of several machines are compared"
+    return warn("clock", "not synchronized", change)
+
+
+def of_cores(usable: int, system: System) -> Finding:
+    """Judge how many processors there are: engine, event loop and kernels run beside each other."""
+    found, cores = f"{usable} processors", float(usable)
+    quota, _, period = system.text("sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        cores = min(cores, int(quota) / int(period))
+        found += f", of whose time the control group allows {cores:g}"
+    if cores >= CORES_FEW:
+        return ok("processors", found)
+    change = f"allow {CORES_FEW} or more: calls wait for each other, and for the event loop"
+    return warn("processors", found, change)
+
+
+def of_processor(system: System) -> Finding:
+    """Judge what the processor can do at once."""
+    features: dict[str, str] = {}
+    for line in system.text("proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        features.setdefault(name.strip(), value.strip())
+    model = features.get("model name", "not said")
+    if "flags" not in features or "avx2" in features["flags"].split():
+        return ok("processor", model)
+    change = "take a processor with AVX2, or have the virtual machine show it: kernels are slower"
+    return warn("processor", f"{model}, without AVX2", change)
+
+
+def of_denormals() -> Finding:
+    """Judge whether tiny numbers are kept in this thread (docs/contract.md, rule 1)."""
+    if keeps_denormals():
+        return ok("denormals", "kept")
+    change = "find what sets flush-to-zero (LD_PRELOAD, a library compiled with -ffast-math)"
+    try:
+        kept = keeping(keeps_denormals)
+    except DeviceError:
+        kept = False
+    if kept:
+        return warn("denormals", "flushed by this process; embstore keeps them in its own", change)
+    return fail("denormals", "flushed, and nothing changes that: updates are refused", change)
+
+
+def of_memory(system: System) -> Finding:
+    """Judge the memory that is there for a cache."""
+    lines = (line.split() for line in system.text("proc/meminfo").splitlines())
+    sizes = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 2}
+    free = sizes.get("MemAvailable", 0)
+    limit = system.number("sys/fs/cgroup/memory.max")
+    used = system.number("sys/fs/cgroup/memory.current") or 0
+    if limit is not None:
+        free = min(free, max(limit - used, 0))
+    found = f"{bytes_text(free)} to be had, {bytes_text(sizes.get('SwapTotal', 0))} of swap"
+    if free < MEMORY_SMALL_BYTES:
+        change = "give --cache-bytes less than its 1 GiB, or the machine (or control group) more"
+        return warn("memory", found, change)
+    return ok("memory", found)
+
+
+def of_overcommit(system: System) -> Finding:
+    """Judge whether addresses may be reserved that have no memory yet."""
+    if system.number("proc/sys/vm/overcommit_memory") != _NO_OVERCOMMIT:
+        return ok("overcommit", "allowed")
+    change = "`sysctl vm.overcommit_memory=0`, or a smaller --cache-bytes"
+    return warn("overcommit", "not allowed: what a cache may have is counted whole", change)
+
+
+def of_huge_pages(system: System) -> Finding:
+    """Judge whether a cache gets huge pages; without, reads at random walk page tables."""
+    text = system.text("sys/kernel/mm/transparent_hugepage/enabled")
+    if not text:
+        return ok("huge pages", "not said")
+    chosen = text.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "madvise"):
+        return ok("huge pages", chosen)
+    change = "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`"
+    return warn("huge pages", f"{chosen}: lookups from a large cache take longer", change)
+
+
+def of_shared_memory(system: System) -> Finding:
+    """Judge files in memory: trainers of this host share them with the server; loaders of data
+    use /dev/shm."""
+    try:
+        os.close(os.memfd_create("embstore-doctor"))
+    except OSError as exc:
+        change = "allow memfd_create; else trainers of this host call by gRPC, which is slower"
+        return warn("shared memory", f"no files in memory: {exc.strerror}", change)
+    place = system.root / "dev/shm"
+    if not place.is_dir():
+        return ok("shared memory", "files in memory; no /dev/shm, which the store does not use")
+    found = os.statvfs(place)
+    return of_shared_bytes(found.f_blocks * found.f_frsize)
+
+
+def of_shared_bytes(size: int) -> Finding:
+    """Judge the size of /dev/shm."""
+    if size <= SHARED_SMALL_BYTES:
+        change = "give a container that trains --shm-size=2g; embstore itself needs none of it"
+        return warn("shared memory", f"/dev/shm has {bytes_text(size)}: loaders need more", change)
+    return ok("shared memory", f"files in memory; /dev/shm has {bytes_text(size)}")

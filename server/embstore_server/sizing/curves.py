@@ -1,0 +1,78 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""Hit rates by size of the cache, for each layout of rows of a running store.
+
+A **curve** is what a pool's cache would have hit, of the accesses that the store has counted, at
+sizes from a ten-thousandth of its rows to all of them, and at the size it has now; under each
+policy, so that the present one stands beside the others. It is a prediction (prediction.py), from
+recorded calls where the store recorded some.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embstore.cache.policies import POLICIES
+from embstore.profiles.profile import Profile
+from embstore.stats import gauge, text
+from embstore_server.sizing.prediction import hit_rates
+from embstore_server.sizing.sizes import cache_bytes, layout_of_bytes, looked_at
+
+_EVERY = 2
+"""Of the sizes that are worth a look, one in so many is predicted: a server has other work."""
+
+
+@dataclass
+class Curve:
+    """The hit rates of one layout's pool by its size."""
+
+    dim: int = gauge("Elements of a row's weights.")
+    optimizer: str = text("Kind of optimizer.", default="")
+    tables: list[str] = text("Tables whose rows share the pool.", default=())
+    method: str = text("recorded: calls were simulated; counted: from counts alone.", default="")
+    slots_now: int = gauge("Rows that the pool has room for now.")
+    slots: list[int] = text("Sizes of the pool in rows, ascending; slots_now among them.")
+    cache_bytes: list[int] = text("The budget that each size needs, if the pool has it alone.")
+    policies: dict[str, list[float]] = text("Share of accesses that hit at each size, by policy.")
+
+
+def curves(profile: Profile, stats: Mapping[str, Any]) -> list[Curve]:
+    """Return the curve of each layout whose tables have counted accesses. On any thread.
+
+    Parameters
+    ----------
+    profile : what the store has counted
+    stats : of the store (`embstore.engine.stats`)
+    """
+    found = []
+    for pool in stats["cache"]["pools"]:
+        tables = {
+            name: table
+            for name, table in stats["tables"].items()
+            if (table["dim"], table["optimizer"]) == (pool["dim"], pool["optimizer"])
+            and name in profile.tables
+            and profile.tables[name].accesses
+        }
+        if tables:
+            found.append(_curve(profile, pool, tables))
+    return found
+
+
+def _curve(profile: Profile, pool: Mapping[str, Any], tables: Mapping[str, Any]) -> Curve:
+    rows = sum(table["rows"] for table in tables.values())
+    now = max(1, int(pool["slots"]))
+    slots = np.unique(np.append(looked_at(rows)[::_EVERY], [min(now, rows), rows]))
+    layout = layout_of_bytes(next(iter(tables.values()))["row_bytes"])
+    names = list(tables)
+    predicted = {policy: hit_rates(profile, slots, policy, tables=names) for policy in POLICIES}
+    return Curve(
+        dim=pool["dim"],
+        optimizer=pool["optimizer"],
+        tables=names,
+        method=next(iter(predicted.values())).method,
+        slots_now=min(now, rows),
+        slots=slots.tolist(),
+        cache_bytes=[cache_bytes(layout, int(count)) for count in slots],
+        policies={policy: rates.by_access.tolist() for policy, rates in predicted.items()},
+    )

@@ -1,0 +1,306 @@
+"""How much cache: the hit rate at each size, from what was recorded or from counts alone.
+
+**Hits by access** count every occurrence of a key in a call, **hits by unique key** each key of a
+call once: the store's two counters (cache/counters.py). What a cache must fetch are the unique keys
+that miss; what a user sees as a rule are accesses. A row's first use is a miss, in a prediction as
+in the store, unless a warm-up has brought the row.
+
+**Recorded**: a profile with a trace has its calls simulated (simulate.py), which knows of drift,
+scans, and what the size of a call does. How many accesses and unique keys there were is known; what
+the sample makes of them is a little more or less, most of all by a few very hot keys, which hit at
+any size: the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). Of a part of
+the tables it is not known how many there were, and there is no such correction.
+
+How good that is, is measured against stores (tests/conformance/test_miss_ratio.py): within two
+points at every size from two calls on. In a smaller cache it is the store's slot numbers and the
+order of a call's keys that decide, and five points may be missing. Where a loop begins to fit, a
+curve is a step, and a sample of a seventh of the keys has it up to three percent of the slots
+beside its place.
+
+**Counted**: without a trace, a key's n accesses are taken to fall anywhere among the N counted, as
+though nothing followed from anything (the independent reference model). A row stays in an LRU cache
+of C slots for a characteristic time T (Che, Tung and Wang, 2002): until C keys were used, that is
+
+    C = sum over keys of 1 - (1 - T/N)^n        hits = sum of (n - 1) * (1 - (1 - T/N)^n)
+
+for of n points drawn on a stretch, each of the n - 1 gaps is below T with that probability. The
+form for a finite stretch has two advantages over the usual one with e^(-nT/N): first uses are
+misses by themselves, and a key that was seen once is not thought to come again. LFU and rank are
+taken to hold the C most accessed keys, from their first use on: the best that a cache can do
+without a view of the future, so what they reach is below.
+
+Hits by unique key depend on how many accesses make a call, which counts do not tell: the caller may
+(`accesses_per_call`); otherwise they are NaN.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.cache.policies import Policy, policy_of
+from embstore.errors import InvalidArgumentError
+from embstore.profiles.checks import check
+from embstore.profiles.profile import Profile, Trace
+from embstore_server.sizing.simulate import (
+    Floats,
+    Hits,
+    Recording,
+    lru_hits,
+    recording,
+    scored_hits,
+    working_sets,
+)
+
+_BISECTIONS = 60
+_LONGEST = 60.0  # -log(1 - T/N): all but 1e-26 of the stretch
+
+
+@dataclass(frozen=True, eq=False)
+class HitRates:
+    """The hit rates of a cache by its size."""
+
+    slots: NDArray[np.int64]
+    """(s,) rows that the cache has room for."""
+    by_access: Floats
+    """(s,) the share of accesses that hit."""
+    by_unique: Floats
+    """(s,) the share of the unique keys of calls that hit; NaN where calls are not known."""
+    method: str
+    """"recorded": calls were simulated; "counted": estimated from counts alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadTraffic:
+    """What announced steps of training need, a step being a call of the recording."""
+
+    slots: NDArray[np.int64]
+    """(s,)"""
+    unique_rows: float
+    """Unique rows of a step, on average."""
+    fetched_rows: Floats
+    """(s,) of these not in the cache when the step comes to be planned, by size of the cache."""
+    working_sets: Floats
+    """(calls,) rows that 1, 2, ... consecutive steps use together, on average."""
+
+    def working_set(self, steps: int) -> float:
+        """Return the rows that so many consecutive steps use together: a cache that is to hold
+        them needs as many slots."""
+        recorded = len(self.working_sets)
+        check(1 <= steps <= recorded, f"steps from 1 to the {recorded} recorded", steps)
+        return float(self.working_sets[steps - 1])
+
+
+def hit_rates(
+    profile: Profile,
+    slots: ArrayLike,
+    policy: str,
+    warm_up: float = 0.0,
+    tables: Sequence[str] | None = None,
+    *,
+    accesses_per_call: float | None = None,
+) -> HitRates:
+    """Predict the hit rates of caches of several sizes.
+
+    Parameters
+    ----------
+    slots : (s,) integers >= 1, in any order
+    policy : "lru", "lfu", or "rank", by this profile's counts
+    warm_up : the share of slots that the most accessed rows fill before the first call
+    tables : those that share the cache; None: all of the profile
+    accesses_per_call : where there is no trace, for hits by unique key
+
+    Raises
+    ------
+    InvalidArgumentError : one of these is something else; or nothing was recorded or counted.
+    """
+    sizes = _checked_slots(slots)
+    evicting = policy_of(policy)
+    _check_number(warm_up, 0.0, 1.0, "warm_up to be a share from 0 to 1")
+    names = _checked_tables(profile, tables)
+    trace = profile.trace
+    if trace is not None and len(trace.keys):
+        method = "recorded"
+        hits, totals = _recorded(profile, trace, names, sizes, evicting, warm_up)
+    else:
+        method, per_call = "counted", np.nan
+        if accesses_per_call is not None:
+            _check_number(accesses_per_call, 1.0, np.inf, "accesses_per_call of at least 1")
+            per_call = float(accesses_per_call)
+        predict = _top if evicting.has_counts else _che
+        hits, totals = predict(_Counts.of(profile, names), sizes, warm_up, per_call)
+    # A correction may have made hits too many or too few: shares are bounded.
+    by_access, by_unique = (
+        np.clip(found / total, 0.0, 1.0) if total else np.zeros(len(found))
+        for found, total in zip(hits, totals, strict=True)
+    )
+    return HitRates(sizes, by_access, by_unique, method)
+
+
+def lookahead_traffic(
+    profile: Profile, slots: ArrayLike, policy: str, tables: Sequence[str] | None = None
+) -> LookaheadTraffic:
+    """Return what each step of training with look-ahead has to fetch, and has to have room for.
+
+    Every row of a step is there when the step is trained, whatever its size; what a larger cache
+    saves is fetching. `policy` decides about rows that no announced step names.
+
+    Raises
+    ------
+    InvalidArgumentError : as `hit_rates`; or the profile has no trace.
+    """
+    trace = profile.trace
+    if trace is None or not len(trace.keys):
+        raise InvalidArgumentError("expected a profile with a trace of calls, found none in it")
+    rates = hit_rates(profile, slots, policy, tables=tables)
+    names = _checked_tables(profile, tables)
+    recorded = recording(profile, trace, names, with_warm_order=False)
+    _, unique_sum = _totals(trace, names, recorded)
+    unique_rows = unique_sum / trace.calls
+    # What the sample lacks is taken to be in every step, as in the hit rates.
+    sets = np.maximum(working_sets(recorded) + unique_rows - recorded.unique_sum / trace.calls, 0.0)
+    return LookaheadTraffic(rates.slots, unique_rows, (1 - rates.by_unique) * unique_rows, sets)
+
+
+def _recorded(
+    profile: Profile,
+    trace: Trace,
+    tables: Sequence[str],
+    slots: NDArray[np.int64],
+    policy: Policy,
+    warm_up: float,
+) -> tuple[Hits, tuple[float, float]]:
+    """Return hits, and what they are hits of."""
+    recorded = recording(profile, trace, tables, with_warm_order=warm_up > 0)
+    if policy.has_counts:
+        by_access, by_unique = scored_hits(recorded, slots, policy, warm_up)
+    else:
+        by_access, by_unique = lru_hits(recorded, slots, warm_up)
+    access_total, unique_total = _totals(trace, tables, recorded)
+    by_access += access_total - recorded.access_sum
+    by_unique += unique_total - recorded.unique_sum
+    return (by_access, by_unique), (access_total, unique_total)
+
+
+def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[float, float]:
+    """Return accesses and unique keys of the stretch; of a part of the tables, by estimate."""
+    if set(trace.tables) <= set(tables):
+        return float(trace.access_total), float(trace.unique_total)
+    return recorded.access_sum, recorded.unique_sum
+
+
+# From counts alone
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Keys by their count: `keys` of them have `accesses` each, in descending order."""
+
+    accesses: Floats
+    keys: Floats
+
+    @classmethod
+    def of(cls, profile: Profile, tables: Sequence[str]) -> "_Counts":
+        named = [profile.tables[name].counts for name in tables if name in profile.tables]
+        counts = np.concatenate([np.empty(0, np.int64), *named])
+        check(len(counts) > 0, "a profile with accesses", "none in it")
+        values, keys = np.unique(counts, return_counts=True)
+        return cls(values[::-1].astype(np.float64), keys[::-1].astype(np.float64))
+
+    @property
+    def total(self) -> float:
+        return float(self.accesses @ self.keys)
+
+    def of_top(self, values: Floats, sizes: Floats) -> Floats:
+        """Return sums of a value of each key over the `sizes` most accessed keys."""
+        ends = np.cumsum(self.keys)
+        sums = np.cumsum(values * self.keys)
+        found: Floats = np.interp(sizes, np.append(0.0, ends), np.append(0.0, sums))
+        return found
+
+    def unique(self, per_call: float) -> Floats:
+        """Return in how many calls each key is, if each has `per_call` accesses anywhere."""
+        share = min(per_call / self.total, 1.0)
+        return (1 - (1 - share) ** self.accesses) / share
+
+
+def _top(
+    counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
+) -> tuple[Hits, tuple[float, float]]:
+    """Return the hits of a cache of the top keys, and what they are hits of."""
+    unique, sizes = counts.unique(per_call), slots.astype(np.float64)
+    warmed = counts.of_top(np.ones(len(unique)), warm_up * sizes)
+    by_access = counts.of_top(counts.accesses - 1, sizes) + warmed
+    by_unique = counts.of_top(unique - 1, sizes) + warmed
+    return (by_access, by_unique), (counts.total, float(unique @ counts.keys))
+
+
+def _che(
+    counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
+) -> tuple[Hits, tuple[float, float]]:
+    """Return the hits of LRU caches, and what they are hits of."""
+    n, unique = counts.accesses, counts.unique(per_call)
+    by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
+    for i, size in enumerate(slots):
+        length = _characteristic(counts, float(size))
+        kept = -np.expm1(-n * length)
+        warmed = counts.of_top(kept, np.array([warm_up * float(size)]))[0]
+        by_access[i] = ((n - 1) * kept) @ counts.keys + warmed
+        in_calls = _unique_hits(n, -np.expm1(-length), min(per_call / counts.total, 1.0))
+        by_unique[i] = in_calls @ counts.keys + warmed
+    return (by_access, by_unique), (counts.total, float(unique @ counts.keys))
+
+
+def _characteristic(counts: _Counts, size: float) -> float:
+    """Return -log(1 - T/N), by bisection: the keys used in a time T grow with it."""
+    low, high = 0.0, _LONGEST
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        used = -np.expm1(-counts.accesses * middle) @ counts.keys
+        low, high = (middle, high) if used < size else (low, middle)
+    return high
+
+
+def _unique_hits(n: Floats, window: float, call: float) -> Floats:
+    """Return how many calls find each key of n accesses in a window before them.
+
+    All lengths are shares of the stretch; of its calls, `window` / `call` begin too early for a
+    whole window. A key is in the call and in the window with the probability 1 - (1 - call)^n -
+    (1 - window)^n + (1 - call - window)^n; here it is summed over the calls.
+    """
+
+    def without(length: float, power: Floats = n) -> Floats:
+        missing: Floats = max(1 - length, 0.0) ** power
+        return missing
+
+    window = min(window, 1 - call)
+    whole = 1 - without(call) - without(window) + without(call + window)
+    early = window * (1 - without(call)) - (1 - without(window, n + 1)) / (n + 1)
+    early += (without(call, n + 1) - without(call + window, n + 1)) / (n + 1)
+    return (early + (1 - call - window) * whole) / call + whole / 2
+
+
+# Checks
+
+
+def _check_number(value: float, low: float, high: float, expected: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    check(is_number and low <= value <= high, expected, repr(value))
+
+
+def _checked_slots(slots: ArrayLike) -> NDArray[np.int64]:
+    found = np.asarray(slots)
+    expected = "slots of shape (s,), integers from 1 on"
+    check(found.ndim == 1 and found.dtype.kind in "iu", expected, f"{found.dtype} {found.shape}")
+    check(bool((found >= 1).all()), expected, found.min(initial=1))
+    return found.astype(np.int64)
+
+
+def _checked_tables(profile: Profile, tables: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of tables; all of the profile, and of its trace, if None is given."""
+    traced = profile.trace.tables if profile.trace is not None else ()
+    known = dict.fromkeys([*profile.tables, *traced])
+    unknown = sorted(set(tables or ()) - set(known))
+    check(not unknown, f"tables among {list(known)}", unknown)
+    return tuple(known) if tables is None else tuple(dict.fromkeys(tables))

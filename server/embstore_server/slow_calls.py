@@ -1,0 +1,56 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""The last slow calls, for who looks at a running server: the log has them all, in its own place.
+
+A call is slow that takes as long as the setting slow_call_ms. Of these the latest SLOW_CALLS_KEPT
+are kept in memory; what a caller gave as its label or ids is cut, as elsewhere.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from embstore.stats import gauge, text
+
+SLOW_CALLS_KEPT = 100
+
+
+@dataclass(frozen=True)
+class SlowCall:
+    """A call that took long."""
+
+    ended_at: float = gauge("When it was answered, in seconds since the Unix epoch.")
+    verb: str = text("What was called.", default="")
+    code: str = text("gRPC status that it was answered with.", default="")
+    ms: float = gauge("Milliseconds from its first byte to its answer.")
+    wait_ms: float = gauge("Of these, in the queue.")
+    run_ms: float = gauge("Of these, on the engine.")
+    stage_ms: dict[str, float] = gauge(
+        "Milliseconds by stage: of the engine; and durable, ranks, step, thread, see the guide.",
+        label="stage",
+        default=None,
+    )
+    tables: str = text("Tables that it names.", default="")
+    keys: int = gauge("Keys that it has; of a step's gradients, rows.")
+    received_bytes: int = gauge("Size of the request.")
+    sent_bytes: int = gauge("Size of the reply.")
+    token: str = text("Name of the token that it came with; empty: none.", default="")
+    client: str = text("What the client calls itself.", default="")
+    request: str = text("Id of the request, as in the log.", default="")
+    traceparent: str = text("Trace that it belongs to.", default="")
+    session: str = text("Session that it is of.", default="")
+    rank: int | None = gauge("Rank in a session.", default=None)
+    step: int | None = gauge("Step of a session.", default=None)
+
+
+class SlowCalls:
+    """The latest slow calls. Event loop only."""
+
+    def __init__(self) -> None:
+        self._kept: deque[SlowCall] = deque(maxlen=SLOW_CALLS_KEPT)
+
+    def add(self, call: SlowCall) -> None:
+        """Keep a call; the oldest one goes."""
+        self._kept.append(call)
+
+    def latest(self) -> list[SlowCall]:
+        """Return those kept, the latest first."""
+        return [*reversed(self._kept)]

@@ -1,0 +1,29 @@
+"""`embstore report`: what a training run did over its steps, as one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embstore_server.cli import output, parameters
+from embstore_server.cli.flags import flag
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="What RunHistory.save wrote.")],
+    *,
+    out: Annotated[Path, flag("The report.", "FILE", "--output", "-o")] = Path("run.html"),
+    as_json: output.AsJson = False,
+) -> None:
+    """Draw what a training run did: hit rates, stalls, bytes and times over its steps, cache sizes.
+
+    The file needs no network and no script.
+    """
+    from embstore_tools.report.page import page
+    from embstore_tools.report.reading import read
+
+    found = read(run)
+    parameters.check_output("--output", out)
+    out.write_text(page(found), encoding="utf-8")
+    document = {"path": str(out), "steps": int(found.total("step"))}
+    output.show(document, f"{document['steps']:,} steps, drawn in {out}", as_json=as_json)

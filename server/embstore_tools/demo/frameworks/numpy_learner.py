@@ -1,0 +1,45 @@
+"""The model in plain NumPy (dlrm.py), whose rows come and go by the store's own verbs."""
+
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Rows
+from embstore.config import TableConfig
+from embstore_tools.demo.criteo import INTEGERS
+from embstore_tools.demo.dlrm import Adam, Dlrm, dense_features
+from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
+from embstore_tools.demo.steps import Batch
+from embstore_tools.demo.ways import Feed, Material, Way
+
+
+class NumpyLearner:
+    """See `learner.Learner`."""
+
+    def __init__(self, configs: list[TableConfig], *, seed: int) -> None:
+        self._tables = [config.name for config in configs]
+        self._model = Dlrm(integers=INTEGERS, columns=len(configs), dim=configs[0].dim, seed=seed)
+        self._optimizer = Adam(self._model.parameters, DENSE_LEARNING_RATE)
+
+    def opened(self, way: Way, material: Material) -> AbstractContextManager[Feed]:
+        """Feed a loop in any way."""
+        return way.opened(material)
+
+    def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:
+        """Return loss and gradients."""
+        features = dense_features(batch.integers)
+        found = self._model.gradients(features, self._stacked(rows), batch.labels)
+        self._optimizer.step(found.dense)
+        return found.loss, {
+            name: np.ascontiguousarray(found.embeddings[:, column])
+            for column, name in enumerate(self._tables)
+        }
+
+    def scores(self, integers: NDArray[np.int64], rows: dict[str, Rows]) -> NDArray[np.float32]:
+        """Return logits."""
+        return self._model.scores(dense_features(integers), self._stacked(rows))
+
+    def _stacked(self, rows: dict[str, Rows]) -> Rows:
+        """Return the rows of all tables as (n, tables, dim)."""
+        return np.stack([rows[name] for name in self._tables], axis=1)

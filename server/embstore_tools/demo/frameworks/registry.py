@@ -1,0 +1,38 @@
+"""Which frameworks there are, and what each needs. Importing this loads none."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from embstore.config import TableConfig
+from embstore.errors import InvalidArgumentError
+from embstore_tools.demo.frameworks.learner import Learner
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
+PACKAGES = {"numpy": (), "torch": ("torch",)}
+"""By framework, what is imported of it; the extra that brings it has the framework's name."""
+
+
+def check_installed(framework: str) -> None:
+    """Raise InvalidArgumentError, with what to install, where a framework is not there."""
+    missing = [package for package in PACKAGES[framework] if find_spec(package) is None]
+    if missing:
+        raise InvalidArgumentError(
+            f"expected {missing[0]}, which --framework {framework} needs, found none: "
+            f"pip install 'embstore[{framework}]' (in a clone: '.[{framework}]')"
+        )
+
+
+def learner_of(
+    framework: str, store: "Store", configs: list[TableConfig], *, seed: int = 0
+) -> Learner:
+    """Return a new learner over tables that the store has."""
+    match framework:
+        case "torch":
+            from embstore_tools.demo.frameworks.torch_learner import TorchLearner
+
+            return TorchLearner(store, configs, seed=seed)
+    from embstore_tools.demo.frameworks.numpy_learner import NumpyLearner
+
+    return NumpyLearner(configs, seed=seed)

@@ -1,0 +1,163 @@
+"""The model in Torch, whose embeddings are an EmbeddingBagCollection of `embstore_client.torch`.
+
+Each column has one id a bag, so an activation is a row: what a forward returns is what the dense
+check compares, and its gradient is what `step` sends. The dense part begins with the weights of
+dlrm.py and is trained by Torch's own Adam.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from embstore.arrays import Rows
+from embstore.config import TableConfig
+from embstore.errors import InvalidArgumentError
+from embstore_client.torch import Bag, EmbeddingBagCollection
+from embstore_tools.demo.criteo import INTEGERS, Samples
+from embstore_tools.demo.dlrm import Dlrm, Mlp, dense_features
+from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
+from embstore_tools.demo.result import SessionResult
+from embstore_tools.demo.steps import Batch, TrainingStep
+from embstore_tools.demo.ways import Ahead, Calls, Feed, Material, Way
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
+
+class TorchLearner:
+    """See `learner.Learner`."""
+
+    def __init__(self, store: "Store", configs: list[TableConfig], *, seed: int) -> None:
+        tables = [
+            Bag(
+                config.name,
+                dim=config.dim,
+                rows=config.rows,
+                features=[config.name],
+                optimizer=config.optimizer,
+                initializer=config.initializer,
+            )
+            for config in configs
+        ]
+        self.embeddings = EmbeddingBagCollection(store, tables)
+        self._model = _DenseDlrm(len(configs), configs[0].dim, seed)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=DENSE_LEARNING_RATE)
+        self._outputs: dict[str, Any] = {}  # Of the step at hand, by table.
+
+    @contextmanager
+    def opened(self, way: Way, material: Material) -> Iterator[Feed]:
+        """Feed a loop by single calls, or in a look-ahead session."""
+        if not isinstance(way, Calls | Ahead):
+            raise InvalidArgumentError("expected NumPy to train hot/cold, found Torch")
+        lookahead = way.lookahead if isinstance(way, Ahead) else None
+        with _one_thread(), closing(_TorchFeed(material, self, lookahead)) as feed:
+            yield feed
+
+    def look_up(self, batch: Batch) -> dict[str, Rows]:
+        """Compute the forward of the embeddings, and return it as the rows that it is."""
+        self._outputs = self.embeddings(ids_of(batch))
+        for output in self._outputs.values():
+            output.retain_grad()
+        return {name: output.detach().numpy() for name, output in self._outputs.items()}
+
+    def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:
+        """Return loss and gradients, by a backward pass through the last forward."""
+        features = torch.from_numpy(dense_features(batch.integers))
+        logits = self._model(features, list(self._outputs.values()))
+        labels = torch.from_numpy(batch.labels)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return float(loss.detach()), {n: o.grad.numpy() for n, o in self._outputs.items()}
+
+    def send(self, gradients: Any) -> None:
+        """Send what the backward pass has left."""
+        self.embeddings.step()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def scores(self, integers: NDArray[np.int64], rows: dict[str, Rows]) -> NDArray[np.float32]:
+        """Return logits."""
+        embeddings = [torch.from_numpy(rows[name].copy()) for name in self.embeddings.tables]
+        features = torch.from_numpy(dense_features(integers))
+        logits: NDArray[np.float32] = self._model(features, embeddings).numpy()
+        return logits
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: the barriers of several spin, on the cores that the server needs."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+def ids_of(batch: Batch) -> dict[str, Any]:
+    """Return the features of a batch: ids (n,) by table."""
+    return {name: torch.from_numpy(keys) for name, keys in batch.keys.items()}
+
+
+class _TorchFeed(Feed):
+    """Steps of a loop of the module; `lookahead` None: without a session."""
+
+    def __init__(self, material: Material, learner: TorchLearner, lookahead: int | None) -> None:
+        super().__init__(material)
+        self._learner, self._lookahead = learner, lookahead
+        self._loop: Any = None  # None before the first step.
+        self._session: SessionResult | None = None
+
+    def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
+        learner, batches = self._learner, self._material.batches(blocks)
+        self._loop = batches
+        if self._lookahead is not None:
+            self._loop = learner.embeddings.ahead(
+                batches, features=ids_of, lookahead=self._lookahead
+            )
+        for batch in self._loop:
+            yield TrainingStep(batch, partial(learner.look_up, batch), learner.send)
+            if self._lookahead is not None:  # the session ends with the loop
+                [stats] = self._material.store.sessions.stats()
+                self._session = SessionResult.of(stats)
+
+    def session(self) -> SessionResult | None:
+        return self._session
+
+    def close(self) -> None:
+        """End the session, if the loop was left early."""
+        if self._loop is not None:
+            self._loop.close()
+
+
+class _DenseDlrm(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """The dense part of `dlrm.Dlrm`, with its first weights."""
+
+    def __init__(self, columns: int, dim: int, seed: int) -> None:
+        super().__init__()
+        plain = Dlrm(integers=INTEGERS, columns=columns, dim=dim, seed=seed)
+        self.bottom, self.top = _mlp(plain.bottom), _mlp(plain.top)
+        self._pairs = torch.tril_indices(columns + 1, columns + 1, -1)
+
+    def forward(self, features: Any, embeddings: list[Any]) -> Any:
+        """Return logits (n,) of features (n, integers) and embeddings (n, dim), one a column."""
+        bottom = self.bottom(features)
+        vectors = torch.stack([bottom, *embeddings], dim=1)
+        products = (vectors @ vectors.mT)[:, *self._pairs]
+        return self.top(torch.cat([bottom, products], dim=1)).squeeze(1)
+
+
+def _mlp(plain: Mlp) -> Any:
+    """Return an MLP of dlrm.py as a module."""
+    layers: list[Any] = []
+    for weights, bias in zip(plain.parameters[::2], plain.parameters[1::2], strict=True):
+        linear = torch.nn.Linear(*weights.shape)
+        linear.load_state_dict({"weight": torch.tensor(weights.T), "bias": torch.tensor(bias)})
+        layers += [linear, torch.nn.ReLU()]
+    return torch.nn.Sequential(*(layers[:-1] if plain.linear_end else layers))

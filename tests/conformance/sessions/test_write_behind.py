@@ -1,0 +1,407 @@
+"""`store.session(..., waits="none")`: the trainer applies updates itself and runs ahead; the store
+ends with the bits of plain calls, and a step begins while the one before is still on its way."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
+from embstore.errors import InvalidArgumentError, ReplicaMismatchError, TableHeldError
+from embstore.handles.sessions import SomeGradients
+from embstore.handles.store import Store
+from tests.conformance.cases import assert_same, config, generator, normal
+from tests.conformance.traces import cut_into_bags, values, zipf_keys
+
+ROWS, DRAWS = 900, 120
+OPTIMIZERS = [Sgd(0.1), Adagrad(0.1), RowWiseAdagrad(0.05), Adam(0.01), Ftrl(0.05, l1=0.01)]
+TABLES: dict[str, dict[str, Any]] = {
+    "a": config(dim=12, rows=ROWS, optimizer=RowWiseAdagrad(0.05)),
+    "b": config(dim=5, rows=ROWS, optimizer=Adam(0.01)),
+}
+WAIT_S = 60
+
+
+def batches(rng: Any, count: int, tables: Any = TABLES, draws: int = DRAWS) -> list[dict[str, Any]]:
+    """Return batches of Zipf-like keys, repeated within a step and over steps."""
+    return [
+        {name: zipf_keys(rng, given["rows"], draws) for name, given in tables.items()}
+        for _ in range(count)
+    ]
+
+
+def itself(batch: Any) -> Any:
+    return batch
+
+
+def gradients_of(rng: Any, batch: Any) -> dict[str, Any]:
+    return {name: values(rng, len(batch[name]), TABLES[name]["dim"]) for name in batch}
+
+
+def share(batch: Any, gradients: Any) -> dict[str, Any]:
+    """Return a batch as the reference takes it."""
+    return {name: (batch[name], gradients[name]) for name in gradients}
+
+
+@pytest.fixture
+def twin(open_twin):
+    return open_twin(**TABLES)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
+def test_every_optimizer_gives_the_bits_of_plain_calls(open_twin, optimizer):
+    given = config(dim=7, rows=ROWS, optimizer=optimizer)
+    twin = open_twin(a=given)
+    rng = generator(841)
+    with twin.store.session(["a"], waits="none") as run:
+        for step in run.steps(batches(rng, 25, {"a": given}), itself):
+            keys = step.batch["a"]
+            rows = step.lookup()["a"]
+            assert_same(rows, twin.reference.lookup({"a": keys})["a"])
+            gradients = 0.1 * rows + normal(rng, len(keys), 7)
+            done = step.update({"a": gradients})
+            assert done.t == twin.reference.update({"a": (keys, gradients)})
+        assert run.synchronize() == 25
+    twin.check()
+
+
+@pytest.mark.parametrize(("lookahead", "depth"), [(1, 1), (2, 2), (5, 1), (16, 4), (16, 16)])
+@pytest.mark.parametrize("planner", ["per_step", "group:3"])
+def test_any_depth_gives_the_bits_of_plain_calls(twin, lookahead, depth, planner):
+    rng = generator(842)
+    how = {"lookahead": lookahead, "depth": depth, "planner": planner}
+    with twin.store.session(["a", "b"], waits="none", **how) as run:
+        for step in run.steps(batches(rng, 30), itself):
+            wanted = twin.reference.lookup(step.batch)
+            for name, rows in step.lookup().items():
+                assert_same(rows, wanted[name])
+            gradients = gradients_of(rng, step.batch)
+            step.update(gradients)
+            twin.reference.update(share(step.batch, gradients))
+        assert run.last_step == 30
+    twin.check()
+
+
+def test_steps_in_parts_give_the_bits_of_plain_calls(open_twin):
+    twin = open_twin(**TABLES, cache_bytes=36_000)
+    rng, in_parts = generator(843), 0
+    with twin.store.session(["a", "b"], waits="none") as run:
+        for step in run.steps(batches(rng, 15, draws=900), itself):
+            gradients = gradients_of(rng, step.batch)
+            wanted = twin.reference.lookup(step.batch)
+            assert_same(step.lookup()["b"], wanted["b"])
+            step.update(gradients)
+            twin.reference.update(share(step.batch, gradients))
+            (facts,) = twin.store.sessions.stats()
+            in_parts = max(in_parts, facts["steps_in_parts"])
+    assert in_parts
+    twin.check()
+
+
+def test_everything_that_a_step_can_do(twin):
+    rng = generator(844)
+    loader = batches(rng, 60)
+    with twin.store.session(["a", "b"], waits="none") as run:
+        for step in run.steps(loader, itself):
+            match step.number % 6:
+                case 0:
+                    step.skip()
+                    twin.reference.command_number += 1
+                case 1:
+                    step.lookup()
+                    step.release()
+                    twin.reference.command_number += 1
+                case 2:  # one table has no gradient, and keeps its t
+                    gradients = gradients_of(rng, {"b": step.batch["b"]})
+                    step.update(gradients, learning_rate=0.02 * step.number, gradient_scale=0.5)
+                    twin.reference.update(
+                        share(step.batch, gradients),
+                        learning_rate=0.02 * step.number,
+                        gradient_scale=0.5,
+                    )
+                case 3:
+                    bags_on_both(twin, step, rng)
+                case 4:
+                    some_keys_on_both(twin, step, rng)
+                case _:  # some overflow
+                    gradients = gradients_of(rng, step.batch)
+                    if step.number % 4 == 1:
+                        gradients["a"][3, 2] = np.inf
+                    before = twin.reference.command_number
+                    done = step.update(gradients, on_nonfinite="skip")
+                    assert done.skipped == (step.number % 4 == 1)
+                    if done.skipped:
+                        twin.reference.command_number = before + 1
+                    else:
+                        twin.reference.update(share(step.batch, gradients))
+    twin.check()
+
+
+def bags_on_both(twin, step, rng):
+    offsets = {name: cut_into_bags(rng, DRAWS) for name in TABLES}
+    mode = ("sum", "mean")[step.number % 2]
+    pooled, grads = step.lookup_pooled(offsets, mode), {}
+    first = twin.reference.command_number
+    for name, given in TABLES.items():
+        table = twin.reference.table(name)
+        keys = step.batch[name]
+        assert_same(pooled[name], table.lookup_pooled(keys, offsets[name], mode))
+        grads[name] = normal(rng, len(pooled[name]), given["dim"])
+        table.update_pooled(keys, offsets[name], grads[name], mode)
+    twin.reference.command_number = first + 1
+    step.update_pooled(grads)
+
+
+def some_keys_on_both(twin, step, rng):
+    rows, inverse = step.lookup_unique()["a"]
+    assert_same(rows[inverse], twin.reference.lookup(step.batch)["a"])
+    positions = np.flatnonzero(rng.random(len(rows)) < 0.5)
+    keys = np.empty(len(rows), np.int64)
+    keys[inverse] = step.batch["a"]
+    grads = normal(rng, len(positions), TABLES["a"]["dim"])
+    step.update_unique({"a": SomeGradients(positions, grads)})
+    grads_sent = grads.copy()
+    grads[:] = np.nan  # the caller's again
+    twin.reference.update({"a": (keys[positions], grads_sent)})
+
+
+def test_what_is_refused_changes_nothing_and_the_step_goes_on(twin):
+    rng = generator(845)
+    with twin.store.session(["a", "b"], waits="none") as run:
+        for step in run.steps(batches(rng, 8), itself):
+            gradients = gradients_of(rng, step.batch)
+            wrong = dict(gradients, a=np.full_like(gradients["a"], np.nan))
+            with pytest.raises(InvalidArgumentError, match="expected finite gradients"):
+                step.update(wrong)
+            with pytest.raises(InvalidArgumentError, match=r"expected.*\(\d+, 5\)"):
+                step.update(dict(gradients, b=gradients["a"]))
+            with pytest.raises(InvalidArgumentError):
+                step.update_unique({"a": SomeGradients(np.array([900]), normal(rng, 1, 12))})
+            with pytest.raises(InvalidArgumentError):
+                step.update(gradients, learning_rate=float("nan"))
+            step.update(gradients)
+            twin.reference.update(share(step.batch, gradients))
+    twin.check()
+
+
+def test_loops_of_one_run_and_another_run_go_on(twin):
+    rng = generator(846)
+    for waits in ("none", "late", "none"):
+        with twin.store.session(["a", "b"], waits=waits, name="run", resume=False) as run:
+            for _ in range(2):
+                for step in run.steps(batches(rng, 7), itself):
+                    gradients = gradients_of(rng, step.batch)
+                    step.update(gradients)
+                    twin.reference.update(share(step.batch, gradients))
+    assert run.last_step == 42
+    twin.check()
+
+
+def test_leaving_a_loop_early_keeps_what_was_finished(twin):
+    rng = generator(847)
+    with twin.store.session(["a", "b"], waits="none", name="run") as run:
+        for step in run.steps(batches(rng, 30), itself):
+            if step.number == 11:
+                break
+            gradients = gradients_of(rng, step.batch)
+            step.update(gradients)
+            twin.reference.update(share(step.batch, gradients))
+    with twin.store.session(["a", "b"], waits="none", name="run") as run:
+        assert run.last_step == 10
+    twin.check()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_give_the_bits_of_plain_calls(twin, ranks):
+    """Rows of one rank are changed by gradients of the others, also before it has them."""
+    rng, count = generator(848), 30
+    loaders = [batches(rng, count) for _ in range(ranks)]
+    gradients = [[gradients_of(rng, batch) for batch in loader] for loader in loaders]
+    meeting = Meeting(ranks)
+
+    def train(rank: int) -> None:
+        with twin.store.session(
+            ["a", "b"],
+            waits="none",
+            name="ranks",
+            rank=rank,
+            world_size=ranks,
+            all_gather=meeting.of(rank),
+        ) as run:
+            for place, step in enumerate(run.steps(loaders[rank], itself)):
+                rows = step.lookup()
+                if place % 7 == 5:
+                    step.skip()
+                    continue
+                given = gradients[rank][place]
+                # What is sent depends on what was looked up: a wrong row is not missed.
+                step.update({n: given[n] + 0.1 * rows[n] for n in rows}, gradient_scale=0.5)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        for future in [pool.submit(train, rank) for rank in range(ranks)]:
+            future.result(WAIT_S)
+    for place in range(count):
+        if place % 7 == 5:
+            twin.reference.command_number += 1
+            continue
+        shares = []
+        for rank in range(ranks):
+            batch, given = loaders[rank][place], gradients[rank][place]
+            rows = twin.reference.lookup(batch)
+            shares.append({n: (batch[n], given[n] + np.float32(0.1) * rows[n]) for n in batch})
+        twin.reference.update_ranks(shares, gradient_scale=0.5)
+    twin.check()
+
+
+class Meeting:
+    """An all-gather of threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self._given: list[Any] = [None] * ranks
+        self._barrier = threading.Barrier(ranks, timeout=WAIT_S)
+
+    def of(self, rank: int) -> Any:
+        def all_gather(given: Any) -> list[Any]:
+            self._given[rank] = given
+            self._barrier.wait()
+            found = list(self._given)
+            self._barrier.wait()
+            return found
+
+        return all_gather
+
+
+class Withheld:
+    """An executor whose answers to finished steps come when they are let through."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.lock = threading.Condition()
+        self.begun = 0
+        """The last step that the loop has looked up."""
+        self.held = 0
+        """How many answers were there before the next step had begun, and waited for it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        done = self._executor.execute(command, **how)
+        if isinstance(command, c.UpdateStep):
+            with self.lock:
+                self.held += self.begun <= command.step
+                assert self.lock.wait_for(lambda: self.begun > command.step, WAIT_S)
+        return done
+
+    def note(self, step: int) -> None:
+        with self.lock:
+            self.begun = step
+            self.lock.notify_all()
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_no_answer_is_waited_for_between_two_steps(twin, depth):
+    """The answer to step t is withheld until step t + 1 has its rows."""
+    rng, withheld = generator(849), Withheld(twin.store.executor)
+    store = Store(withheld)
+    with store.session(["a", "b"], waits="none", depth=depth) as run:
+        for step in run.steps(batches(rng, 12), itself):
+            step.lookup()
+            withheld.note(step.number)
+            gradients = gradients_of(rng, step.batch)
+            step.update(gradients)
+            twin.reference.update(share(step.batch, gradients))
+            if step.number == 12:
+                withheld.note(13)
+    assert withheld.begun == 13
+    twin.check()
+
+
+def test_depth_bounds_how_far_the_store_is_behind(twin):
+    """Answers are withheld: the loop goes on for `depth` steps, and waits in the next update."""
+    rng, depth = generator(850), 3
+    allowed = threading.Event()
+    finished: list[int] = []
+
+    class Held(Withheld):
+        def execute(self, command: Any, **how: Any) -> Any:
+            done = self._executor.execute(command, **how)
+            if isinstance(command, c.UpdateStep):
+                assert allowed.wait(WAIT_S)
+            return done
+
+    held = Held(twin.store.executor)
+
+    def train() -> None:
+        with Store(held).session(["a"], waits="none", depth=depth) as run:
+            for step in run.steps(batches(rng, 9, {"a": TABLES["a"]}), itself):
+                rows = step.lookup()
+                with held.lock:
+                    held.begun = step.number
+                    held.lock.notify_all()
+                step.update(rows)
+                with held.lock:
+                    finished.append(step.number)
+                    held.lock.notify_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(train)
+        with held.lock:
+            assert held.lock.wait_for(lambda: held.begun == depth + 1, WAIT_S)
+            assert finished == [1, 2, 3]
+        allowed.set()
+        trained.result(WAIT_S)
+    assert finished == [*range(1, 10)]
+    for batch in batches(generator(850), 9, {"a": TABLES["a"]}):
+        rows = twin.reference.lookup(batch)
+        twin.reference.update({"a": (batch["a"], rows["a"])})
+    twin.check()
+
+
+@pytest.mark.parametrize("lookahead", [1, 16])
+def test_a_wrong_row_at_the_trainer_ends_the_session_before_it_is_learned_from(twin, lookahead):
+    rng, how = generator(851), {"waits": "none", "name": "run"}
+    with pytest.raises(ReplicaMismatchError, match="step 6: expected rank 0 to have the rows"):
+        with twin.store.session(["a", "b"], lookahead=lookahead, **how) as run:
+            for step in run.steps(batches(rng, 40), itself):
+                if step.number == 6:
+                    step.lookup()
+                    flight = run._exchange._rows._tables["a"].rows
+                    slot = step._entry.flight.placed["a"].slots[0]
+                    flight._weights[slot, 3] += np.float32(1e-3)
+                gradients = gradients_of(rng, step.batch)
+                step.update(gradients)
+                if step.number < 6:
+                    twin.reference.update(share(step.batch, gradients))
+    with twin.store.session(["a", "b"], **how) as run:
+        assert run.last_step == 5
+    twin.check()
+
+
+def test_arguments_are_checked(twin):
+    session = twin.store.session
+    for wrong in (
+        {"waits": "never"},
+        {"waits": "none", "shared": True},
+        {"waits": "none", "depth": 17},
+        {"waits": "none", "depth": 0},
+        {"waits": "none", "name": "x", "world_size": 2},
+        {"depth": 3},
+        {"all_gather": list},
+    ):
+        with pytest.raises(InvalidArgumentError), session(["a"], **wrong):
+            pass
+
+
+def test_a_rate_is_given_to_updates_not_to_the_table(twin):
+    rng = generator(852)
+    with twin.store.session(["a"], waits="none") as run:
+        for step in run.steps(batches(rng, 3, {"a": TABLES["a"]}), itself):
+            with pytest.raises((InvalidArgumentError, TableHeldError), match="learning_rate"):
+                twin.store.table("a").learning_rate = 0.5
+            step.release()
+            twin.reference.command_number += 1
+    twin.check()

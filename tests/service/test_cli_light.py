@@ -1,0 +1,110 @@
+"""The commands of an installation without extras: those for a server work, others say what to add.
+
+The packages of extras are hidden from a fresh interpreter, as if they were not installed.
+"""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore_server.cli import exits
+from tests.serving import Server
+from tests.style.sources import ROOT
+
+WITHOUT_EXTRAS = """if True:
+    import sys
+    from importlib.abc import MetaPathFinder
+
+    hidden = {"numba", "llvmlite", "fastapi", "starlette", "uvicorn", "prometheus_client"}
+    hidden |= {"grpc_health", "grpc_reflection", "cupy", "fsspec", "pyarrow", "plotext"}
+    hidden |= {"matplotlib", "torch"}
+
+    class Hidden(MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in hidden:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Hidden())
+    from embstore_server.cli import main
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def light(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    def open_store() -> embstore.Store:
+        store = embstore.open(tmp_path / "store", cache_bytes=8 << 20)
+        ads = store.create_table(
+            "ads",
+            dim=4,
+            rows=100,
+            optimizer=embstore.Sgd(0.1),
+            initializer=embstore.Constant(0.5),
+        )
+        ads.update([1, 1, 2], np.ones((3, 4), np.float32))
+        return store
+
+    with Server(open_store, tmp_path) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stats"],
+        ["sessions"],
+        ["table", "list"],
+        ["table", "show", "ads"],
+        ["table", "drop", "ads", "--yes"],
+        ["export", "ads", "-o", "{folder}/ads.npy"],
+        ["digest"],
+        ["checkpoint", "one"],
+        ["checkpoint", "--list"],
+        ["call", "GetStats"],
+        ["bench", "--rows", "100", "--dim", "4", "--keys", "50", "--calls", "2"],
+    ],
+    ids=" ".join,
+)
+def test_commands_for_a_server_need_no_extra(
+    words: list[str], address: str, tmp_path: Path
+) -> None:
+    words = [word.replace("{folder}", str(tmp_path)) for word in words]
+    done = light(*words, "--address", address, "--timeout", "300")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("server", ["serve", "--data", "unused"]),
+        ("server", ["demo"]),
+        ("fast", ["verify", "."]),
+        ("fast", ["restore-from", "here", "there"]),
+        ("fast", ["size", "--profile", "p"]),
+        ("fast", ["hotset", "--profile", "p", "--budget", "1MiB"]),
+    ],
+)
+def test_a_command_that_needs_more_says_which_extra(extra: str, words: list[str]) -> None:
+    done = light(*words)
+    assert (done.returncode, done.stdout) == (exits.FAILED, "")
+    expected = (
+        f'error: this command needs numba, which is not installed: pip install "embstore[{extra}]"'
+    )
+    assert done.stderr.splitlines() == [expected]
+
+
+def test_the_packages_of_the_command_line_are_no_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"typer", "rich"} <= {d.partition(">")[0] for d in project["dependencies"]}

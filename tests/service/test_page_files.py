@@ -1,0 +1,115 @@
+"""The files of the page: how they are served, and that they ask for nothing from elsewhere."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embstore_server.rest.page import PAGE_PATH, page_files
+from tests.service.access.tenants import write_tokens
+from tests.service.rest import Rest, unopened
+from tests.style.sources import ROOT
+
+PAGE_BYTES_MAX = 300_000
+PROJECT = re.compile(r"https://github\.com/leeoniya/uPlot|http://www\.w3\.org/")
+"""Addresses that are names, and no place that is asked: a comment, the names of XML."""
+FILES = page_files()
+OWN = {name: one for name, one in FILES.items() if not name.startswith("vendor/")}
+
+
+def test_the_page_needs_no_token_and_no_store(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens", "reader")
+
+    async def got() -> Any:
+        async with unopened(tmp_path / "store", tokens=tokens) as (rest, _):
+            return await rest.client.get("/")
+
+    answer = asyncio.run(got())
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "embstore" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/", PAGE_PATH + "main.js", PAGE_PATH + "vendor/uPlot.min.css"])
+async def test_head_answers_as_get_without_a_body(rest: Rest, path: str) -> None:
+    got, head = await rest.client.get(path), await rest.client.head(path)
+    assert head.status_code == 200 and not head.content
+    assert head.headers["content-length"] == str(len(got.content))
+    assert head.headers["etag"] == got.headers["etag"]
+
+
+async def test_a_browser_that_has_a_file_is_told_so(rest: Rest) -> None:
+    tag = (await rest.client.get("/")).headers["etag"]
+    answer = await rest.client.get("/", headers={"if-none-match": tag})
+    assert answer.status_code == 304 and not answer.content
+
+
+async def test_every_file_is_served_with_its_type(rest: Rest) -> None:
+    for name, file in FILES.items():
+        answer = await rest.client.get(PAGE_PATH + name)
+        assert (answer.content, answer.headers["content-type"]) == (file.content, file.type)
+
+
+@pytest.mark.parametrize(
+    "name", ["nope.js", "../rest/page.py", "%2e%2e/rest/page.py", "vendor", "", "__init__.py"]
+)
+async def test_what_is_no_file_of_the_page_is_not_found(rest: Rest, name: str) -> None:
+    answer = await rest.client.get(PAGE_PATH + name)
+    assert answer.status_code == 404
+    assert answer.json()["message"]
+
+
+async def test_the_policy_lets_the_page_reach_nothing_but_its_server(rest: Rest) -> None:
+    policy = (await rest.client.get("/")).headers["content-security-policy"]
+    sources = {part.split()[0]: part.split()[1:] for part in policy.split("; ")}
+    assert sources["default-src"] == ["'none'"]
+    allowed = {source for given in sources.values() for source in given}
+    assert allowed == {"'self'", "'none'"}  # no inline script, no eval, no other host
+
+
+def test_the_page_is_small() -> None:
+    assert sum(len(file.content) for file in FILES.values()) < PAGE_BYTES_MAX
+
+
+def test_the_page_names_no_other_host() -> None:
+    for name, file in FILES.items():
+        text = PROJECT.sub("", file.content.decode())
+        if not name.endswith("LICENSE"):
+            assert not re.search(r"\b(https?:)?//[a-z0-9-]+\.[a-z]", text), name
+
+
+def test_the_pictures_of_the_guide_load_nothing() -> None:
+    """Review: That of `embstore top` named the fonts of a CDN."""
+    pictures = sorted((ROOT / "docs/guide/pictures").glob("*.svg"))
+    for picture in pictures:
+        assert not re.search(
+            r"\b(https?:)?//[a-z0-9-]+\.[a-z]", PROJECT.sub("", picture.read_text())
+        )
+    assert pictures
+
+
+def test_nothing_is_inline() -> None:
+    html = FILES["index.html"].content.decode()
+    assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", html)
+
+
+def test_everything_that_is_loaded_is_there() -> None:
+    html = FILES["index.html"].content.decode()
+    loaded = [path.removeprefix(PAGE_PATH) for path in re.findall(r'(?:src|href)="(/[^"]+)"', html)]
+    for name, file in OWN.items():
+        if name.endswith(".js"):
+            loaded += re.findall(r'from "\./([^"]+)"', file.content.decode())
+    assert loaded and set(loaded) <= FILES.keys()
+    assert FILES.keys() == {*loaded, "index.html", "vendor/uPlot.LICENSE"}
+
+
+def test_the_library_comes_with_its_licence() -> None:
+    assert b"Permission is hereby granted" in FILES["vendor/uPlot.LICENSE"].content
+    assert b"leeoniya/uPlot (v1.6" in FILES["vendor/uPlot.iife.min.js"].content[:80]
+
+
+def test_files_are_one_idea_each() -> None:
+    for name, file in OWN.items():
+        assert len(file.content.splitlines()) <= 300, name
