@@ -77,7 +77,7 @@ def plain_digest(path: Path, last: int) -> str:
 
 def threads() -> list[threading.Thread]:
     """Return the threads of runs that there are."""
-    names = ("embstore-sender", "embstore-rows", "embstore-lease")
+    names = ("embstore-sender", "embstore-reader", "embstore-lease")
     return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 

@@ -55,7 +55,7 @@ class WriteBehind(Exchange):
     ) -> None:
         super().__init__(sessions, session, times)
         self._depth, self._all_gather = depth, all_gather
-        self._readers = Workers(depth, "embstore-rows")
+        self._readers = Workers(depth, "embstore-reader")
         self._sending: Sending | None = None  # None before the first loop.
         self._slots: dict[str, TableSlots] = {}  # The reader's thread.
         self._is_torn = False  # An interrupt has left an update applied, and not sent.
