@@ -227,6 +227,14 @@ def initial_state(config: TableConfig) -> Rows:
     return canonical(np.full(config.state_dim, start, fp32))
 
 
+def partition(seed: int, key: int) -> int:
+    """Return the partition of a row (rule 12)."""
+    z = (seed + key // 256 * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return (z ^ z >> 31) >> 54
+
+
 def default_seed(name: str) -> int:
     """Rule 10: the first 8 bytes, little-endian, of blake2b-256 of the name in UTF-8."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")

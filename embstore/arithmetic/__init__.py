@@ -8,6 +8,7 @@ formulas of contract.md stand here and nowhere else, in vectorised NumPy, one id
     pooling     rule 8    bags to rows, and a bag's gradient to its occurrences
     optimizers  rule 4    the scale, the host scalars, one update of distinct rows, the first state
     digest      rule 11   leaves and root
+    partitions  rule 12   which part of a table a row belongs to
     nans        rule 1    the one NaN that a row may hold
     denormals   rule 1    the check of the calling thread
     choice      -         NumPy, or the compiled twin of `unique`, `sum_by_key` and `update_rows`
@@ -47,6 +48,7 @@ from embstore.arithmetic.optimizers import (
     scale_sums,
     update_scalars,
 )
+from embstore.arithmetic.partitions import partitions, partitions_of_blocks
 from embstore.arithmetic.philox import initial_rows, philox4x32
 from embstore.arithmetic.pooling import Pooling, bag_gradients, pool_rows
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES, add_ranks, sum_over_dim
@@ -71,6 +73,8 @@ __all__ = [
     "initial_state",
     "leaf",
     "leaves",
+    "partitions",
+    "partitions_of_blocks",
     "philox4x32",
     "pool_rows",
     "root",

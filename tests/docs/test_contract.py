@@ -25,6 +25,7 @@ _, VECTORS_PART = PAGE.split("\n## Vectors\n")
 G = np.arange(1, 13).astype(fp32).reshape(3, 4) * fp32(0.1)
 THIRDS = np.full((130, 1), 1 / 3, fp32)
 TENTHS = np.arange(1, 71).astype(fp32) * fp32(0.1)
+FOUR_KEYS = 0, 255, 256, 2**40 - 1
 ROW_5 = np.array([5])
 
 
@@ -171,6 +172,10 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
         lambda: bits(reference.initial_weights(Normal(0, 0.02), 7, 5, 4)),
         lambda: bits(arithmetic.initial_rows(Normal(0, 0.02), 7, ROW_5, 4)),
     ),
+    "partition": (
+        lambda: " ".join(str(reference.partition(7, key)) for key in FOUR_KEYS),
+        lambda: " ".join(map(str, arithmetic.partitions(7, np.array(FOUR_KEYS)))),
+    ),
     "default seed": (lambda: str(reference.default_seed("v")), lambda: str(default_seed("v"))),
     "sum over occurrences": (
         lambda: bits(reference.sum_occurrences(list(THIRDS))),
@@ -202,4 +207,4 @@ def test_every_vector_of_the_page_is_checked() -> None:
 
 def test_rules_that_the_code_cites_are_on_the_page() -> None:
     numbers = {int(number) for number in re.findall(r"^## Rule (\d+)\. ", PAGE, re.M)}
-    assert numbers == set(range(1, 12))
+    assert numbers == set(range(1, 13))

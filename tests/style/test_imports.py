@@ -19,7 +19,7 @@ from tests.style.sources import ROOT, module_name, parse, place, project_files
 LEVELS = (  # the lowest first
     {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
     {"arrays", "stages"},
-    {"layout", "optimizers"},
+    {"layout", "optimizers", "sharding"},
     {"config", "profiles"},
     {"arithmetic", "results"},
     {"commands", "host", "kernels"},
