@@ -23,6 +23,7 @@ from tests.commands.lists import WAITING, Author
 from tests.commands.model import Model
 from tests.conformance.backends import Embedded
 from tests.conformance.served import Served, small_pieces
+from tests.conformance.sharded import OneShard, Sharded, TwoShards
 
 COUNT = 250
 """Commands of a list."""
@@ -85,6 +86,17 @@ def shown(command: Command[Any], result: Any) -> Any:
     return result
 
 
+def of_cluster(command: Command[Any], result: Any) -> Any:
+    """Return what of an outcome is the same in a cluster: which of two reasons a command is refused
+    for may be another one, and each shard has a cache."""
+    match command, result:
+        case _, EmbstoreError():
+            return EmbstoreError
+        case c.GetServerInfo(), _:
+            return result.version, result.policy, result.limits
+    return shown(command, result)
+
+
 def described(checkpoint: Any) -> Any:
     """Return what the wire says of a checkpoint: not the number of its commit, nor places."""
     return checkpoint.label, checkpoint.metadata, checkpoint.state.command, checkpoint.state.tables
@@ -129,6 +141,27 @@ def test_results_errors_and_digests_are_equal(here: Embedded, there: Served, see
         again.execute(command)
     assert digests(again) == model.digests()
     assert last_command(again) == last_command(near) == model.store.command_number
+
+
+@pytest.mark.parametrize("kind", [OneShard, TwoShards, Sharded])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cluster_gives_results_errors_and_digests_of_one_store(
+    here: Embedded, tmp_path: Path, kind: type[Sharded], seed: int
+) -> None:
+    author = Author(seed, model := Model())
+    cluster = kind(tmp_path / "cluster")
+    near, far = (backend.open_store(**OPTIONS).executor for backend in (here, cluster))
+    for number in range(COUNT):
+        command = author.next()
+        result, told = outcome(near, command), outcome(far, command)
+        found = of_cluster(command, result), of_cluster(command, told)
+        assert equal(*found), f"{number}: {command}"
+        if not isinstance(result, EmbstoreError):
+            model.follow(command, result)
+    assert digests(near) == digests(far) == model.digests()
+    assert last_command(near) == last_command(far)
+    assert far.execute(c.CheckIntegrity()) == ""
+    cluster.close()
 
 
 def last_command(executor: Executor) -> int:

@@ -7,6 +7,7 @@ has is named by `needs`:
 
     process     the process is the store's own: its descriptors, threads, memory, its end
     memory      the host's memory is not the device's
+    one_store   there is one cache, one set of counts, and one directory: it is no cluster
 
 `Embedded` opens them here, `Emulated` likewise with an emulated GPU (`emulated.py`). `Served` puts
 a server and a client in between (`served.py`).
@@ -42,7 +43,7 @@ class UnsyncedFiles(Files):
 class Embedded:
     """Stores of this process, each in a directory below `root`."""
 
-    offers = frozenset({"process", "memory"})
+    offers = frozenset({"process", "memory", "one_store"})
     device = "cpu"
     is_remote = False
     durability: Durability = "checkpoint"

@@ -22,14 +22,6 @@ settings.register_profile("long", max_examples=5000)
 """For `--hypothesis-profile=long --timeout=0`: minutes, not seconds."""
 
 CLUSTERS = "sharded", "two-shards"
-OF_ONE_STORE = (
-    *("test_damaged_files", "test_epoch", "test_flush", "test_merges", "test_older_stores"),
-    *("test_process", "test_read_only", "test_hot_sets", "test_profiles", "test_ranks"),
-    *("test_set_policy", "test_warming", "test_cache", "test_resize_cache", "test_stats"),
-    *("test_cache_split", "test_cache_split_safety"),
-)
-"""What looks at one cache, one set of counts, or the files of one directory."""
-
 ON_GPU = ("cuda", "tiered-cuda")
 BACKENDS = [
     "embedded",
@@ -68,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what no cluster is asked for."""
-    left = [item for item in items if item.path.stem in OF_ONE_STORE and _is_of_cluster(item)]
+    """Leave out what no cluster is asked for: what needs one_store."""
+    left = [item for item in items if _is_of_cluster(item) and "one_store" in _needs(item)]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in set(left)]
 
@@ -79,12 +71,15 @@ def _is_of_cluster(item: pytest.Item) -> bool:
     return spec is not None and spec.params.get("backend") in CLUSTERS
 
 
+def _needs(item: pytest.Item) -> set[str]:
+    return {offer for mark in item.iter_markers("needs") for offer in mark.args}
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedded]:
     """Return where stores are opened; skip a case that needs more than it offers."""
     kind, circumstances = backend_named(request.param)
-    marks = request.node.iter_markers("needs")
-    missing = {offer for mark in marks for offer in mark.args} - kind.offers
+    missing = _needs(request.node) - kind.offers
     if missing:
         pytest.skip(f"{request.param} has no {', '.join(sorted(missing))}")
     with circumstances:

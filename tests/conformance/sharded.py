@@ -29,7 +29,7 @@ class Sharded(Embedded):
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         engines = []
-        path.mkdir(exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
         for number in range(self.shards):
             files = self._files(path / f"shard-{number}")
             store = embstore.open(path / f"shard-{number}", files=files, **options)
@@ -66,6 +66,12 @@ class Sharded(Embedded):
         """Do all merges that are due, on every shard."""
         for engine in store.executor.shards:
             engine.storage.merges.finish()
+
+
+class OneShard(Sharded):
+    """Stores of one shard, to which the router passes everything on."""
+
+    shards = 1
 
 
 class TwoShards(Sharded):

@@ -1,8 +1,8 @@
 """Digests and scans over shards: what each has, combined in the order of blocks and keys.
 
 A block is in one partition, so its leaf is a shard's own (contract.md, rules 11 and 12); leaves are
-fetched page by page, so memory is bounded. A block counts where its owner has it: another shard may
-still have rows of a partition that it gave away.
+fetched page by page, so memory is bounded. A block that is not its owner's was written under another
+map: that is an error, and no digest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embstore import commands as c
 from embstore.arithmetic import LEAF_RECORD, Root, partitions_of_blocks
-from embstore.errors import OutcomeUnknownError
+from embstore.errors import EmbstoreError, OutcomeUnknownError
 from embstore.results import Digest, Leaves, ScanFacts, ScannedRows, TableDescription
 
 if TYPE_CHECKING:
@@ -74,13 +74,17 @@ def _merged(router: Router, seed: int, pages: list[Leaves]) -> tuple[NDArray[Any
     if not ends:
         return np.empty(0, LEAF_RECORD), -1
     last = min(ends)
-    owned = []
-    for shard, records in enumerate(found):
-        records = records[records["block"] <= last]
+    parts = [records[records["block"] <= last] for records in found]
+    for shard, records in enumerate(parts):
         owner = router.owners.of(partitions_of_blocks(seed, records["block"]))
-        owned.append(records[owner == shard])
-    records = np.concatenate(owned)
-    return records[np.argsort(records["block"])], last + 1
+        if (owner != shard).any():
+            wrong = int(np.argmax(owner != shard))
+            raise EmbstoreError(
+                f"expected block {records['block'][wrong]} at shard {owner[wrong]}, found it at "
+                f"shard {shard}: it was written under another map of the cluster"
+            )
+    merged = np.concatenate(parts)
+    return merged[np.argsort(merged["block"])], last + 1
 
 
 def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:

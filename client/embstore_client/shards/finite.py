@@ -21,6 +21,7 @@ _BOUND = 1e38
 Ranks = Sequence[Sequence[c.TableGradients]]
 
 
+@np.errstate(all="ignore")
 def are_small(gradients: Rows, factor: float) -> bool:
     """Return whether gradients are finite, and their products with `factor` too, beyond doubt."""
     flat = gradients.reshape(-1)

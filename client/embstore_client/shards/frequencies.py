@@ -11,6 +11,7 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile, exact_sum
 from embstore.results import HotSetFacts, Warmed
@@ -43,9 +44,13 @@ def _merged(tables: list[TableProfile]) -> TableProfile:
 def import_profile(router: Router, command: c.ImportProfile, call: Call) -> None:
     """Rank the rows of each shard by what a profile says of them."""
     names = {name: command.rename.get(name, name) for name in command.profile.tables}
-    parts = {
-        name: _parts(router, to, command.profile.tables[name].keys) for name, to in names.items()
-    }
+    try:
+        parts = {
+            name: _parts(router, to, command.profile.tables[name].keys)
+            for name, to in names.items()
+        }
+    except (InvalidArgumentError, TableNotFoundError):
+        return router.first(command, call)  # which says why
     commands = {}
     for shard in range(len(router.shards)):
         tables = {
@@ -93,7 +98,10 @@ def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | No
 def pin_hot_set(router: Router, command: c.PinHotSet, call: Call) -> HotSetFacts:
     """Have every shard pin its rows of a hot set."""
     given = command.hot_set
-    parts = {name: _parts(router, name, keys) for name, keys in given.tables.items()}
+    try:
+        parts = {name: _parts(router, name, keys) for name, keys in given.tables.items()}
+    except (InvalidArgumentError, TableNotFoundError):
+        return router.first(command, call)  # which says why
     commands = {
         shard: c.PinHotSet(
             replace(given, tables={n: k[parts[n][shard]] for n, k in given.tables.items()})

@@ -15,14 +15,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from embstore import commands as c
 from embstore.arithmetic import pool_rows, unique
 from embstore.arrays import Rows, as_out, as_rows, check_on_host, refusal
-from embstore.errors import InvalidArgumentError, StepNotFoundError
+from embstore.errors import InvalidArgumentError, StepNotFoundError, TableNotFoundError
 from embstore.results import (
     AcknowledgedUpdate,
     Announced,
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
     from embstore_client.shards.split import Split
 
-Places_ = Mapping[str, "Split"]
+Splits = Mapping[str, "Split"]
+"""By table: which of a step's keys each shard has."""
 _LEAST_S = 1e-3
 
 
@@ -47,7 +48,7 @@ class _Place:
 
     def __init__(self, name: str, world_size: int) -> None:
         self.name, self.world_size = name, world_size
-        self.steps: dict[int, tuple[c.StepKeys, Places_]] = {}  # announced and not finished
+        self.steps: dict[int, tuple[c.StepKeys, Splits]] = {}  # announced and not finished
 
 
 class Places:
@@ -72,7 +73,7 @@ class Places:
         """Return what is known of a member; of one that has joined elsewhere nothing."""
         return self._places.get(member) or _Place("", 0)
 
-    def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Places_]]) -> None:
+    def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Splits]]) -> None:
         """Note steps of a member."""
         with self._lock:
             self._places.setdefault(member, _Place("", 0)).steps.update(steps)
@@ -145,26 +146,20 @@ def end_session(router: Router, command: c.EndSession, call: Call) -> None:
 
 def announce(router: Router, command: c.Announce, call: Call) -> Announced:
     """Say which keys coming steps will use: to each shard, which of its own."""
-    split, commands = {}, {}
+    split: dict[int, tuple[c.StepKeys, Splits]] = {}
     for step in command.steps:
-        places: dict[str, Split] = {}
-        for table in step.tables:
-            if _is_refused(router, table):
-                return router.first(command, call)  # in the words of a shard
-            places[table.table] = router.split_keys(table.table, None, table.keys)
-        split[step.step] = step, places
-    for shard in range(len(router.shards)):
-        steps = tuple(
-            c.StepKeys(
-                step.step,
-                tuple(
-                    c.StepTable(table.table, table.keys[places[table.table].of(shard)])
-                    for table in step.tables
-                ),
-            )
-            for step, places in split.values()
+        places = {table.table: _split(router, table) for table in step.tables}
+        if None in places.values():
+            return router.first(command, call)  # which says why
+        split[step.step] = step, cast(Splits, places)
+    commands = {
+        shard: c.Announce(
+            command.member,
+            tuple(_own(step, places, shard) for step, places in split.values()),
+            command.is_last,
         )
-        commands[shard] = c.Announce(command.member, steps, command.is_last)
+        for shard in range(len(router.shards))
+    }
     found = list(router.each(commands, call).values())
     router.places.announced(command.member, split)
     return Announced(
@@ -175,18 +170,21 @@ def announce(router: Router, command: c.Announce, call: Call) -> Announced:
     )
 
 
-def _is_refused(router: Router, table: c.StepTable) -> bool:
-    """Return whether no shard takes the keys of a table: they are out of range, or repeated."""
-    keys = table.keys
-    check_on_host(keys, f"table {table.table!r}: ")
-    if not len(keys):
-        return False
-    rows = router.tables.config_of(table.table, None).rows
-    if keys.min() < 0 or keys.max() >= rows:
-        rows = router.tables.look_again(table.table, None).config.rows
-        if keys.min() < 0 or keys.max() >= rows:
-            return True
-    return len(unique(keys)[0]) < len(keys)
+def _split(router: Router, table: c.StepTable) -> Split | None:
+    """Return the shards of a step's keys; None: no shard takes them, as they are out of range, or
+    repeated, or there is no such table."""
+    check_on_host(table.keys, f"table {table.table!r}: ")
+    try:
+        split = router.split_keys(table.table, None, table.keys)
+    except (InvalidArgumentError, TableNotFoundError):
+        return None
+    return split if len(unique(table.keys)[0]) == len(table.keys) else None
+
+
+def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
+    """Return what of a step a shard has."""
+    tables = (c.StepTable(t.table, t.keys[places[t.table].of(shard)]) for t in step.tables)
+    return c.StepKeys(step.step, tuple(tables))
 
 
 # Reading
@@ -218,12 +216,12 @@ def _joined(split: Split, rows: Mapping[int, Rows], out: Any, table: str) -> Row
     return joined
 
 
-def _with_keys(router: Router, places: Places_) -> list[int]:
+def _with_keys(router: Router, places: Splits) -> list[int]:
     shards = range(len(router.shards))
     return [s for s in shards if any(split.count(s) for split in places.values())] or [0]
 
 
-def _announced(router: Router, command: Any) -> tuple[c.StepKeys, Places_]:
+def _announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
     """Return what was announced of a step; of another one the first shard says what is wrong."""
     known = router.places.of(command.member).steps.get(command.step)
     if known is None:
@@ -237,7 +235,7 @@ def _announced(router: Router, command: Any) -> tuple[c.StepKeys, Places_]:
 class _Prefetched:
     """The rows of a step, on their way from every shard."""
 
-    def __init__(self, of_shard: dict[int, c.Prefetched], places: Places_) -> None:
+    def __init__(self, of_shard: dict[int, c.Prefetched], places: Splits) -> None:
         self._of_shard, self._places = of_shard, places
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
@@ -297,6 +295,8 @@ def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) 
 
 def read_step(router: Router, command: c.ReadStep, call: Call) -> StepRecords:
     """Weights and state of some announced keys."""
+    if not command.tables:
+        return router.first(command, call)
     _, places = _announced(router, command)
     for part in command.tables:
         split = places.get(part.table)
@@ -346,13 +346,12 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
     for shard in range(len(router.shards)):
         tables = []
         for part in given:
-            split, whole = places[part.table], len(places[part.table])
+            split = places[part.table]
             if part.positions is None:
                 own = c.StepGradients(part.table, part.gradients[split.of(shard)])
             else:
                 mine, at = split.within(part.positions, shard)
                 own = c.StepGradients(part.table, part.gradients[mine], at)
-            assert len(own.gradients) <= whole
             tables.append(own)
         commands[shard] = c.UpdateStep(
             command.member, command.step, tuple(tables), command.options, is_finite=is_finite
@@ -360,7 +359,7 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
     return _finished(router, commands, command, call)
 
 
-def _gradients(router: Router, places: Places_, part: c.StepGradients) -> c.StepGradients:
+def _gradients(router: Router, places: Splits, part: c.StepGradients) -> c.StepGradients:
     check_on_host(part.gradients, f"table {part.table!r}: ")
     if part.table not in places:
         raise InvalidArgumentError(

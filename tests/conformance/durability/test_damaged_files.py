@@ -12,6 +12,8 @@ from embstore.errors import CorruptTableError, TableMismatchError
 from tests.conformance.backends import TINY
 from tests.conformance.cases import assert_same, config, damage_first_row, generator, normal, ones
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 @pytest.fixture
 def path(backend):

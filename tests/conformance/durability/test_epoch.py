@@ -5,6 +5,8 @@ import pytest
 
 from tests.conformance.cases import config, ones
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 def epoch(twin):
     return twin.store.epoch

@@ -5,6 +5,8 @@ import pytest
 
 from tests.conformance.cases import config, generator, normal, ones
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 @pytest.fixture
 def twin(open_twin):

@@ -14,6 +14,8 @@ from tests.conformance.cases import OPTIMIZERS, assert_same, batch, config, gene
 from tests.conformance.gate import Gated
 from tests.conformance.twin import Twin
 
+pytestmark = pytest.mark.needs("one_store")
+
 DIM = 64
 TABLE = {"dim": DIM, "rows": 1000, "optimizer": Sgd(0.1), "initializer": Constant(0.0)}
 UNFOLDED = Limits(segment_bytes=8192, fold_bytes=1 << 30, fold_segments=100)

@@ -12,6 +12,8 @@ import pytest
 
 from tests.conformance.twin import digests
 
+pytestmark = pytest.mark.needs("one_store")
+
 DATA = Path(__file__).parents[2] / "data"
 WRITTEN = json.loads((DATA / "store-0.1.0.json").read_text())
 

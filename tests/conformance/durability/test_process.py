@@ -14,6 +14,8 @@ from embstore.errors import CapacityError, InvalidArgumentError
 from tests.conformance.backends import TINY
 from tests.conformance.cases import assert_same, config, descriptors, ones
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 def test_changing_the_directory_moves_no_store(tmp_path, monkeypatch):
     """A store opened by a relative path stays where it was opened: Hydra and notebooks change the

@@ -7,6 +7,8 @@ from embstore.errors import StorageError, StoreInUseError
 from tests.conformance.backends import TINY
 from tests.conformance.cases import assert_same, batch, config, generator, normal
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 @pytest.fixture
 def trained(open_twin):

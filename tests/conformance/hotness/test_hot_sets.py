@@ -51,6 +51,8 @@ from tests.conformance.sessions.planner_jobs import Jobs
 from tests.conformance.sessions.training import PATIENCE_S, Plan, pinned_rows, until
 from tests.faults.refusing import RefusingFiles
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 def test_a_hot_set_stays_through_a_scan_and_a_swap_keeps_what_both_have(open_twin):
     twin, rng = open_twin(cache_bytes=64 << 10), generator(605)

@@ -20,6 +20,8 @@ from tests.conformance.hotness.profiles import (
 )
 from tests.conformance.sessions.training import until
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 def accesses(store):
     return {name: table.accesses for name, table in store.export_profile().tables.items()}

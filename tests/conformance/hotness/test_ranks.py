@@ -22,6 +22,8 @@ from tests.conformance.sessions.training import (
     until,
 )
 
+pytestmark = pytest.mark.needs("one_store")
+
 FEW = 4000
 CACHE_BYTES = 64 << 10
 

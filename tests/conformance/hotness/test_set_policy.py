@@ -14,6 +14,8 @@ from tests.conformance.cases import config, generator, hits, normal, refused
 from tests.conformance.hotness.profiles import profile, resident
 from tests.conformance.twin import digests
 
+pytestmark = pytest.mark.needs("one_store")
+
 FEW = 4000
 CACHE_BYTES = 64 << 10
 

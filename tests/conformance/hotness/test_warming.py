@@ -25,6 +25,8 @@ from tests.conformance.hotness.profiles import (
     train,
 )
 
+pytestmark = pytest.mark.needs("one_store")
+
 FEW = 4000
 
 

@@ -364,6 +364,7 @@ def test_a_page_has_a_bound(open_table, monkeypatch):
         next(table.scan(batch_rows=-1))
 
 
+@pytest.mark.needs("one_store")
 def test_a_damaged_record_is_named(open_table, backend):
     twin, _ = open_table(a=config(dim=16))
     twin.on("a", "update", np.arange(100), ones(100, 16))

@@ -6,6 +6,8 @@ import pytest
 
 from tests.conformance.cases import assert_same, config, generator, ones
 
+pytestmark = pytest.mark.needs("one_store")
+
 COUNTERS = ("accesses", "access_hits", "unique_keys", "unique_hits")
 
 

@@ -127,6 +127,7 @@ def test_two_sessions_on_one_pool(open_twin, cache_bytes):
 
 
 @PLANNERS
+@pytest.mark.needs("one_store")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_step_larger_than_the_cache(open_twin, planner, optimizer):
     twin = open_twin(cache_bytes=SMALL)

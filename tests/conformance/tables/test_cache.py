@@ -17,6 +17,8 @@ from tests.conformance.cases import (
 )
 from tests.conformance.traces import smallest_cache
 
+pytestmark = pytest.mark.needs("one_store")
+
 SGD = {"dim": 40, "rows": 400, "optimizer": Sgd(0.1), "initializer": Constant(0.0)}
 ADAGRAD = {"dim": 40, "rows": 400, "optimizer": Adagrad(0.1), "initializer": Constant(0.0)}
 EVERY = np.arange(400)

@@ -13,6 +13,8 @@ import pytest
 from embstore import Constant, Sgd
 from tests.unit.small_stores import generator, make_table, opened, pool_of, show
 
+pytestmark = pytest.mark.needs("one_store")
+
 CACHE_BYTES = 1 << 20
 CALL_KEYS = 400
 WARM, COUNTED = 300, 150

@@ -8,6 +8,8 @@ from embstore.profiles.hotset import HotSet
 from tests.faults.refusing import FullDisk
 from tests.unit.small_stores import generator, make_table, opened, pool_of, show, small_limits
 
+pytestmark = pytest.mark.needs("one_store")
+
 CACHE_BYTES = 512 << 10
 ROWS = 20_000
 KEYS = 250

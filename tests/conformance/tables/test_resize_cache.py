@@ -25,6 +25,8 @@ from tests.conformance.cases import (
 from tests.conformance.traces import TABLES
 from tests.conformance.twin import digests
 
+pytestmark = pytest.mark.needs("one_store")
+
 SMALL, LARGE = 64 << 10, 4 << 20
 POLICIES = pytest.mark.parametrize("policy", ["lru", "lfu"])
 

@@ -6,6 +6,8 @@ import pytest
 from tests.conformance.backends import TINY
 from tests.conformance.cases import config, generator, normal, ones, pool_stats
 
+pytestmark = pytest.mark.needs("one_store")
+
 
 def misses(pool):
     return {origin: pool[f"misses_{origin}"] for origin in ("log", "base", "initializer", "host")}
