@@ -15,13 +15,15 @@ the order of the call.
     frequencies   profiles and hot sets, split and merged
 
 **Order.** Every shard hears of every command that writes, also where it has none of its keys, so
-that t, table ids and command numbers are the same everywhere. One router sends one such command
-after the other, all its parts before the next. Steps have an order of their own. Where several
-clients write beside each other, each shard is serial, and each in its own order: that matters where
-updates of one row do not commute, and to what t an update of Adam has.
+that t and table ids are the same everywhere (command numbers too, until shards that had come to
+different ones go back to a checkpoint). One router sends one such command after the other, all its
+parts before the next. Steps have an order of their own. Where several clients write beside each
+other, each shard is serial, and each in its own order: that matters where updates of one row do not
+commute, and to what t an update of Adam has.
 
 **All or none.** What one shard would refuse, and another not, is refused here before it is sent:
-keys out of range, sums that are not finite. A part that fails for another reason (a full disk, a
-shard that is gone) leaves the others applied; the error says so, and the same call again, which
-remembers what was answered, completes it where the transport sends it again.
+keys out of range, sums that are not finite. A shard that is started again where commands are logged
+is waited for. One that fails otherwise (its disk is full, it is gone for longer than the deadline)
+raises its error, and the others have applied their parts: a step is sent to it again; after another
+command the cluster is as its shards are, until a checkpoint is restored.
 """

@@ -1,8 +1,8 @@
 """Digests and scans over shards: what each has, combined in the order of blocks and keys.
 
 A block is in one partition, so its leaf is a shard's own (contract.md, rules 11 and 12); leaves are
-fetched page by page, so memory is bounded. A block that is not its owner's was written under another
-map: that is an error, and no digest.
+fetched page by page, so memory is bounded. A block that is not its owner's was written under
+another map: that is an error, and no digest.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _digest(router: Router, described: TableDescription, call: Call) -> Digest:
         if first is None:
             first = digests
             whole = Root(described.config.identity_json(), digests[0].t)
-        stands = {(digest.t, digest.command) for digest in digests}
-        if len(stands) > 1 or [d.digest for d in digests] != [d.digest for d in first]:
+        is_same = [one.digest for one in digests] == [one.digest for one in first]
+        if not is_same or len({one.t for one in digests}) > 1:
             raise _ChangedError
         assert whole is not None
         records, low = _merged(router, described.config.seed, pages)

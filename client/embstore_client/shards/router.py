@@ -12,6 +12,7 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
+from embstore.errors import OutcomeUnknownError, SessionExpiredError
 from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
@@ -68,7 +69,13 @@ class Router:
         call = Call(out, timeout_s, progress)
         if len(self.shards) == 1:
             return self.shards[0].execute(command, out=out, timeout_s=timeout_s, progress=progress)
-        return cast(R, HANDLERS[type(command)](self, command, call))
+        try:
+            return cast(R, HANDLERS[type(command)](self, command, call))
+        except (SessionExpiredError, OutcomeUnknownError):
+            member = getattr(command, "member", "")
+            if member and not isinstance(command, c.JoinSession):
+                steps.leave(self, member)
+            raise
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
         """Ask each shard for its rows of a step; None: nothing is gained by it."""
@@ -123,10 +130,12 @@ class Router:
                 raise error
         return {shard: future.result() for shard, future in futures.items()}
 
-    def all(self, command: Command[R], call: Call | None = None) -> list[R]:
+    def all(
+        self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
+    ) -> list[R]:
         """Return what every shard answers to one command."""
         commands = dict.fromkeys(range(len(self.shards)), command)
-        return list(self.each(commands, call).values())
+        return list(self.each(commands, call or Call(timeout_s=timeout_s)).values())
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -4,6 +4,13 @@ A session is open on every shard, under one name and with one member a rank; a s
 each with the keys that it has, of every table, also none. So every shard plans its own rows, and a
 step is finished when all shards have finished it: it may be sent again until they have.
 
+**A shard that was started again** knows no member. Then the member leaves the other shards as well,
+and its trainer is told what a server that was started again tells it: it joins again, announces
+again what is not finished, and sends again what was out (`embstore_training.rank_session`). The
+place is that of the shard that is the furthest behind; shards that had finished a step are not sent
+it again. A trainer that ends within a step, so that some shards have it and some have not, takes
+its gradients with it: whoever goes on is told to restore a checkpoint.
+
 Several ranks may each give gradients that are finite alone, and whose sum is not. No shard could
 tell the others in time, so here a share counts as not finite when so many of it might not be:
 beyond 1e38 / (ranks * gradient_scale). A trainer of one rank is told exactly.
@@ -13,7 +20,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +30,13 @@ import numpy as np
 from embstore import commands as c
 from embstore.arithmetic import pool_rows, unique
 from embstore.arrays import Rows, as_out, as_rows, check_on_host, refusal
-from embstore.errors import InvalidArgumentError, StepNotFoundError, TableNotFoundError
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    SessionExpiredError,
+    StepNotFoundError,
+    TableNotFoundError,
+)
 from embstore.results import (
     AcknowledgedUpdate,
     Announced,
@@ -38,17 +52,24 @@ if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
     from embstore_client.shards.split import Split
 
+_LEAVE_S = 5.0
 Splits = Mapping[str, "Split"]
 """By table: which of a step's keys each shard has."""
 _LEAST_S = 1e-3
 
 
+@dataclass
 class _Place:
     """What is known of a member."""
 
-    def __init__(self, name: str, world_size: int) -> None:
-        self.name, self.world_size = name, world_size
-        self.steps: dict[int, tuple[c.StepKeys, Splits]] = {}  # announced and not finished
+    world_size: int = 0  # 0: not known, another client has joined it
+    joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
+    steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
+    """Announced, and not finished."""
+
+    def is_behind(self, shard: int, step: int) -> bool:
+        """Return whether a shard has still to finish a step that others may have finished."""
+        return not self.joined_at or self.joined_at[shard] < step
 
 
 class Places:
@@ -63,20 +84,20 @@ class Places:
         """Note how many ranks a session has."""
         self._sizes[facts.name] = facts.world_size
 
-    def joined(self, membership: Membership) -> None:
-        """Note a member."""
+    def joined(self, found: list[Membership]) -> None:
+        """Note a member, as it joined each shard."""
         with self._lock:
-            size = self._sizes.get(membership.name, 0)
-            self._places.setdefault(membership.member, _Place(membership.name, size))
+            size, at = self._sizes.get(found[0].name, 0), tuple(one.last_step for one in found)
+            self._places[found[0].member] = _Place(size, at)
 
     def of(self, member: str) -> _Place:
         """Return what is known of a member; of one that has joined elsewhere nothing."""
-        return self._places.get(member) or _Place("", 0)
+        return self._places.get(member) or _Place()
 
     def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Splits]]) -> None:
         """Note steps of a member."""
         with self._lock:
-            self._places.setdefault(member, _Place("", 0)).steps.update(steps)
+            self._places.setdefault(member, _Place()).steps.update(steps)
 
     def finished(self, member: str, step: int) -> None:
         """Forget a step, and those before it."""
@@ -113,12 +134,16 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
     command = replace(command, member=first.member)
     others = dict.fromkeys(range(1, len(router.shards)), command)
     found = [first, *router.each(others, call).values()]
-    if command.name not in router.places._sizes:
-        facts = router.first(c.RenewLease(first.member))
-        router.places.opened(facts)
-    membership = min(found, key=lambda one: one.last_step)
-    router.places.joined(membership)
-    return membership
+    router.places.joined(found)
+    return min(found, key=lambda one: one.last_step)
+
+
+def leave(router: Router, member: str) -> None:
+    """Leave a session everywhere, as one shard knows the member no more: it is joined anew, as if
+    all shards had forgotten it."""
+    with suppress(EmbstoreError):
+        router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
+    router.places.closed(member)
 
 
 def renew_lease(router: Router, command: c.RenewLease, call: Call) -> SessionFacts:
@@ -222,8 +247,20 @@ def _with_keys(router: Router, places: Splits) -> list[int]:
 
 
 def _announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
-    """Return what was announced of a step; of another one the first shard says what is wrong."""
-    known = router.places.of(command.member).steps.get(command.step)
+    """Return what was announced of a step; of another one the first shard says what is wrong.
+
+    Raises
+    ------
+    SessionExpiredError : some shards have finished the step, and its gradients are lost.
+    """
+    place = router.places.of(command.member)
+    known = place.steps.get(command.step)
+    if known and not all(place.is_behind(s, command.step) for s in range(len(router.shards))):
+        raise SessionExpiredError(
+            f"step {command.step} is finished on some shards, and not on all: a trainer ended "
+            "while it was sent, and its gradients are lost; restore a checkpoint of the cluster, "
+            "and go on from there"
+        )
     if known is None:
         router.first(c.LookupStep(command.member, command.step))
         raise StepNotFoundError(
@@ -427,7 +464,9 @@ def _finished(
     command: Any,
     call: Call,
 ) -> AcknowledgedUpdate:
-    answers = list(router.each(commands, call).values())
+    place = router.places.of(command.member)
+    left = {s: one for s, one in commands.items() if place.is_behind(s, command.step)}
+    answers = list(router.each(left, call).values())
     router.places.finished(command.member, command.step)
     return answers[0]
 

@@ -110,11 +110,11 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
     """Keep one label on every shard, at one command."""
     with router.writing():
         found = router.all(command, call)
-    if len({one.state.command for one in found}) > 1:
+    if any(one.state.tables != found[0].state.tables for one in found):
         raise EmbstoreError(
-            f"checkpoint {command.label!r}: the shards were at commands "
-            f"{[one.state.command for one in found]}: other clients were writing, and the label "
-            "is not one of the cluster; stop them, and keep another label"
+            f"checkpoint {command.label!r}: the shards have kept other states of the tables, as "
+            "other clients were writing, so it is none of the cluster; stop them, and keep "
+            "another label"
         )
     return found[0]
 
@@ -122,11 +122,11 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
 ) -> tuple[Checkpoint, ...]:
-    """Those that all shards keep, at one command."""
+    """Those that all shards keep, of the same tables, each with as many updates."""
     found = router.all(command, call)
-    others = [{one.label: one.state.command for one in kept} for kept in found[1:]]
+    others = [{one.label: one.state.tables for one in kept} for kept in found[1:]]
     return tuple(
-        one for one in found[0] if all(kept.get(one.label) == one.state.command for kept in others)
+        one for one in found[0] if all(kept.get(one.label) == one.state.tables for kept in others)
     )
 
 
@@ -138,11 +138,11 @@ def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
         for shard, one in enumerate(found):
             if one is None:  # so it says, and the others stay as they are
                 router.each({shard: command}, call)
-        commands = {one.state.command for one in found if one is not None}
-        if len(commands) > 1:
+        states = [one.state.tables for one in found if one is not None]
+        if any(state != states[0] for state in states):
             raise CheckpointNotFoundError(
-                f"expected {command.label!r} to be a checkpoint of the whole cluster, found it at "
-                f"commands {sorted(commands)}: it was kept while other clients were writing"
+                f"expected {command.label!r} to be a checkpoint of the whole cluster, found other "
+                "states of the tables on its shards: it was kept while other clients were writing"
             )
         return router.all(command, call)[0]
 

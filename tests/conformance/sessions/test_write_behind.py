@@ -214,6 +214,7 @@ def test_leaving_a_loop_early_keeps_what_was_finished(twin):
     twin.check()
 
 
+@pytest.mark.needs("one_store")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_give_the_bits_of_plain_calls(twin, ranks):
     """Rows of one rank are changed by gradients of the others, also before it has them."""
@@ -361,6 +362,7 @@ def test_depth_bounds_how_far_the_store_is_behind(twin):
     twin.check()
 
 
+@pytest.mark.needs("one_store")
 @pytest.mark.parametrize("lookahead", [1, 16])
 def test_a_wrong_row_at_the_trainer_ends_the_session_before_it_is_learned_from(twin, lookahead):
     rng, how = generator(851), {"waits": "none", "name": "run"}
