@@ -11,7 +11,7 @@ formulas of contract.md stand here and nowhere else, in vectorised NumPy, one id
     partitions  rule 12   which part of a table a row belongs to
     nans        rule 1    the one NaN that a row may hold
     denormals   rule 1    the check of the calling thread
-    choice      -         NumPy, or the compiled twin of `unique`, `sum_by_key` and `update_rows`
+    choice      -         NumPy, or the compiled twin, of what takes the time of a client
 
 Why NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to
 nearest even, and two ufuncs never contract into an FMA. What could break it is left out:
@@ -31,6 +31,7 @@ need. Importing this package therefore imports NumPy only, and decides nothing.
 
 from embstore.arithmetic.choice import (
     Implementation,
+    by_shard,
     force,
     implementation,
     sum_by_key,
@@ -75,6 +76,7 @@ __all__ = [
     "apply_formulas",
     "apply_update",
     "bag_gradients",
+    "by_shard",
     "canonicalize_nans",
     "check_denormals",
     "checksum",

@@ -1,5 +1,5 @@
-"""Which `unique`, `sum_by_key` and `update_rows` run: NumPy's, of `sums.py` and `optimizers.py`, or
-Numba's, of `compiled.py` and `compiled_update.py`.
+"""Which `unique`, `sum_by_key`, `update_rows` and `by_shard` run: NumPy's, of `sums.py`,
+`optimizers.py` and `partitions.py`, or Numba's, of the modules whose names begin with `compiled`.
 
 Both give the same bits, so the choice is one of speed alone and nothing else may depend on it. It
 is made at the first call, not at import: a client that never sums should not pay for Numba's
@@ -25,14 +25,23 @@ from embstore.arrays import Keys, Rows
 
 Name = Literal["numpy", "compiled"]
 
-_MODULES = {"numpy": ("sums", "optimizers"), "compiled": ("compiled", "compiled_update")}
-"""Of sums, and of updates."""
+_MODULES = {
+    "numpy": ("sums", "optimizers", "partitions"),
+    "compiled": ("compiled", "compiled_update", "compiled_partitions"),
+}
+"""Of sums, of updates, and of keys by shard."""
 
 
 class _SumByKey(Protocol):
     def __call__(
         self, inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
     ) -> Rows: ...
+
+
+_ByShard = Callable[
+    [int, Keys, NDArray[np.int32], int],
+    tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]],
+]
 
 
 class Implementation(NamedTuple):
@@ -44,6 +53,8 @@ class Implementation(NamedTuple):
     """Return the rule 2 sum of each id's values."""
     update_rows: Callable[[str, Rows, Rows, Keys, Rows, Any], None]
     """Apply one update to the rows of distinct slots."""
+    by_shard: _ByShard
+    """Return which shard has each key, and the keys' positions by shard."""
 
 
 _chosen: Implementation | None = None
@@ -56,8 +67,9 @@ def implementation(name: Name) -> Implementation:
     ------
     ImportError : "compiled", and Numba is absent or refuses this NumPy.
     """
-    sums, updates = (importlib.import_module(f"embstore.arithmetic.{m}") for m in _MODULES[name])
-    return Implementation(sums.unique, sums.sum_by_key, updates.update_rows)
+    modules = (importlib.import_module(f"embstore.arithmetic.{m}") for m in _MODULES[name])
+    sums, updates, shards = modules
+    return Implementation(sums.unique, sums.sum_by_key, updates.update_rows, shards.by_shard)
 
 
 def _in_use() -> Implementation:
@@ -104,3 +116,10 @@ def update_rows(
 ) -> None:
     """`optimizers.update_rows`, by the implementation in use."""
     _in_use().update_rows(kind, weights, state, slots, gradients, scalars)
+
+
+def by_shard(
+    seed: int, keys: Keys, owners: NDArray[np.int32], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """`partitions.by_shard`, by the implementation in use."""
+    return _in_use().by_shard(seed, keys, owners, count)

@@ -43,3 +43,25 @@ def partitions_of_blocks(seed: int, blocks: NDArray[np.uint64]) -> NDArray[np.ui
     z ^= z >> np.uint64(31)
     z >>= _SHIFT
     return z.astype(np.uint16)
+
+
+def by_shard(
+    seed: int, keys: Keys, owners: NDArray[np.int32], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """Return which of `count` shards has each key, and the keys' positions by shard.
+
+    Parameters
+    ----------
+    seed : the table's
+    keys : (n,) int64, >= 0, contiguous
+    owners : (PARTITIONS,) the shard that has each partition
+
+    Returns
+    -------
+    (n,) the shard of each key; (count + 1,) where each shard's positions begin; (n,) the positions
+    of the keys, shard by shard, ascending within each.
+    """
+    shard_of = owners[partitions(seed, keys)]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(shard_of, minlength=count))])
+    order = np.argsort(shard_of.astype(np.uint16), kind="stable")  # 16 bits: by counting
+    return shard_of, starts, order.astype(np.int32)

@@ -32,7 +32,12 @@ class Sharded(Embedded):
         path.mkdir(parents=True, exist_ok=True)
         for number in range(self.shards):
             files = self._files(path / f"shard-{number}")
-            store = embstore.open(path / f"shard-{number}", files=files, **options)
+            try:
+                store = embstore.open(path / f"shard-{number}", files=files, **options)
+            except BaseException:
+                for engine in engines:
+                    engine.close()
+                raise
             store.executor.device.work.workers.split_bytes = 0
             engines.append(store.executor)
         names = [str(number) for number in range(self.shards)]
