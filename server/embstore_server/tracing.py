@@ -135,6 +135,8 @@ class Traces:
         self._ended: deque[_Call] = deque()
         self._awake = Event()
         self._stopping = False
+        self._sending = 0
+        """Spans that the exporter has now."""
         self.spans = {"exported": 0, "failed": 0, "dropped": 0}
         """How many were taken by the collector, not taken, or found no room in the queue."""
         self._thread = Thread(target=self._run, name="traces", daemon=True)
@@ -163,8 +165,8 @@ class Traces:
         self._stopping = True
         self._awake.set()
         self._thread.join(within_s)
-        for call in self._taken():
-            self.spans["dropped"] += call.span_count
+        left = self._sending + sum(call.span_count for call in self._taken())
+        self.spans["dropped"] += left
         self._exporter.shutdown()
         if any(self.spans.values()):
             event(logging.INFO, "traces ended", spans=self.spans)
@@ -198,11 +200,13 @@ class Traces:
     def _export(self, spans: list[Any]) -> None:
         if not spans:  # none was sampled
             return
+        self._sending = len(spans)
         try:
             is_taken = self._exporter.export(spans).name == "SUCCESS"
         except Exception as exc:  # whatever it is, the next batch may do better
             event(logging.WARNING, "traces not sent", reason=str(exc) or type(exc).__name__)
             is_taken = False
+        self._sending = 0
         self.spans["exported" if is_taken else "failed"] += len(spans)
 
     def _spans(self, call: _Call) -> Iterator[Any]:
