@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from embstore.version import __version__
+from embstore import __version__
 from embstore_client.transport import Transport
 from embstore_proto.addresses import split_address
 from embstore_proto.status import answer_of

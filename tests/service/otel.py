@@ -25,11 +25,13 @@ _TIMEOUT_S = 300.0
 
 @cache
 def process_spans() -> InMemorySpanExporter:
-    """Return where the spans of this process go, whose provider is set when first asked for."""
+    """Return where the spans of this process go, from when it is first asked for."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
+    provider: Any = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):  # else an example of the guide has set one
+        provider = TracerProvider(shutdown_on_exit=False)
+        trace.set_tracer_provider(provider)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
     return exporter
 
 

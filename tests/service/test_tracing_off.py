@@ -3,7 +3,10 @@ through what they always did."""
 
 import logging
 import sys
+from collections import Counter
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from embstore_server import tracing as server_tracing
 from embstore_server.caller import Caller
 from embstore_server.doctor import installed
 from embstore_server.worker import Task
-from tests.serving import Server, patient
+from tests.serving import Server, on_loop, patient
 
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
@@ -68,3 +71,38 @@ def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing() -> Non
     assert (found.status, found.change) == ("ok", "")
     (found,) = installed.of_traces(environ | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, both)
     assert (found.status, "http/protobuf" in found.change) == ("warn", True)
+
+
+def test_without_traces_no_code_of_theirs_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
+    called: Counter[str] = Counter()
+
+    def profile(frame: FrameType, kind: str, _: object) -> None:
+        called[Path(frame.f_code.co_filename).name] += 1
+
+    async def look(profile: Any) -> None:
+        sys.setprofile(profile)  # of the thread of the event loop
+
+    def open_store() -> Store:
+        store = embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 22)
+        sgd, zero = embstore.Sgd(0.1), embstore.Constant(0.0)
+        store.create_table("ads", dim=4, rows=10, optimizer=sgd, initializer=zero)
+        return store
+
+    with Server(open_store, tmp_path, socket=str(tmp_path / "s")) as server:
+        for address in (server.address, f"unix:{server.socket}"):
+            with patient(address) as store:
+                before = sys.getprofile()
+                on_loop(look(profile))
+                sys.setprofile(profile)
+                try:
+                    store.lookup({"ads": [1, 2]})
+                finally:
+                    sys.setprofile(before)
+                    on_loop(look(None))
+    assert {"transport.py", "grpc_wire.py", "shared_memory.py", "calls.py", "caller.py"} <= {
+        *called
+    }
+    assert not {"tracing.py", "timed_calls.py"} & {*called}
