@@ -2,8 +2,8 @@
 
 A call that is made within a span of the trainer is a span below it, with all its attempts, and the
 server is told which, by a `traceparent` (W3C Trace Context): in the metadata of gRPC, in a frame
-before the call in shared memory. A call without a span around it is not traced: leases, and steps
-that are announced ahead, are called for by threads of their own, and each would be a trace.
+before the call in shared memory. A call without a span around it is not traced: leases, and what
+runs ahead of a loop or behind it, are called for by threads of their own; each would be a trace.
 
 Nothing is imported here: a trainer that has a span has imported OpenTelemetry. Whether its SDK is
 installed is looked for when a client connects; where it is not, the transport is the usual one, and
@@ -12,7 +12,7 @@ the wires have no tracing. The provider is the process's, whenever that is set.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from importlib.util import find_spec
@@ -66,7 +66,7 @@ class TracedTransport(Transport):
         timeout_s: float | None = None,
     ) -> Answer:
         """Do as `Transport.send`."""
-        with self._span(verb):
+        with nullcontext() if _current_span() is None else self._span(verb):
             return super().send(verb, request, reply_bytes=reply_bytes, timeout_s=timeout_s)
 
     def receive(
@@ -79,16 +79,13 @@ class TracedTransport(Transport):
         timeout_s: float | None = None,
     ) -> T:
         """Do as `Transport.receive`."""
-        with self._span(verb):
+        with nullcontext() if _current_span() is None else self._span(verb):
             return super().receive(
                 verb, request, take, reply_bytes=reply_bytes, timeout_s=timeout_s
             )
 
     @contextmanager
     def _span(self, verb: Verb) -> Iterator[None]:
-        if _current_span() is None:
-            yield
-            return
         from opentelemetry.trace import SpanKind, Status, StatusCode, get_tracer
 
         name = f"{SERVICE.full_name}/{verb.name}"

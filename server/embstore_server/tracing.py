@@ -22,7 +22,7 @@ The provider is our own, and not the process's: FastAPI has spans of its own for
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Thread
 from time import monotonic, time
@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from embstore.version import __version__
-from embstore_proto.verbs import SERVICE
 from embstore_server.logs import event
 
 if TYPE_CHECKING:  # `embstore doctor` asks this module, too, where there is no server
@@ -102,9 +101,10 @@ class _Call(NamedTuple):
     laps: "tuple[Lap, ...]"
     attributes: dict[str, Any]
 
-    @property
-    def span_count(self) -> int:
-        return 1 + len(self.laps) + sum(len(lap.parts) for lap in self.laps)
+
+def _span_count(laps: "Sequence[Lap]") -> int:
+    """Return how many spans a call with these laps has."""
+    return 1 + len(laps) + sum(len(lap.parts) for lap in laps)
 
 
 class Traces:
@@ -122,6 +122,9 @@ class Traces:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        from embstore_proto.verbs import SERVICE
+
+        self._service = SERVICE.full_name
         ours = {"service.version": __version__, "service.instance.id": uuid4().hex}
         resource = Resource(ours).merge(Resource.create())  # what the environment names goes first
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
@@ -144,6 +147,9 @@ class Traces:
 
     def ended(self, caller: "TimedCaller", code: str) -> None:
         """Have a call that has been answered with `code` sent. Event loop only."""
+        if len(self._ended) >= self._queue_calls_max:
+            self.spans["dropped"] += _span_count(caller.laps)
+            return
         call = _Call(
             caller.verb,
             code,
@@ -153,9 +159,6 @@ class Traces:
             tuple(caller.laps),
             caller.attributes(),
         )
-        if len(self._ended) >= self._queue_calls_max:
-            self.spans["dropped"] += call.span_count
-            return
         self._ended.append(call)
         if len(self._ended) == self._queue_calls_max // 2:
             self._awake.set()
@@ -165,7 +168,7 @@ class Traces:
         self._stopping = True
         self._awake.set()
         self._thread.join(within_s)
-        left = self._sending + sum(call.span_count for call in self._taken())
+        left = self._sending + sum(_span_count(call.laps) for call in self._taken())
         self.spans["dropped"] += left
         self._exporter.shutdown()
         if any(self.spans.values()):
@@ -180,7 +183,10 @@ class Traces:
             self._awake.clear()
             is_last = self._stopping
             while self._ended:
-                self._export(self._batch())
+                try:
+                    self._export(self._batch())
+                except Exception as exc:  # whatever it is, the next batch may do better
+                    event(logging.WARNING, "traces not made", reason=str(exc) or type(exc).__name__)
 
     def _taken(self) -> Iterator[_Call]:
         """Yield the calls of the queue, which they leave. Any thread."""
@@ -200,14 +206,13 @@ class Traces:
     def _export(self, spans: list[Any]) -> None:
         if not spans:  # none was sampled
             return
-        self._sending = len(spans)
+        self._sending, outcome = len(spans), "failed"
         try:
-            is_taken = self._exporter.export(spans).name == "SUCCESS"
-        except Exception as exc:  # whatever it is, the next batch may do better
-            event(logging.WARNING, "traces not sent", reason=str(exc) or type(exc).__name__)
-            is_taken = False
-        self._sending = 0
-        self.spans["exported" if is_taken else "failed"] += len(spans)
+            if self._exporter.export(spans).name == "SUCCESS":
+                outcome = "exported"
+        finally:
+            self._sending = 0
+            self.spans[outcome] += len(spans)
 
     def _spans(self, call: _Call) -> Iterator[Any]:
         """Yield the spans of a call, if it is sampled."""
@@ -215,7 +220,7 @@ class Traces:
 
         clock_began = time() - monotonic()
         parent = self._propagator.extract({"traceparent": call.traceparent})
-        name = f"{SERVICE.full_name}/{call.verb}"
+        name = f"{self._service}/{call.verb}"
         attributes = {
             "rpc.method": name,
             "rpc.response.status_code": call.code,

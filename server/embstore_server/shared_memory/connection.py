@@ -115,7 +115,7 @@ class Connection:
         size, kind, small = wire.head_of(received)
         if kind != Kind.CALL or len(received) != wire.HEAD_BYTES + size:
             return None
-        if self.device.announced is not None:  # its arrays are elsewhere
+        if self.device.announced is not None or self.traceparent:  # of what came before it
             return None
         try:
             asked = wire.call_of(bytes(received[wire.HEAD_BYTES :]), small)
