@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -19,11 +20,12 @@ import embstore
 from embstore.errors import TableNotFoundError
 from embstore.handles.store import Store
 from embstore_client import background
+from embstore_server.rest.app import make_rest
 from embstore_server.timed_calls import LAPS_MAX, Lap, LapTimes, TimedCaller
 from embstore_server.tracing import Traces
 from tests.service.access.tenants import token_of, write_tokens
 from tests.service.otel import process_spans, trainer_span
-from tests.serving import Server, patient
+from tests.serving import Server, on_loop, patient
 
 DIM = 4
 SERVICE = "embstore.v1.Embstore"
@@ -53,8 +55,10 @@ class Traced:
         return embstore.open(data, device="cpu", cache_bytes=1 << 22, durability="commands")
 
     def connect(self, transport: str, **options: Any) -> Store:
-        address = f"unix:{self.server.socket}" if transport != "grpc" else self.server.address
-        return patient(address, **{"token": token_of("trainer"), "label": "job-7"} | options)
+        options = {"token": token_of("trainer"), "label": "job-7"} | options
+        if transport == "shared_memory":
+            return patient(f"unix:{self.server.socket}", **options)
+        return patient(self.server.address, transport=transport, **options)
 
     def spans(self) -> dict[str, ReadableSpan]:
         """Stop, and return the latest span of each name: of the trainer's last trace, if it has
@@ -89,7 +93,7 @@ def check_within(span: ReadableSpan, parent: ReadableSpan) -> None:
     assert span.start_time <= span.end_time <= parent.end_time + ROUNDED_NS, span.name
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory"])
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "auto"])
 def test_a_trace_goes_from_a_trainers_span_to_a_read_of_files(
     traced: Traced, transport: str
 ) -> None:
@@ -117,7 +121,8 @@ def test_a_trace_goes_from_a_trainers_span_to_a_read_of_files(
     assert said["embstore.keys"] == 3
     assert said["embstore.token"] == "trainer"
     assert said["embstore.client"] == "job-7"
-    assert said["embstore.transport"] == client.attributes["embstore.transport"] == transport
+    taken = "grpc" if transport == "grpc" else "shared_memory"
+    assert said["embstore.transport"] == client.attributes["embstore.transport"] == taken
     assert said["rpc.response.status_code"] == client.attributes["rpc.response.status_code"] == "OK"
 
 
@@ -195,6 +200,23 @@ def test_a_traceparent_that_names_nothing_is_as_none(traceparent: str) -> None:
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
     assert span.attributes["embstore.transport"] == "rest"
+
+
+def test_rest_is_traced_by_its_header(traced: Traced) -> None:
+    async def stats() -> int:
+        transport = httpx.ASGITransport(make_rest(traced.server.service))
+        headers = {
+            "authorization": f"Bearer {token_of('operator')}",
+            "traceparent": f"00-{0xABC:032x}-{0xDEF:016x}-01",
+        }
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.get("/api/v1/stats", headers=headers)).status_code
+
+    assert on_loop(stats()) == 200
+    traced.spans()
+    found = [s for s in traced.exporter.get_finished_spans() if s.context.trace_id == 0xABC]
+    (call,) = (s for s in found if s.kind is SpanKind.SERVER)
+    assert (call.parent.span_id, call.attributes["embstore.transport"]) == (0xDEF, "rest")
 
 
 def test_a_future_belongs_to_the_span_in_which_it_was_begun(traced: Traced) -> None:
