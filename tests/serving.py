@@ -23,6 +23,7 @@ from embstore_server.port import GrpcServer
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 from embstore_server.shared_memory.port import SharedMemoryPort
+from embstore_server.tracing import Traces
 
 _TIMEOUT_S = 300.0
 
@@ -52,12 +53,20 @@ class Server:
     """A served store; a context manager. `open_store` is called on the engine thread.
 
     `address` is where gRPC listens. Errors of opening are raised as they are, and nothing is left
-    running then. `settings` are more of embstore_server's.
+    running then. `settings` are more of embstore_server's; `traces` is where calls go as spans.
     """
 
-    def __init__(self, open_store: Callable[[], Store], data: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        data: Path,
+        traces: Traces | None = None,
+        **settings: Any,
+    ) -> None:
         self._settings = Settings(data, **({"listen": "127.0.0.1:0", "admin": "off"} | settings))
         self._open_store = open_store
+        self._metrics = Metrics()
+        self._metrics.traces = traces
         self._lock = threading.Lock()
         self._stopped = False
         self.address = ""
@@ -67,7 +76,7 @@ class Server:
         def open_engine() -> Any:
             return self._open_store().executor
 
-        self.service = Service(self._settings, open_engine, Metrics())
+        self.service = Service(self._settings, open_engine, self._metrics)
         await self.service.open()
         self._server = GrpcServer(self.service)
         self._sharing = SharedMemoryPort(self.service)

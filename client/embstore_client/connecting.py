@@ -10,6 +10,7 @@ from typing import Any
 
 from embstore.errors import DeadlineError, InvalidArgumentError
 from embstore.handles.store import Store
+from embstore_client import tracing
 from embstore_client.executor import RemoteExecutor
 from embstore_client.grpc_wire import GrpcWire
 from embstore_client.nearest_wire import NearestWire
@@ -80,8 +81,12 @@ def connect(
     checked_seconds(connect_timeout_s, "connect_timeout_s")
     tls = TlsFiles.of(tls_ca, tls_cert, tls_key)
     token = _token(token, address, is_safe=insecure or tls is not None)
-    wire = _wire(address, transport, label, token, tls)
-    executor = RemoteExecutor(Transport(wire, address, timeout_s=timeout_s, waits=wait), wire_dtype)
+    is_traced = tracing.is_installed()
+    wire = _wire(address, transport, label, token, tls, is_traced=is_traced)
+    transport_of = tracing.TracedTransport if is_traced else Transport
+    executor = RemoteExecutor(
+        transport_of(wire, address, timeout_s=timeout_s, waits=wait), wire_dtype
+    )
     executor.connected_by = arguments
     try:
         return Store(executor, timeout_s=connect_timeout_s)
@@ -141,14 +146,24 @@ def _token(given: str | None, address: str, *, is_safe: bool) -> str:
     return token
 
 
-def _wire(address: str, transport: str, label: str, token: str, tls: TlsFiles | None) -> Wire:
+def _wire(
+    address: str,
+    transport: str,
+    label: str,
+    token: str,
+    tls: TlsFiles | None,
+    *,
+    is_traced: bool,
+) -> Wire:
     """Return what a transport sends by."""
+    traceparent = tracing.traceparent if is_traced else None
+    options: dict[str, Any] = {"label": label, "token": token, "traceparent": traceparent}
     if address.startswith(_SOCKET):
-        return SharedMemoryWire(address.removeprefix(_SOCKET), label=label, token=token)
-    wire = GrpcWire(address, label=label, tls=tls, token=token)
+        return SharedMemoryWire(address.removeprefix(_SOCKET), **options)
+    wire = GrpcWire(address, tls=tls, **options)
     if transport == "grpc":
         return wire
-    return NearestWire(wire, label=label, token=token, must_share=transport == "shared_memory")
+    return NearestWire(wire, must_share=transport == "shared_memory", **options)
 
 
 def _one_of(names: Any) -> str:

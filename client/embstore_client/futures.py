@@ -38,6 +38,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from embstore.errors import InvalidArgumentError, OverloadedError, StoreClosedError
 from embstore.handles.store import Store
 from embstore.handles.table import Table
+from embstore_client import tracing
 from embstore_client.connecting import connect
 
 CALLS_MAX = 1024
@@ -114,6 +115,18 @@ class Calls:
         """Wait for the calls that have begun, after `end`."""
         for pool in (self._in_order, self._unordered):
             pool.shutdown()
+
+
+class TracedCalls(Calls):
+    """Calls that belong to the span in which they are made, though another thread does them."""
+
+    def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
+        """Do as `Calls.begin`."""
+        return super().begin(tracing.in_context(verb), in_order=in_order)
+
+
+def _calls(threads: int) -> Calls:
+    return TracedCalls(threads) if tracing.is_installed() else Calls(threads)
 
 
 def _do(call: Call[R], verb: Callable[[], R]) -> None:
@@ -285,7 +298,7 @@ def background(store: Store, *, threads: int = THREADS) -> BackgroundStore:
 
     threads : calls that only read at a time
     """
-    return BackgroundStore(store, Calls(threads))
+    return BackgroundStore(store, _calls(threads))
 
 
 class connect_async:  # noqa: N801 - it is called as `connect` is
@@ -303,7 +316,7 @@ class connect_async:  # noqa: N801 - it is called as `connect` is
     """
 
     def __init__(self, address: str, *, threads: int = THREADS, **options: Any) -> None:
-        self._calls = Calls(threads)
+        self._calls = _calls(threads)
         self._connect = partial(connect, address, **options)
         self._store: BackgroundStore | None = None
 

@@ -47,8 +47,15 @@ class GrpcWire:
     shares_memory = False
 
     def __init__(
-        self, address: str, *, label: str, tls: TlsFiles | None = None, token: str = ""
+        self,
+        address: str,
+        *,
+        label: str,
+        tls: TlsFiles | None = None,
+        token: str = "",
+        traceparent: Callable[[], str] | None = None,
     ) -> None:
+        """`traceparent` names the span that a call is made in, "" where there is none."""
         said = {"embstore-client": label, "authorization": f"Bearer {token}" if token else ""}
         self._metadata = tuple((key, value) for key, value in said.items() if value)
         if tls is None:
@@ -56,6 +63,7 @@ class GrpcWire:
         else:
             self._channel = grpc.secure_channel(address, tls.credentials(), options=_OPTIONS)
         self._address, self._tls = address, tls
+        self._traceparent = traceparent
         self._was_connected = False
         self._methods: dict[tuple[str, str], Any] = {}
         self._unary_bytes_max = UNARY_BYTES
@@ -164,9 +172,15 @@ class GrpcWire:
     def _call_options(self, deadline: float) -> dict[str, Any]:
         return {
             "timeout": max(deadline - monotonic(), 0.001),
-            "metadata": self._metadata,
+            "metadata": self._metadata if self._traceparent is None else self._traced(),
             "wait_for_ready": self._was_connected,
         }
+
+    def _traced(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call that may belong to a trace."""
+        assert self._traceparent is not None
+        span = self._traceparent()
+        return (*self._metadata, ("traceparent", span)) if span else self._metadata
 
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
+from typing import Any
 
 from grpc import StatusCode
 
@@ -35,10 +36,11 @@ _HEADER_BYTES_MAX = 512 << 10
 class NearestWire:
     """Both ways to one server."""
 
-    def __init__(self, grpc: GrpcWire, *, label: str, token: str, must_share: bool) -> None:
-        """`must_share`: the caller has asked for shared memory, and is to be told without."""
+    def __init__(self, grpc: GrpcWire, *, must_share: bool, **options: Any) -> None:
+        """`must_share`: the caller has asked for shared memory, and is to be told without;
+        `options` are those of SharedMemoryWire."""
         self._grpc = grpc
-        self._label, self._token = label, token
+        self._options = options
         self._must_share = must_share
         self._shared: SharedMemoryWire | None = None
         self._looked = float("-inf")
@@ -63,7 +65,7 @@ class NearestWire:
         if before is not None:
             before.close()
         if info.socket:
-            wire = SharedMemoryWire(info.socket, label=self._label, token=self._token)
+            wire = SharedMemoryWire(info.socket, **self._options)
             try:
                 deadline = monotonic() + _LOOK_S
                 wire.release(wire.connect(deadline), is_whole=True)

@@ -56,9 +56,18 @@ class SharedMemoryWire:
 
     shares_memory = True
 
-    def __init__(self, path: str | os.PathLike[str], *, label: str, token: str = "") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        label: str,
+        token: str = "",
+        traceparent: Callable[[], str] | None = None,
+    ) -> None:
+        """`traceparent` names the span that a call is made in, "" where there is none."""
         self._path = Path(os.path.abspath(path))
         self._hello = frames.hello(f"Bearer {token}" if token else "", label)
+        self.traceparent = traceparent
         self._free: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
@@ -229,6 +238,8 @@ class _Call:
             else:
                 offset, view = 0, connection.area[:size].data
             message.write(view, copy)
+        if self._wire.traceparent is not None and (span := self._wire.traceparent()):
+            front.append(frames.trace(span))
         seconds = max(self._deadline - monotonic(), 0.001)
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)

@@ -14,6 +14,7 @@ it is, is said on the socket, of which each side reads a byte once.
     PART       server    header, payload: an answer, others come
     ERROR      server    the error's class and text; the call has ended
     DEVICE_AREA, ON_DEVICE    of arrays in a GPU's memory: see device_area.py
+    TRACE      client    the trace that the next CALL belongs to; nothing, of most calls
 
 A payload in the area is named by its offset and size. Where a payload of the server lies in a new
 area, an AREA comes before it. A client that does not want an answer any more ends its connection;
@@ -56,6 +57,7 @@ class Kind(IntEnum):
     ERROR = 7
     DEVICE_AREA = 8
     ON_DEVICE = 9
+    TRACE = 10
 
 
 class Call(NamedTuple):
@@ -135,6 +137,16 @@ def area_of(body: bytes) -> int:
     check(len(body) == _AREA.size)
     (size,) = _AREA.unpack(body)
     return int(size)
+
+
+def trace(traceparent: str) -> bytes:
+    """Return what names the trace of the next call, as W3C's Trace Context does."""
+    return frame_of(Kind.TRACE, traceparent.encode())
+
+
+def trace_of(body: bytes) -> str:
+    """Return the trace that a client names."""
+    return body.decode("ascii", "replace")
 
 
 def call(

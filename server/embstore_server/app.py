@@ -33,7 +33,7 @@ from embstore.cache_split import CacheSplit
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.host.descriptors import raise_limit
-from embstore_server import logs
+from embstore_server import logs, tracing
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
 from embstore_server.port import GrpcServer
@@ -57,10 +57,16 @@ def serve(settings: Settings) -> int:
         faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    return asyncio.run(_serve(settings))
+    metrics = Metrics()
+    metrics.traces = tracing.begun(os.environ)
+    try:
+        return asyncio.run(_serve(settings, metrics))
+    finally:
+        if metrics.traces is not None:
+            metrics.traces.stop()
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, metrics: Metrics) -> int:
     stop = _stop_signal()
     loop = asyncio.get_running_loop()
     compiled = threading.Event()
@@ -73,7 +79,7 @@ async def _serve(settings: Settings) -> int:
         engine.scrubber.found.after_problem = _after_problem
         return engine
 
-    service = Service(settings, opened, Metrics())
+    service = Service(settings, opened, metrics)
     loop.add_signal_handler(signal.SIGHUP, service.reload)
     server = GrpcServer(service)
     async with rest_server(service) as admin_address:

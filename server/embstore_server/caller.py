@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from embstore.checks.parts import length
@@ -14,6 +14,10 @@ from embstore_server.logs import event
 from embstore_server.metrics import Metrics
 from embstore_server.slow_calls import SlowCall
 from embstore_server.turnstile import Place
+
+if TYPE_CHECKING:
+    from embstore_server.timed_calls import TimedCaller
+    from embstore_server.worker import Task
 
 
 @dataclass
@@ -77,6 +81,16 @@ class Caller:
         own = self.stage_seconds
         for stage, more in seconds.items():
             own[stage] = own.get(stage, 0.0) + more
+
+    def queued(self, since: float) -> None:
+        """Add the time since then, of the monotonic clock, to that in the queue."""
+        self.wait_s += monotonic() - since
+
+    def worked(self, task: "Task") -> None:
+        """Add what its task took."""
+        self.wait_s += task.wait_s
+        self.run_s += task.run_s
+        self.spent(task.stage_seconds)
 
     def waited(self, stage: str, since: float) -> None:
         """Add the time since then, of the monotonic clock, to a stage."""
@@ -157,13 +171,17 @@ def observe(
         metrics.slow_calls.add(slow)
         said = {name: value for name, value in vars(slow).items() if name != "ended_at"}
         event(logging.WARNING, "slow call", **said)
+    if metrics.traces is not None:
+        if command is not None:
+            caller.note(command)
+        metrics.traces.ended(cast("TimedCaller", caller), code)
 
 
 def _text_of(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
-    shown = ", ".join(names[:_TABLES_SHOWN])
-    more = len(names) - _TABLES_SHOWN
+    shown = ", ".join(names[:TABLES_SHOWN])
+    more = len(names) - TABLES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-_TABLES_SHOWN = 8
+TABLES_SHOWN = 8

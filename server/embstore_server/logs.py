@@ -18,6 +18,7 @@ garbage to a port could fill the disk otherwise.
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from embstore_server.settings import Settings
 SELDOM_S = 60.0
 _ALIKE_CHARACTERS = 200
 """By which two messages of a library are alike."""
+_WITH_DIGITS = re.compile(r"\w*\d\w*")
+"""Numbers and addresses, by which two messages may differ and still be alike."""
 _KINDS_MAX = 1000
 _FIELDS = "embstore_fields"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
@@ -79,7 +82,8 @@ class Seldom(logging.Filter):
         if hasattr(record, _FIELDS) or record.levelno < logging.WARNING:
             return True
         error = record.exc_info[1] if record.exc_info else None
-        key = record.name, record.getMessage()[:_ALIKE_CHARACTERS], repr(error)
+        words = _WITH_DIGITS.sub("#", record.getMessage())[:_ALIKE_CHARACTERS]
+        key = record.name, words, _WITH_DIGITS.sub("#", repr(error))
         now = self._clock()
         said = self._said.get(key)
         if said is not None and now < said.next_at:

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from typing import Any, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import (
@@ -33,6 +33,9 @@ from prometheus_client.registry import Collector
 from embstore.stats import Stat, declared
 from embstore_server.slow_calls import SlowCalls
 from embstore_server.stats import ScrapedStats, VerbStats
+
+if TYPE_CHECKING:
+    from embstore_server.tracing import Traces
 
 BOUNDS: tuple[float, ...] = (
     *(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
@@ -53,6 +56,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.slow_calls = SlowCalls()
+        self.traces: Traces | None = None
+        """Where calls go as spans; None: nowhere. Set before the first call."""
         self._verbs: dict[str, _VerbCounts] = {}
         self.registry.register(self)
 

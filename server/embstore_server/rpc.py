@@ -129,7 +129,7 @@ class GrpcIncoming:
         settings = self._service.settings
         remaining = self.context.time_remaining()
         seconds = settings.call_timeout_s if remaining is None else remaining
-        return Caller(
+        return self._service.caller_of(
             verb,
             self.context.peer(),
             monotonic() + min(seconds, settings.call_timeout_max_s),

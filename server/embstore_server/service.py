@@ -81,6 +81,7 @@ from embstore_server.replay import ReplayWindow, check_epoch
 from embstore_server.room import Room
 from embstore_server.settings import Settings
 from embstore_server.standbys import Standbys
+from embstore_server.timed_calls import TimedCaller, TimedTask
 from embstore_server.traffic import Traffic
 from embstore_server.turnstile import Place
 from embstore_server.warming import Warming
@@ -134,6 +135,10 @@ class Service:
         """What the store continues; replaced whole."""
         self._open_engine = open_engine
         self.worker = Worker(self._opened, settings.queue_calls_max, self.notice_failure)
+        self.caller_of: type[Caller] = Caller
+        """What a transport makes of who calls."""
+        if metrics.traces is not None:
+            self.caller_of, self.worker.task_of = TimedCaller, TimedTask
         self.replay = ReplayWindow(self.worker, self.instance)
         self.warming = Warming(self)
         self.room = Room(self)
@@ -486,7 +491,7 @@ class Service:
         answered, task = await self.replay.call(
             verb, caller.principal.origin(origin), epoch, lambda: self._submit(caller, in_its_epoch)
         )
-        self._account(caller, task)
+        caller.worked(task)
         return answered
 
     # Documents
@@ -534,7 +539,7 @@ class Service:
             self.worker.withdraw(task)
             raise
         finally:
-            self._account(caller, task)
+            caller.worked(task)
 
     async def run_in_thread(
         self, verb: str, work: Callable[[Engine, Progress], T], caller: Caller | None = None
@@ -560,7 +565,7 @@ class Service:
         self.worker.check_room(caller.lane, caller.principal.limits.get("queue_calls"))
         began = monotonic()
         caller.place = await self.worker.turnstile.enter(caller.lane)
-        caller.wait_s += monotonic() - began
+        caller.queued(began)
         return caller.place
 
     def _submit(self, caller: Caller, work: Work) -> Task:
@@ -575,11 +580,6 @@ class Service:
             lane_calls_max=caller.principal.limits.get("queue_calls"),
             has_waited=caller.place is not None,
         )
-
-    def _account(self, caller: Caller, task: Task) -> None:
-        caller.wait_s += task.wait_s
-        caller.run_s += task.run_s
-        caller.spent(task.stage_seconds)
 
     # Waiting for others
 

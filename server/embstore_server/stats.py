@@ -48,6 +48,13 @@ class ServiceStats:
     remembered_calls: int = gauge(
         "Answers kept for calls that are sent again.", lambda s: s.replay.remembered_calls
     )
+    trace_spans: dict[str, int] = counter(
+        "Spans by what became of them: exported, failed (the collector did not take them), dropped "
+        "(they found the queue full). Empty: no traces are made.",
+        lambda s: s.metrics.traces.spans.copy() if s.metrics.traces else {},
+        label="outcome",
+        default=None,
+    )
 
 
 def _of_owner(name: str, help: str) -> Any:

@@ -88,6 +88,7 @@ class Worker:
         self._closing = False
         self.running: Task | None = None
         """The task at work."""
+        self.task_of: type[Task] = Task
         self._thread = threading.Thread(target=self._run, name="engine")
         self._opened: asyncio.Future[Engine] | None = None
         self._close_error: BaseException | None = None
@@ -118,7 +119,7 @@ class Worker:
         Raises OverloadedError: the queue, or the lane, is full; StoreClosedError: the server is
         stopping.
         """
-        task = Task(verb, work, lane, deadline)
+        task = self.task_of(verb, work, lane, deadline)
         with self._lock:
             if self._closing:
                 raise StoreClosedError("the server is stopping; send the call to it once it is up")

@@ -42,7 +42,12 @@ EXAMPLES = {
     for name, page in PAGES.items()
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
 }
-FRAMEWORKS = {"torch": "torch", "jax": "jax", "keras": "tests.frameworks.on_keras"}
+FRAMEWORKS = {
+    "torch": "torch",
+    "jax": "jax",
+    "keras": "tests.frameworks.on_keras",
+    "otel": "opentelemetry.sdk",
+}
 """Pages whose examples need an extra of the same name, and what is imported to find it there."""
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""

@@ -178,6 +178,18 @@ def test_what_a_library_says_again_and_again_is_said_once_a_minute() -> None:
     assert not said("Invalid HTTP request received.")
 
 
+def test_messages_that_differ_by_numbers_and_addresses_are_alike() -> None:
+    seldom = Seldom(lambda: 0.0)
+
+    def passes(text: str) -> bool:
+        record = logging.LogRecord("opentelemetry", logging.WARNING, "", 0, text, (), None)
+        return seldom.filter(record)
+
+    assert passes("Transient error <object at 0x7f3b>, retrying in 1.07s.")
+    assert not passes("Transient error <object at 0x7fa1>, retrying in 2.2s.")
+    assert passes("Failed to export <object at 0x7f3b>")
+
+
 def test_our_own_events_are_never_left_out(lines: Lines) -> None:
     configured()
     for n in range(3):
@@ -188,6 +200,7 @@ def test_our_own_events_are_never_left_out(lines: Lines) -> None:
 def test_the_kinds_of_messages_that_are_remembered_are_few() -> None:
     seldom = Seldom(lambda: 0.0)
     for n in range(3000):
-        record = logging.LogRecord("a", logging.WARNING, "", 0, f"{n}", (), None)
+        text = str(n).translate(str.maketrans("0123456789", "abcdefghij"))
+        record = logging.LogRecord("a", logging.WARNING, "", 0, text, (), None)
         assert seldom.filter(record)
     assert len(seldom._said) <= 1000

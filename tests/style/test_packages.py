@@ -56,6 +56,10 @@ LIBRARIES = {
     "starlette": ("server/embstore_server/rest",),
     "jax": ("client/embstore_client/jax/",),
     "keras": ("client/embstore_client/keras/",),
+    "opentelemetry": (
+        "client/embstore_client/tracing.py",
+        "server/embstore_server/tracing.py",
+    ),
     "tensorflow": ("client/embstore_client/keras/",),
     "torch": (
         "client/embstore_client/files/torch_file.py",

@@ -1,9 +1,11 @@
 """What is installed: versions, the packages of extras, CuPy and the driver of a GPU."""
 
+import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
+from embstore_server import tracing
 from embstore_server.doctor.findings import Finding, System, ok, warn
 
 _PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
@@ -13,6 +15,7 @@ _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 def looked_at(system: System) -> Iterator[Finding]:
     """Yield what there is to say of what is installed."""
     yield of_versions({name: found for name in _PACKAGES if (found := version_of(name))})
+    yield from of_traces(os.environ, {name: version_of(name) for name in tracing.PACKAGES})
     yield of_gpu(system, {name: found for name in _CUPY if (found := version_of(name))}, _devices)
 
 
@@ -33,6 +36,21 @@ def of_versions(found: dict[str, str]) -> Finding:
         return ok("versions", text)
     change = '`pip install "embstore[server]"`: without, this machine has clients only'
     return warn("versions", f"{text}; no {', '.join(missing)}", change)
+
+
+def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Finding]:
+    """Judge whether traces that the environment asks for can be made; nothing, if it does not."""
+    variable = tracing.variable_of(environ)
+    missing = [name for name, number in found.items() if not number]
+    problem = tracing.protocol_problem(environ)
+    if variable and missing:
+        text = f"{variable} is set, but there is no {', '.join(missing)}: no traces are made"
+        yield warn("traces", text, '`pip install "embstore[otel]"`')
+    elif variable and problem:
+        yield warn("traces", f"{variable} is set, but no traces are made", problem)
+    elif variable:
+        texts = [f"{name} {number}" for name, number in found.items()]
+        yield ok("traces", f"to where {variable} says; {', '.join(texts)}")
 
 
 def has_gpu(system: System) -> bool:

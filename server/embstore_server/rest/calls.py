@@ -110,7 +110,7 @@ Calling = Annotated[Call, Depends(_call_of)]
 async def _answered(verb: str, request: Request, answer: Answer) -> Response:
     service: Service = request.app.state.service
     headers = {n: v[:_HEADER_CHARACTERS_MAX] for n, v in request.headers.items()}
-    caller = request.state.caller = Caller(
+    caller = request.state.caller = service.caller_of(
         verb,
         f"rest:{request.client.host if request.client else ''}",
         monotonic() + service.settings.call_timeout_s,

@@ -58,6 +58,8 @@ class Connection:
         self.port = port
         self.peer = peer
         self.authorization = self.label = ""
+        self.traceparent = ""
+        """Of the next call."""
         self.area: Area | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
@@ -113,7 +115,7 @@ class Connection:
         size, kind, small = wire.head_of(received)
         if kind != Kind.CALL or len(received) != wire.HEAD_BYTES + size:
             return None
-        if self.device.announced is not None:  # its arrays are elsewhere
+        if self.device.announced is not None or self.traceparent:  # of what came before it
             return None
         try:
             asked = wire.call_of(bytes(received[wire.HEAD_BYTES :]), small)
@@ -157,6 +159,8 @@ class Connection:
                         await self.device.grow_for(device_wire.size_of(body))
                     case Kind.ON_DEVICE:
                         self.device.announced = device_wire.size_of(body)
+                    case Kind.TRACE:
+                        self.traceparent = wire.trace_of(body)[:_LABEL_CHARACTERS_MAX]
                     case Kind.HELLO:
                         self.authorization, label = wire.said(body)
                         self.label = label[:_LABEL_CHARACTERS_MAX]
@@ -337,13 +341,16 @@ class SharedIncoming:
         self._area = connection.area  # of this call: a later one's is not written to
         self._end = 0  # of what of the area is used
         self.device: DeviceCall | None = connection.device.call()
+        self._traceparent, connection.traceparent = connection.traceparent, ""
 
     def caller(self, verb: str) -> Caller:
         """Return who calls, by when."""
         connection = self._connection
-        most = connection.port.service.settings.call_timeout_max_s
-        deadline = monotonic() + min(self.asked.seconds, most)
-        self._caller = Caller(verb, connection.peer, deadline, connection.label)
+        service = connection.port.service
+        deadline = monotonic() + min(self.asked.seconds, service.settings.call_timeout_max_s)
+        self._caller = service.caller_of(
+            verb, connection.peer, deadline, connection.label, traceparent=self._traceparent
+        )
         return self._caller
 
     def request(self, verb: Verb) -> Received:

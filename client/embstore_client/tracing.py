@@ -1,0 +1,119 @@
+"""Calls as spans of OpenTelemetry; all that the client knows of it is here.
+
+A call that is made within a span of the trainer is a span below it, with all its attempts, and the
+server is told which, by a `traceparent` (W3C Trace Context): in the metadata of gRPC, in a frame
+before the call in shared memory. A call without a span around it is not traced: leases, and what
+runs ahead of a loop or behind it, are called for by threads of their own; each would be a trace.
+
+Nothing is imported here: a trainer that has a span has imported OpenTelemetry. Whether its SDK is
+installed is looked for when a client connects; where it is not, the transport is the usual one, and
+the wires have no tracing. The provider is the process's, whenever that is set.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from embstore import __version__
+from embstore_client.transport import Transport
+from embstore_proto.addresses import split_address
+from embstore_proto.status import answer_of
+from embstore_proto.verbs import SERVICE, Answer, Outgoing, Verb
+
+T = TypeVar("T")
+
+
+def is_installed() -> bool:
+    """Tell whether the SDK of OpenTelemetry is; without it nobody makes spans."""
+    return bool(find_spec("opentelemetry") and find_spec("opentelemetry.sdk"))
+
+
+def traceparent() -> str:
+    """Return the name of the current span; "": there is none."""
+    span = _current_span()
+    if span is None:
+        return ""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
+
+
+def in_context(verb: Callable[[], T]) -> Callable[[], T]:
+    """Return a call for another thread, where the current span of this one is current, too."""
+    return partial(copy_context().run, verb)
+
+
+def _current_span() -> Any:
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    span = trace.get_current_span()
+    return span if span.get_span_context().is_valid else None
+
+
+class TracedTransport(Transport):
+    """A transport whose calls are spans, where there is a span around them."""
+
+    def send(
+        self,
+        verb: Verb,
+        request: Outgoing,
+        *,
+        reply_bytes: int = 0,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Do as `Transport.send`."""
+        with nullcontext() if _current_span() is None else self._span(verb):
+            return super().send(verb, request, reply_bytes=reply_bytes, timeout_s=timeout_s)
+
+    def receive(
+        self,
+        verb: Verb,
+        request: Outgoing,
+        take: Callable[[Iterator[Answer]], T],
+        *,
+        reply_bytes: int = 0,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Do as `Transport.receive`."""
+        with nullcontext() if _current_span() is None else self._span(verb):
+            return super().receive(
+                verb, request, take, reply_bytes=reply_bytes, timeout_s=timeout_s
+            )
+
+    @contextmanager
+    def _span(self, verb: Verb) -> Iterator[None]:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, get_tracer
+
+        name = f"{SERVICE.full_name}/{verb.name}"
+        known = {"rpc.method": name, "embstore.transport": "grpc"} | self._server
+        if self.wire.shares_memory:
+            known["embstore.transport"] = "shared_memory"
+        else:
+            known["rpc.system.name"] = "grpc"
+        span = get_tracer("embstore_client", __version__).start_as_current_span(
+            name,
+            kind=SpanKind.CLIENT,
+            attributes=known,
+            record_exception=False,  # the span around gets it, too, if it is not caught
+            set_status_on_exception=False,
+        )
+        with span as current:
+            try:
+                yield
+            except BaseException as exc:
+                current.set_attribute("rpc.response.status_code", answer_of(exc).code.name)
+                current.set_attribute("error.type", type(exc).__name__)
+                current.set_status(Status(StatusCode.ERROR))
+                raise
+            current.set_attribute("rpc.response.status_code", "OK")
+
+    @property
+    def _server(self) -> dict[str, Any]:
+        if self.address.startswith("unix:"):
+            return {"server.address": self.address.removeprefix("unix:")}
+        host, port = split_address(self.address)
+        return {"server.address": host, "server.port": port}

@@ -1,0 +1,99 @@
+"""Calls that also keep when each of their stages was, where traces are made of them (tracing.py).
+
+The log of slow calls wants seconds by stage, a trace wants when each began and ended. What counts
+the seconds stays as it is: its dict, task and caller are replaced by these, which note the moment
+at which something is added to a stage. So a server without traces pays nothing for them.
+"""
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, NamedTuple
+
+from embstore_server.caller import TABLES_SHOWN, Caller
+from embstore_server.worker import Task
+
+LAPS_MAX = 64
+"""Of a call; one with more rows than the cache takes has as many as it has parts."""
+
+
+class Lap(NamedTuple):
+    """A stretch of a call's time; of monotonic seconds."""
+
+    stage: str
+    began: float
+    ended: float
+    parts: "tuple[Lap, ...]" = ()
+
+
+class LapTimes(dict[str, float]):
+    """Seconds by stage, to be added to; and its laps, the first LAPS_MAX of them.
+
+    One at a time may add to it, and others may look.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.laps: list[Lap] = []
+
+    def __setitem__(self, stage: str, seconds: float) -> None:
+        if len(self.laps) < LAPS_MAX:
+            now = monotonic()
+            self.laps.append(Lap(stage, now - (seconds - self.get(stage, 0.0)), now))
+        super().__setitem__(stage, seconds)
+
+
+class TimedTask(Task):
+    """A task that keeps the laps of its stages."""
+
+    def __init__(self, *what: Any) -> None:
+        super().__init__(*what)
+        self.stage_seconds = LapTimes()
+
+
+@dataclass
+class TimedCaller(Caller):
+    """A caller that keeps when its call waited, and was worked on."""
+
+    laps: list[Lap] = field(default_factory=list)
+
+    def queued(self, since: float) -> None:
+        """Note that it waited for its turn of the engine until now."""
+        super().queued(since)
+        self.laps.append(Lap("queue", since, monotonic()))
+
+    def waited(self, stage: str, since: float) -> None:
+        """Note that it was in a stage until now."""
+        super().waited(stage, since)
+        self.laps.append(Lap(stage, since, monotonic()))
+
+    def worked(self, task: Task) -> None:
+        """Note what its task took; one that was withdrawn, or goes on without it, has waited."""
+        super().worked(task)
+        if not task.run_s:
+            self.laps.append(Lap("queue", task.enqueued, monotonic()))
+            return
+        began = task.enqueued + task.wait_s
+        self.laps.append(Lap("queue", task.enqueued, began))
+        assert isinstance(task.stage_seconds, LapTimes)
+        parts = tuple(task.stage_seconds.laps)
+        self.laps.append(Lap("engine", began, began + task.run_s, parts))
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what a span says of who called, and for what; what is not known is left out."""
+        scheme = self.peer.partition(":")[0]
+        transport = {"rest": "rest", "unix": "shared_memory"}.get(scheme, "grpc")
+        known = {
+            "rpc.system.name": "grpc" if transport == "grpc" else "",
+            "embstore.transport": transport,
+            "embstore.tables": [*self.tables[:TABLES_SHOWN]],
+            "embstore.keys": self.keys,
+            "embstore.received_bytes": self.received_bytes,
+            "embstore.sent_bytes": self.sent_bytes,
+            "embstore.token": self.principal.name,
+            "embstore.client": self.label,
+            "embstore.request": self.request,
+            "embstore.session": self.session,
+            "embstore.rank": self.rank,
+            "embstore.step": self.step,
+        }
+        return {name: value for name, value in known.items() if value not in ("", None, [])}
