@@ -21,6 +21,7 @@
 #   make docs     .venv-docs, then the site of docs/ in build/site; warnings are errors
 #   make proto    the committed protobuf code, from the .proto file
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
+#   make image-walk   .venv, then docker/walk.sh: compose, tokens, the page, an alert and its end (8 minutes)
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
 # .venv-frameworks is separate because frameworks are large, and the client must work without them;
@@ -43,7 +44,7 @@ SOAK ?= 11
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-every test-page screenshots test-frameworks test-lowest soak check bench gpu docs proto format clean
+.PHONY: demo test test-every test-page screenshots test-frameworks test-lowest soak check bench gpu docs proto image-test image-walk format clean
 
 test: TURNS = --turns
 test test-every: .venv/stamp
@@ -103,6 +104,10 @@ proto: .venv-proto/stamp
 image-test: .venv/stamp
 	@echo "embstore: building the image and training against it"
 	@PYTHON=.venv/bin/python docker/image_test.sh
+
+image-walk: .venv/stamp
+	@echo "embstore: walking an operator's way, from compose to an alert that is mended"
+	@PYTHON=.venv/bin/python docker/walk.sh
 
 format: .venv/stamp
 	@echo "embstore: formatting"
