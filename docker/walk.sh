@@ -11,8 +11,8 @@
 #   PYTHON    an interpreter with embstore[server,dev]; default: .venv/bin/python
 #   PICTURE   the picture of the page; none is made without Chromium; default: build/walk.png
 #
-# The image `embstore` must have been built (`make image-test` tags it), and that of Prometheus be
-# there or be reached.
+# The image `embstore` must have been built as in the Dockerfile, and Prometheus's be there or be
+# reached. Ports 50051, 8080 and 9090 must be free.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
