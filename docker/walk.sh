@@ -11,8 +11,8 @@
 #   PYTHON    an interpreter with embstore[server,dev]; default: .venv/bin/python
 #   PICTURE   the picture of the page; none is made without Chromium; default: build/walk.png
 #
-# The image `embstore` must have been built (`make image-test` tags it), and that of Prometheus be
-# there or be reached.
+# The image `embstore` must have been built as in the Dockerfile, and Prometheus's be there or be
+# reached. Ports 50051, 8080 and 9090 must be free.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,13 +27,11 @@ project=embstore-walk-$$
 scratch=$(mktemp -d)
 admin=127.0.0.1:8080 prometheus=127.0.0.1:9090
 
-step() { printf 'walk: %4d s  %s\n' "$SECONDS" "$*"; }
+step() { printf 'walk: %3d s  %s\n' "$SECONDS" "$*"; }
 
 compose() {
     $COMPOSE --project-name "$project" --file docker/compose.yaml --file docker/compose.tokens.yaml "$@"
 }
-
-container() { "$ENGINE" ps --all --format '{{.Names}}' | grep -E "^$project[-_]$1[-_]1$"; }
 
 clean_up() {
     local status=$?
@@ -69,7 +67,7 @@ wait_for() { # seconds, what, command...
 new_token() { compose run --rm --no-deps -T embstore token add "$@" --tables '*' | tail -n 1 | tr -d '\r'; }
 readyz() { [ "$(curl --silent --noproxy '*' -o "$scratch/readyz" -w '%{http_code}' "http://$admin/readyz")" = "$1" ]; }
 stats() { curl --silent --fail --noproxy '*' -H "Authorization: Bearer $(<"$scratch/operator")" "http://$admin/api/v1/$1"; }
-updates() { stats tables/ads | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["t"])'; }
+updates() { stats tables/ads | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["table"]["t"])'; }
 has_trained() { [ "$(updates)" -ge "$1" ]; }
 value() { # of a query: the first sample of it, nothing where there is none
     curl --silent --fail --noproxy '*' --get "http://$prometheus/api/v1/query" --data-urlencode "query=$1" \
@@ -110,14 +108,14 @@ if "$PYTHON" -c 'import sys, tests.page.browser as b; sys.exit(bool(b.why_not())
 fi
 
 step "something else fills the disk"
-"$ENGINE" exec "$(container embstore)" sh -c 'dd if=/dev/zero of=/data/ballast bs=1M 2>/dev/null || true'
+dd if=/dev/zero of="$scratch/data/ballast" bs=1M 2>/dev/null || true
 wait_for 60 "the store says that it is not ready" readyz 503
 cat "$scratch/readyz" && echo
 wait_for 60 "the alert is pending" is 'ALERTS{alertname="EmbstoreNotReady",alertstate="pending"}' 1
 wait_for 480 "EmbstoreNotReady fires" is 'ALERTS{alertname="EmbstoreNotReady",alertstate="firing"}' 1
 
 step "mended, as the guide says: /readyz names the disk, so room is made"
-"$ENGINE" exec "$(container embstore)" rm /data/ballast
+rm "$scratch/data/ballast"
 wait_for 60 "the store is ready" readyz 200
 wait_for 180 "the alert is resolved" is 'count(ALERTS{alertname="EmbstoreNotReady"}) or vector(0)' 0
 wait_for 120 "training goes on" has_trained $(($(updates) + 20))
