@@ -114,10 +114,10 @@ class Router:
         call = call or Call()
         if self._is_closed:
             return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
-        told = _Sums(len(commands), call.progress)
+        done = _Sums(len(commands), call.progress)
 
         def execute(place: int, shard: int, command: Any) -> Any:
-            progress = None if call.progress is None else told.of(place)
+            progress = None if call.progress is None else done.of(place)
             return self.shards[shard].execute(command, timeout_s=call.timeout_s, progress=progress)
 
         futures: dict[int, Future[Any]] = {
