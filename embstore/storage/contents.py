@@ -52,6 +52,8 @@ LOCK = "LOCK"
 LINKS = "backup"
 """Second names of files that are being backed up (backup.py); after a crash a leftover."""
 _UNFINISHED = {LOCK, f"{IDENTITY}.new", "lost+found"}
+_SHOWN = 3
+"""Other files that a refusal names, at most."""
 
 
 class Contents:
@@ -255,9 +257,12 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
         # In this order: another process may be making the store, store.json before the rest.
-        if set(files.list("")) - _UNFINISHED and not files.exists(IDENTITY):
+        others = sorted(set(files.list("")) - _UNFINISHED)
+        if others and not files.exists(IDENTITY):
+            shown = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
             raise InvalidArgumentError(
-                f"expected an empty directory or a store, found other files in {files.root}"
+                f"expected an empty directory or a store, found other files in {files.root}: "
+                f"{shown}"
             )
         files.make_directory("")
     lock = files.lock(LOCK, shared=read_only)

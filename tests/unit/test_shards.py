@@ -1,0 +1,199 @@
+"""The router: what it splits and joins, and what it does where shards part."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import arithmetic
+from embstore.arithmetic import partitions
+from embstore.config import Sgd, Uniform
+from embstore.engine import digests
+from embstore.errors import (
+    CheckpointNotFoundError,
+    EmbstoreError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    StoreClosedError,
+)
+from embstore.handles.store import Store
+from embstore.sharding import PARTITIONS, ShardMap
+from embstore_client.shards.split import Owners
+from tests.conformance.sharded import Sharded
+
+DIM, ROWS, SEED = 4, 40_000, 20_261_126
+TABLE: dict[str, Any] = {
+    "dim": DIM,
+    "rows": ROWS,
+    "optimizer": Sgd(0.5),
+    "initializer": Uniform(-0.1, 0.1),
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    backend = Sharded(tmp_path)
+    store = backend.open_store()
+    store.create_table("a", **TABLE)
+    yield store
+    backend.close()
+
+
+def shards_of(store: Store) -> list[Store]:
+    """Return the store of each shard."""
+    return [Store(engine) for engine in store.executor.shards]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["numpy", "compiled"])
+@pytest.mark.parametrize("count", [1, 3, 1024])
+def test_every_key_is_at_the_owner_of_its_partition(name: Any, count: int) -> None:
+    shard_map = ShardMap.even("c", [f"host:{n + 1}" for n in range(count)])
+    keys = np.random.default_rng(SEED).integers(0, 1 << 40, 5000)
+    with arithmetic.force(name):
+        split = Owners(shard_map).split(7, keys)
+    found = np.full(len(keys), -1)
+    for shard in range(count):
+        assert (np.diff(split.of(shard)) > 0).all()
+        assert len(split.of(shard)) == split.count(shard)
+        found[split.of(shard)] = shard
+    assert found.tolist() == [shard_map.owners[p] for p in partitions(7, keys)]
+
+
+def test_a_map_is_about_even_and_a_table_too() -> None:
+    shard_map = ShardMap.even("c", [str(n) for n in range(7)])
+    assert max(map(shard_map.owners.count, range(7))) <= PARTITIONS // 7 + 1
+    split = Owners(shard_map).split(7, np.arange(1 << 20))
+    shares = np.array([split.count(shard) for shard in range(7)]) / (1 << 20)
+    assert shares.min() > 0.12 < 0.17 > shares.max()
+
+
+def test_a_map_is_what_its_text_says() -> None:
+    shard_map = ShardMap.even("c", ["one:1", "two:2"])
+    assert ShardMap.from_json(shard_map.to_json()) == shard_map
+    for text in ("", "[]", "{}", shard_map.to_json().replace('"version": 1', '"version": 0')):
+        with pytest.raises(InvalidArgumentError, match=r"shard map|JSON"):
+            ShardMap.from_json(text)
+    with pytest.raises(InvalidArgumentError, match="1 to 1024 shards"):
+        ShardMap.even("c", [])
+
+
+def test_a_digest_is_made_of_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.random.default_rng(SEED).permutation(ROWS)[: ROWS // 8]
+    table = store.table("a")
+    table.update(keys, np.ones((len(keys), DIM), np.float32))
+    whole, leaves = table.digest(), list(table.leaves())
+    assert len(leaves) > 100
+    monkeypatch.setattr(digests, "LEAVES_MAX", 7)
+    assert table.digest() == whole
+    assert list(table.leaves()) == leaves
+
+
+def test_a_digest_that_is_overtaken_begins_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.table("a")
+    table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
+    monkeypatch.setattr(digests, "LEAVES_MAX", 7)
+    first, writes = store.executor.shards[0], 0  # type: ignore[attr-defined]
+    execute = first.execute
+
+    def overtaken(command: Any, **how: Any) -> Any:
+        nonlocal writes
+        if type(command).__name__ == "GetLeaves" and command.low and writes:
+            writes -= 1
+            table.update([0], np.ones((1, DIM), np.float32))
+        return execute(command, **how)
+
+    monkeypatch.setattr(first, "execute", overtaken)
+    writes = 2
+    found = table.digest()
+    assert (writes, found) == (0, table.digest())
+    writes = 1000
+    with pytest.raises(OutcomeUnknownError, match="call again when its trainers rest"):
+        table.digest()
+
+
+def test_rows_under_another_map_give_no_digest(store: Store) -> None:
+    alone = shards_of(store)
+    table, router = store.table("a"), store.executor
+    table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
+    mine = router.split_keys("a", None, np.arange(ROWS)).of(0)  # type: ignore[attr-defined]
+    alone[1].table("a").assign(mine[:1], np.ones((1, DIM), np.float32))
+    with pytest.raises(EmbstoreError, match=r"at shard 0, found it at shard 1: .* another map"):
+        table.digest()
+
+
+def test_a_label_that_not_all_shards_have_is_none(store: Store) -> None:
+    table, (first, *others) = store.table("a"), shards_of(store)
+    store.checkpoint("whole")
+    for shard in others:
+        shard.checkpoint("part")
+    assert [one.label for one in store.checkpoints()] == ["whole"]
+    table.update([1], np.ones((1, DIM), np.float32))
+    with pytest.raises(CheckpointNotFoundError, match="'part'"):
+        store.restore("part")
+    assert (table.t, [shard.table("a").t for shard in others]) == (1, [1, 1])
+    first.table("a").update([], np.empty((0, DIM), np.float32))
+    with pytest.raises(EmbstoreError, match="it is none of the cluster"):
+        store.checkpoint("apart")
+    assert [one.label for one in store.checkpoints()] == ["whole"]
+    with pytest.raises(CheckpointNotFoundError, match="while other clients were writing"):
+        store.restore("apart")
+    store.restore("whole")
+    assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
+
+
+def test_updates_without_keys_are_counted_everywhere(store: Store) -> None:
+    table = store.table("a")
+    table.update([3], np.ones((1, DIM), np.float32))
+    table.update([], np.empty((0, DIM), np.float32))
+    assert [shard.table("a").t for shard in shards_of(store)] == [2, 2, 2]
+
+
+def test_what_is_not_finite_is_skipped_by_all_shards(store: Store) -> None:
+    table, keys = store.table("a"), np.arange(ROWS)
+    gradients = np.ones((ROWS, DIM), np.float32)
+    gradients[77, 2] = np.inf
+    before = table.digest()
+    with pytest.raises(InvalidArgumentError, match="for key 77;"):
+        table.update(keys, gradients)
+    assert table.update(keys, gradients, on_nonfinite="skip").skipped
+    assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
+    assert table.digest() == before
+    assert len({shard.command for shard in shards_of(store)}) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_share_that_is_not_finite_at_one_shard_skips_the_step_at_all(
+    store: Store, world_size: int
+) -> None:
+    sessions, keys = store.sessions, np.arange(2000)
+    sessions.open("s", ["a"], world_size=world_size)
+    members = [sessions.join("s", rank).member for rank in range(world_size)]
+    for member in members:
+        sessions.announce(member, {1: {"a": keys}, 2: {"a": keys}})
+    good = np.ones((2000, DIM), np.float32)
+    bad = good.copy()
+    bad[5, 1] = np.nan
+    given = [good, bad][-world_size:]
+    before = store.table("a").digest()
+    with pytest.raises(InvalidArgumentError, match="key 5;"):
+        sessions.update_step(members[-1], 1, {"a": bad})
+
+    def send(rank: int) -> Any:
+        part = {"a": given[rank]}
+        return sessions.update_step(members[rank], 1, part, on_nonfinite="skip")
+
+    with ThreadPoolExecutor(world_size) as pool:
+        assert [done.skipped for done in pool.map(send, range(world_size))] == [True] * world_size
+    assert store.table("a").digest() == before
+    assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
+
+
+def test_a_closed_cluster_says_so(store: Store) -> None:
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.table("a")
