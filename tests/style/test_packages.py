@@ -46,6 +46,7 @@ LIGHT = {
     "optimizers",
     "profiles",
     "results",
+    "sharding",
     "values",
 }
 """What of embstore draws in neither Numba nor a device: all that proto and client may use."""

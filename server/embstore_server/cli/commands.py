@@ -19,7 +19,15 @@ _COMMANDS = {
     "embstore_server.cli.top": ["top"],
     "embstore_server.cli.store": ["checkpoint", "restore", "backup", "digest", "call"],
     "embstore_server.cli.upkeep": (
-        ["flush", "resize-cache", "set-policy", "check-integrity", "clear-counts", "promote"]
+        [
+            "flush",
+            "resize-cache",
+            "set-policy",
+            "check-integrity",
+            "clear-counts",
+            "promote",
+            "set-shard-map",
+        ]
     ),
     "embstore_server.cli.doctor": ["doctor"],
     "embstore_tools.commands.compile": ["compile"],
