@@ -341,6 +341,15 @@ class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ):
     table_id: int | None = None
 
 
+class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ):
+    """Some leaves of a table's digest, from block `low` on: what stores that differ compare, and
+    shards combine."""
+
+    table: str
+    table_id: int | None = None
+    low: int = 0
+
+
 # Durability
 
 
@@ -622,7 +631,8 @@ class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.
     """One rank's gradients of a step; the last rank's applies them all (rule 6).
 
     `rows_checksum` is of the rows that they were computed with, all that the rank announced
-    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied.
+    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied. `is_finite` is
+    False where what the rank sends to other shards is not finite, so that the whole is not.
     """
 
     member: str
@@ -630,6 +640,7 @@ class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.
     tables: tuple[StepGradients, ...]
     options: UpdateOptions = UpdateOptions()
     rows_checksum: int | None = None
+    is_finite: bool = True
 
 
 class ReleaseStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):

@@ -185,6 +185,17 @@ class Digest:
 
 
 @dataclass(frozen=True)
+class Leaves:
+    """Some leaves of a table's digest, of blocks with a written row (docs/contract.md, rule 11)."""
+
+    digest: Digest
+    """Of the whole: pages of one digest go together."""
+    records: bytes
+    """Of each block, ascending: its number (uint64, little-endian), then its leaf, 32 bytes. Empty:
+    there are none from `low` on."""
+
+
+@dataclass(frozen=True)
 class Acknowledged:
     """What a mutating call became: its command number, and the table's t after it."""
 

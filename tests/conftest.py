@@ -23,7 +23,7 @@ MARK = "pytest.mark.gpu"
 SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
 """How a test imports a server."""
 LEASE_S = 600.0
-OTHER_BACKENDS = "emulated", "tiered", "served", "shared"
+OTHER_BACKENDS = "emulated", "tiered", "served", "shared", "sharded", "two-shards"
 """Of conformance, of which each case runs on one."""
 
 

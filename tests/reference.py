@@ -240,17 +240,22 @@ def default_seed(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")
 
 
-def table_digest(identity_json: bytes, t: int, written: Mapping[int, Row]) -> str:
-    """Rule 11: the root over J, t and the leaves of all blocks of 256 keys with a written row."""
+def table_leaves(written: Mapping[int, Row]) -> dict[int, bytes]:
+    """Rule 11: the leaves of all blocks of 256 keys with a written row, ascending."""
     leaves: dict[int, Any] = {}
     for key in sorted(written):
         leaf = leaves.setdefault(key // 256, hashlib.blake2b(digest_size=32))
         leaf.update(struct.pack("<q", key))
         leaf.update(b"".join(part.astype("<f4").tobytes() for part in written[key]))
+    return {block: leaf.digest() for block, leaf in leaves.items()}
+
+
+def table_digest(identity_json: bytes, t: int, written: Mapping[int, Row]) -> str:
+    """Rule 11: the root over J, t and the leaves."""
     root = hashlib.blake2b(digest_size=32)
     root.update(struct.pack("<Q", len(identity_json)) + identity_json + struct.pack("<Q", t))
-    for block, leaf in leaves.items():  # ascending, as the keys were
-        root.update(struct.pack("<Q", block) + leaf.digest())
+    for block, leaf in table_leaves(written).items():
+        root.update(struct.pack("<Q", block) + leaf)
     return root.hexdigest()
 
 
@@ -408,6 +413,11 @@ class ReferenceTable:
         """Rule 11, as 64 hex digits."""
         self._check_alive()
         return table_digest(self.config.identity_json(), self._t, self._written)
+
+    def leaves(self) -> dict[int, bytes]:
+        """Rule 11, by block."""
+        self._check_alive()
+        return table_leaves(self._written)
 
     def _check_alive(self) -> None:
         if self._store.table(self.name) is not self:

@@ -47,6 +47,7 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
         for number in others:
             _check_is(_info(stores[number]), number, shard_map, own)
         router = Router([stores[n].executor for n in range(len(shard_map.shards))], shard_map)
+        router.connected_by = cast(RemoteExecutor, store.executor).connected_by
         return Store(router)
     except BaseException:
         for one in stores.values():

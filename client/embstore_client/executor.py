@@ -3,10 +3,6 @@
 What the wire can do without is left out (`shares`). A call that is too large is refused here, as it
 was before its keys were made unique: whether a call is taken may not depend on where the store is.
 
-**Tables** that a command names without an id are sent with the id that the name had when it was
-last seen, so that the sizes that went with it are right; where the name is another table's by then,
-the command is sent once more.
-
 **Steps.** A call of a step may wait for other ranks, so its deadline is the connection's and beyond
 it the session's `rank_timeout_ms`, as the server said when the member joined: a rank that is gone
 is named (RankFailedError) before it passes. Where there are no others, it is the connection's
@@ -31,12 +27,11 @@ from embstore.arrays import Rows, as_out, check_on_host
 from embstore.checks import checked
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.commands import Command, Progress
-from embstore.config import Limits, TableConfig
+from embstore.config import Limits
 from embstore.errors import (
     InvalidArgumentError,
     OutcomeUnknownError,
     SessionExpiredError,
-    TableNotFoundError,
 )
 from embstore.layout import VALUE_BYTES
 from embstore.results import (
@@ -48,6 +43,7 @@ from embstore.results import (
     Warmed,
 )
 from embstore_client.device_calls import message_for, named
+from embstore_client.known_tables import KnownTables
 from embstore_client.narrow_shares import narrower
 from embstore_client.shares import UniqueKeys, summed
 from embstore_client.step_rows import Assembly, StepRows
@@ -95,7 +91,7 @@ class RemoteExecutor:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self.info: ServerInfo | None = None
         """What the server said of itself when it was last asked; None: it was not yet."""
-        self._seen: dict[str, TableDescription] = {}  # as tables last were: ids, dims do not change
+        self._tables = KnownTables(self.execute)
         self._places: dict[str, _Place] = {}  # by member, until it closes or has expired
 
     def __repr__(self) -> str:
@@ -123,7 +119,7 @@ class RemoteExecutor:
                 return cast(R, self._step_rows(command, assembly, place, timeout_s))
             if isinstance(command, c.WarmCache):
                 return cast(R, self._warmed(command, progress, timeout_s))
-            value = self._sent_by_name(command, out, place, timeout_s)
+            value = self._tables.by_id(command, lambda c: self._sent(c, out, place, timeout_s))
             self._note(command, value, place)
         return cast(R, value)
 
@@ -150,21 +146,10 @@ class RemoteExecutor:
 
     # Sending
 
-    def _sent_by_name(
-        self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None
-    ) -> Any:
-        """Send a command, once more where its tables are others than when they were last seen."""
-        try:
-            return self._sent(self._with_ids(command), out, place, timeout_s)
-        except TableNotFoundError:
-            if not self._forget_tables(command):
-                raise
-        return self._sent(self._with_ids(command), out, place, timeout_s)
-
     def _sent(self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None) -> Any:
-        check_call_bytes(command, self._config_of, self.limits)
+        check_call_bytes(command, self._tables.config_of, self.limits)
         verb = VERBS[type(command).__name__]
-        on_device = message_for(command, out, self._config_of, self._wire_dtype)
+        on_device = message_for(command, out, self._tables.config_of, self._wire_dtype)
         if on_device is not None:
             seconds = self._deadline_s(command, place, timeout_s)
             request, size = verb.outgoing(command, on_device), on_device.rows_bytes
@@ -243,16 +228,18 @@ class RemoteExecutor:
         match command:
             case c.Lookup(tables):
                 return sum(
-                    value_bytes * len(p.keys) * self._config_of(p.table, p.table_id).dim
+                    value_bytes * len(p.keys) * self._tables.config_of(p.table, p.table_id).dim
                     for p in tables
                 )
             case c.LookupPooled(pooled):
                 return sum(
-                    value_bytes * len(p.bags.offsets) * self._config_of(p.table, p.table_id).dim
+                    value_bytes
+                    * len(p.bags.offsets)
+                    * self._tables.config_of(p.table, p.table_id).dim
                     for p in pooled
                 )
             case c.ReadRows(keys):
-                config = self._config_of(keys.table, keys.table_id)
+                config = self._tables.config_of(keys.table, keys.table_id)
                 return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
             case c.LookupStepPooled() | c.ReadStep():
                 return 1  # that there are rows at all
@@ -272,56 +259,7 @@ class RemoteExecutor:
         verb = VERBS["WarmCache"]
         return self.transport.receive(verb, verb.outgoing(command), follow, timeout_s=timeout_s)
 
-    # Tables
-
-    def _table(self, name: str, table_id: int | None) -> TableDescription:
-        """Return a table as it was last seen; another thread may forget it meanwhile."""
-        seen = self._seen.get(name)
-        if seen is None or (table_id is not None and seen.table_id != table_id):
-            seen = self.execute(c.GetTable(name, table_id))
-        return seen
-
-    def _config_of(self, name: str, table_id: int | None) -> TableConfig:
-        return self._table(name, table_id).config
-
-    def _with_ids(self, command: Any) -> Any:
-        """Return a command of several tables with the ids that their names have."""
-        match command:
-            case c.Lookup(tables, admit):
-                return c.Lookup(tuple(map(self._with_id, tables)), admit)
-            case c.Update(tables, options):
-                return c.Update(tuple(map(self._with_id, tables)), options)
-            case c.LookupPooled(pooled, admit):
-                return c.LookupPooled(tuple(map(self._with_id, pooled)), admit)
-            case c.UpdatePooled(spread, options):
-                return c.UpdatePooled(tuple(map(self._with_id, spread)), options)
-            case c.UpdateRanks(ranks, options):
-                parts = tuple(c.Rank(tuple(map(self._with_id, rank.tables))) for rank in ranks)
-                return c.UpdateRanks(parts, options)
-        return command
-
-    def _with_id(self, part: Any) -> Any:
-        if part.table_id is not None:
-            return part
-        return replace(part, table_id=self._table(part.table, None).table_id)
-
-    def _forget_tables(self, command: Any) -> bool:
-        """Forget what was seen of tables a command names without an id; say if it names any."""
-        match command:
-            case c.Lookup(tables) | c.Update(tables):
-                parts: tuple[Any, ...] = tables
-            case c.LookupPooled(pooled):
-                parts = pooled
-            case c.UpdatePooled(spread):
-                parts = spread
-            case c.UpdateRanks(ranks):
-                parts = tuple(part for rank in ranks for part in rank.tables)
-            case _:
-                return False
-        named = [part.table for part in parts if part.table_id is None]
-        for name in named:
-            self._seen.pop(name, None)
-        return bool(named)
+    # Sessions
 
     def _note(self, command: Command[Any], value: Any, place: _Place) -> None:
         """Remember what an answer says of tables and sessions."""
@@ -330,7 +268,7 @@ class RemoteExecutor:
                 _check_takes(value, self._wire_dtype)
                 self.limits, self.info = value.limits, value
             case TableDescription():
-                self._seen[value.config.name] = value
+                self._tables.note(value)
             case Membership():
                 self._places[value.member] = _Place(value.rank_timeout_ms / 1000)
             case SessionFacts() if isinstance(command, c.RenewLease):
@@ -346,9 +284,7 @@ class RemoteExecutor:
             case c.CloseSession(member):
                 self._places.pop(member, None)
             case c.DropTable(table):
-                self._seen.pop(table, None)
-
-    # Sessions
+                self._tables.forget(table)
 
     @contextmanager
     def _membership(self, command: Any) -> Iterator[_Place]:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _READ = (
     *(c.Lookup, c.LookupPooled, c.ReadRows, c.OpenScan),
-    *(c.GetTable, c.ListTables, c.GetDigest),
+    *(c.GetTable, c.ListTables, c.GetDigest, c.GetLeaves),
 )
 """Commands that return rows, t, or a digest: what another epoch makes void."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)

@@ -38,7 +38,16 @@ from embstore.arithmetic.choice import (
     update_rows,
 )
 from embstore.arithmetic.denormals import check_denormals
-from embstore.arithmetic.digest import BLOCK_KEYS, checksum, leaf, leaves, root
+from embstore.arithmetic.digest import (
+    BLOCK_KEYS,
+    LEAF_RECORD,
+    Root,
+    checksum,
+    leaf,
+    leaf_records,
+    leaves,
+    root,
+)
 from embstore.arithmetic.nans import CANONICAL_NAN, canonicalize_nans
 from embstore.arithmetic.optimizers import (
     SCALARS,
@@ -57,9 +66,11 @@ __all__ = [
     "BLOCK_KEYS",
     "CANONICAL_NAN",
     "CHUNK_OCCURRENCES",
+    "LEAF_RECORD",
     "SCALARS",
     "Implementation",
     "Pooling",
+    "Root",
     "add_ranks",
     "apply_formulas",
     "apply_update",
@@ -72,6 +83,7 @@ __all__ = [
     "initial_rows",
     "initial_state",
     "leaf",
+    "leaf_records",
     "leaves",
     "partitions",
     "partitions_of_blocks",

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from embstore.arrays import Keys, Rows
 BLOCK_KEYS = 256
 """Keys of one leaf: block = key // BLOCK_KEYS."""
 _HASH_BYTES = 32
+LEAF_RECORD = np.dtype([("block", "<u8"), ("leaf", "u1", (_HASH_BYTES,))])
+"""Of the root: a block's number and leaf."""
 
 
 def leaf(keys: Keys, weights: Rows, state: Rows) -> bytes:
@@ -83,10 +86,33 @@ def root(
     blocks : (m,) numbers of the blocks with a written row, ascending
     leaves : (m, 32) uint8, their leaves
     """
-    records = np.empty(len(blocks), [("block", "<u8"), ("leaf", "u1", (_HASH_BYTES,))])
+    whole = Root(identity_json, t)
+    whole.add(leaf_records(blocks, leaves))
+    return whole.digest()
+
+
+def leaf_records(
+    blocks: NDArray[np.uint64] | NDArray[np.int64], leaves: NDArray[np.uint8]
+) -> NDArray[Any]:
+    """Return blocks and their leaves, (m,) LEAF_RECORD, as they stand in the root."""
+    records = np.empty(len(blocks), LEAF_RECORD)
     records["block"] = blocks
     records["leaf"] = leaves
-    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
-    digest.update(struct.pack("<Q", len(identity_json)) + identity_json + struct.pack("<Q", t))
-    digest.update(records.tobytes())
-    return digest.hexdigest()
+    return records
+
+
+class Root:
+    """A table's digest, made of leaves as they come, by ascending block."""
+
+    def __init__(self, identity_json: bytes, t: int) -> None:
+        self._hash = hashlib.blake2b(digest_size=_HASH_BYTES)
+        head = struct.pack("<Q", len(identity_json)) + identity_json + struct.pack("<Q", t)
+        self._hash.update(head)
+
+    def add(self, records: NDArray[Any]) -> None:
+        """Add the next leaves, (m,) LEAF_RECORD."""
+        self._hash.update(records.tobytes())
+
+    def digest(self) -> str:
+        """Return the digest of what has been added, as 64 hexadecimal digits."""
+        return self._hash.hexdigest()

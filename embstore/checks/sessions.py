@@ -180,7 +180,8 @@ def _update_step(command: c.UpdateStep) -> c.UpdateStep:
     checksum = command.rows_checksum
     if checksum is not None:
         checksum = integer(checksum, "rows_checksum", 0, 2**32 - 1)
-    return c.UpdateStep(command.member, int(command.step), tables, options, checksum)
+    is_finite = flag(command.is_finite, "is_finite")
+    return c.UpdateStep(command.member, int(command.step), tables, options, checksum, is_finite)
 
 
 def _step_gradients(part: c.StepGradients) -> c.StepGradients:

@@ -170,6 +170,13 @@ def get_digest(
     return engine.digests.compute(command.table, command.table_id, progress)
 
 
+def get_leaves(
+    engine: "Engine", command: c.GetLeaves, progress: c.Progress | None
+) -> results.Leaves:
+    """Some leaves of a table's digest, in the caller's thread."""
+    return engine.digests.leaves(command.table, command.table_id, command.low, progress)
+
+
 def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
     return Acknowledged(engine.tables.frame.command_number + 1, t)
 
@@ -296,6 +303,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GrowTable: grow_table,
     c.SetLearningRate: set_learning_rate,
     c.GetDigest: get_digest,
+    c.GetLeaves: get_leaves,
     c.Flush: flush,
     c.Checkpoint: checkpoint,
     c.ListCheckpoints: list_checkpoints,

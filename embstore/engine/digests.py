@@ -8,10 +8,13 @@ import threading
 from functools import partial
 
 from embstore.commands import Progress
-from embstore.results import Digest
+from embstore.results import Digest, Leaves
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
+
+LEAVES_MAX = 1 << 14
+"""Of a page: 640 KiB."""
 
 
 class _GoneError(Exception):
@@ -34,16 +37,32 @@ class Digests:
         """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):
-            while True:
-                with slices.one():
-                    table = self._tables.find(name, table_id)
-                    t, command = table.t, self._tables.frame.command_number
-                    table.digest.begin(table.pool, table.table_id)
-                try:
-                    digest = self._computed(table, t, progress)
-                except _GoneError:
-                    continue
-                return Digest(digest, t, command)
+            return self._current(name, table_id, slices, progress)[0]
+
+    def leaves(
+        self, name: str, table_id: int | None, low: int, progress: Progress | None
+    ) -> Leaves:
+        """Return the digest of a table and its first leaves whose block is not below `low`, at most
+        LEAVES_MAX. Raises as `compute`."""
+        slices = Slices(self._tables.frame, progress)
+        with slices.after_others(self._lock):
+            digest, table = self._current(name, table_id, slices, progress)
+            return Leaves(digest, table.digest.records(table.table_id, low, LEAVES_MAX))
+
+    def _current(
+        self, name: str, table_id: int | None, slices: Slices, progress: Progress | None
+    ) -> tuple[Digest, TableState]:
+        """Return the digest as of now, and the table that keeps its leaves."""
+        while True:
+            with slices.one():
+                table = self._tables.find(name, table_id)
+                t, command = table.t, self._tables.frame.command_number
+                table.digest.begin(table.pool, table.table_id)
+            try:
+                digest = self._computed(table, t, progress)
+            except _GoneError:
+                continue
+            return Digest(digest, t, command), table
 
     def _computed(self, table: TableState, t: int, progress: Progress | None) -> str:
         slices = Slices(self._tables.frame, progress, partial(self._check, table))

@@ -1,14 +1,17 @@
 """One table of a store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from embstore import commands as c
+from embstore.arithmetic import LEAF_RECORD
 from embstore.arrays import Rows
 from embstore.commands import Executor, OnNonfinite, Pooling
 from embstore.config import Initializer, Optimizer, TableConfig
+from embstore.errors import OutcomeUnknownError
 from embstore.handles import parts
 from embstore.handles.scan import Scan
 from embstore.results import Acknowledged, AcknowledgedUpdate, RowsRead, TableDescription
@@ -323,6 +326,29 @@ class Table:
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest
+
+    def leaves(self, *, timeout_s: float | None = None) -> Iterator[tuple[int, str]]:
+        """Yield block and leaf (64 hexadecimal digits) that the digest is made of, ascending.
+
+        Two stores that differ can say where: a block has 256 keys. Costs as `digest`.
+
+        Raises
+        ------
+        OutcomeUnknownError : the table has changed meanwhile; begin again.
+        """
+        whole, low = None, 0
+        while True:
+            command = c.GetLeaves(self.name, self.table_id, low)
+            page = self._executor.execute(command, timeout_s=timeout_s)
+            if (whole := whole or page.digest.digest) != page.digest.digest:
+                raise OutcomeUnknownError(
+                    f"table {self.name!r}: it has changed while its leaves were read: begin again"
+                )
+            if not page.records:
+                return
+            for block, leaf in np.frombuffer(page.records, LEAF_RECORD):
+                yield int(block), leaf.tobytes().hex()
+            low = int(block) + 1
 
     def stats(self) -> dict[str, Any]:
         """Return rows, dim, t, learning rate, and how many rows are resident and dirty."""

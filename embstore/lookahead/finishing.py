@@ -71,8 +71,10 @@ class Finishing:
         with self._planner.lock:
             session.check_live()
             attempt = found.attempt
-            checksum = command.rows_checksum if isinstance(command, c.UpdateStep) else None
-            is_last = self._take(session, found, rank, Sent(options, rows, checksum))
+            sent = Sent(options, rows)
+            if isinstance(command, c.UpdateStep):
+                sent = Sent(options, rows, command.rows_checksum, command.is_finite)
+            is_last = self._take(session, found, rank, sent)
         if is_last:
             self._finish(session, found)
         return StepOutcome(self._planner, session, rank, number, attempt)
@@ -125,11 +127,13 @@ class Finishing:
         read_only = tables.storage.read_only and options.verb != "update"
         bound = {name: table.table_id for name, table in session.tables.items()}
         place = SessionPlace(session.name, Place(step.number, bound))
-        logged = _logged(session, step, options) if tables.frame.log is not None else None
+        is_update = options.verb == "update" and all(s.is_finite for s in step.sent.values())
+        is_logged = is_update and tables.frame.log is not None
+        logged = _logged(session, step, options) if is_logged else None
         with tables.reading() if read_only else tables.writing(logged, place):
             session.check_live()
             check_rows(session, step)
-            applied = options.verb == "update" and self._update(session, step, options)
+            applied = is_update and self._update(session, step, options)
             for rank in sorted(step.shares):
                 self._accessed(step.shares[rank].accessed())
             outcome = AcknowledgedUpdate(
@@ -170,10 +174,8 @@ class Finishing:
             return _checked_gradients(session, share, command)
 
 
-def _logged(session: Session, step: Step, options: Options) -> c.Command[Any] | None:
-    """Return a command that does what a step does to the tables; None: nothing."""
-    if options.verb != "update":
-        return None
+def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
+    """Return a command that does what an update of a step does to the tables."""
     ranks = [
         tuple(
             c.TableGradients(
@@ -203,6 +205,11 @@ def _checked_gradients(
     """Return gradients as announced, of some tables; of several ranks a copy, which waits for the
     others'."""
     given = {part.table: part for part in command.tables}
+    if not command.is_finite and command.options.on_nonfinite == "refuse":
+        raise InvalidArgumentError(
+            f"session {session.name!r}: expected finite gradients, found that those for other "
+            "shards are not"
+        )
     if not given.keys() <= share.places.keys():
         raise InvalidArgumentError(
             f"session {session.name!r}: expected gradients of announced tables, of "

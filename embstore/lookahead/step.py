@@ -253,6 +253,7 @@ class Sent:
     options: Options
     gradients: Mapping[str, StepGradients]
     rows_checksum: int | None = None
+    is_finite: bool = True
 
 
 @dataclass(eq=False)

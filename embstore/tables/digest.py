@@ -20,7 +20,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import BLOCK_KEYS, leaves, root
+from embstore.arithmetic import BLOCK_KEYS, leaf_records, leaves, root
 from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys
 from embstore.cache.pool import Pool
 from embstore.cache.reading import Looked
@@ -110,6 +110,15 @@ class TableDigest:
                     self._changed.add(reading.changed, 0)
                     self._blocks = known
         return root(identity, t, blocks - reading.first_block, kept)
+
+    def records(self, table_id: int, low: int, count: int) -> bytes:
+        """Return the first `count` leaves of blocks >= low, as the root has them; after `compute`,
+        with nothing computed since."""
+        assert self._blocks is not None
+        first_block = (table_id << KEY_BITS) >> _BLOCK_SHIFT
+        begin = int(np.searchsorted(self._blocks, first_block + min(low, KEY_MASK)))
+        page = slice(begin, begin + count)
+        return leaf_records(self._blocks[page] - first_block, self._leaves[page]).tobytes()
 
 
 class Reading:

@@ -23,6 +23,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import ray
+from ray._raylet import AuthenticationTokenLoader, Config
 
 from embstore.errors import DeadlineError, StoreClosedError
 from embstore_cluster.plan import NAMESPACE
@@ -104,6 +105,8 @@ def end(data: Path) -> None:
 def _connect(address: str, token_of: Path | None) -> None:
     if token_of is not None:
         os.environ |= _environment(token_of)
+        Config.initialize("")  # Ray has read the environment when it was imported
+        AuthenticationTokenLoader.instance().reset_cache()
     ray.init(
         address=address,
         namespace=NAMESPACE,
@@ -115,8 +118,7 @@ def _connect(address: str, token_of: Path | None) -> None:
 def _of_machine() -> str | None:
     """Return the address of the Ray that was started on this machine last, if it listens.
 
-    Asked here, and not by `ray.init("auto")`: Ray reads whether it has a token to send once in the
-    life of a process.
+    Asked here, and not by `ray.init("auto")`, which takes long to find that nobody is there.
     """
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
     try:

@@ -36,6 +36,7 @@ from embstore.commands import (
     Command,
     Effect,
     GetDigest,
+    GetLeaves,
     GetStats,
     Lookup,
     OpenScan,
@@ -412,7 +413,7 @@ class Service:
             return answering(execute, self.instance)(engine)
 
         answered = await self.run_in_thread(type(command).__name__, work, caller)
-        if isinstance(command, GetDigest | OpenScan):
+        if isinstance(command, GetDigest | GetLeaves | OpenScan):
             await self._until_durable(caller, answered, is_write=False)
         return answered
 

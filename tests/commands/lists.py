@@ -308,6 +308,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
         c.SetLearningRate, Author._name, _no_id, lambda a: a._one_of([0.5, 0.25, -1.0])
     ),
     c.GetDigest: _plain(c.GetDigest, Author._name),
+    c.GetLeaves: _plain(c.GetLeaves, Author._name),
     c.Flush: _plain(c.Flush, Author._name),
     c.Checkpoint: Author._checkpoint,
     c.ListCheckpoints: _plain(c.ListCheckpoints),

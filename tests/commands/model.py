@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
+from embstore.arithmetic import LEAF_RECORD
 from embstore.results import AcknowledgedUpdate, Place
 from embstore.values import same
 from embstore_proto import narrow
@@ -146,6 +147,13 @@ def _list(model: Model, command: c.ListTables, result: Any) -> None:
 def _digest(model: Model, command: c.GetDigest, result: Any) -> None:
     table = model.store.table(command.table)
     assert (result.digest, result.t) == (table.digest(), table.t)
+
+
+def _leaves(model: Model, command: c.GetLeaves, result: Any) -> None:
+    table = model.store.table(command.table)
+    found = np.frombuffer(result.records, LEAF_RECORD)
+    _digest(model, c.GetDigest(command.table), result.digest)
+    assert {int(block): leaf.tobytes() for block, leaf in found} == table.leaves()
 
 
 # Durability
@@ -418,6 +426,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.GrowTable: _grow,
     c.SetLearningRate: _set_rate,
     c.GetDigest: _digest,
+    c.GetLeaves: _leaves,
     c.Flush: _nothing,
     c.Checkpoint: _checkpoint,
     c.ListCheckpoints: _checkpoints,

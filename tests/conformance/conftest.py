@@ -21,6 +21,15 @@ from tests.gpu.backend import OnGpu, TieredOnGpu, why_not
 settings.register_profile("long", max_examples=5000)
 """For `--hypothesis-profile=long --timeout=0`: minutes, not seconds."""
 
+CLUSTERS = "sharded", "two-shards"
+OF_ONE_STORE = (
+    *("test_damaged_files", "test_epoch", "test_flush", "test_merges", "test_older_stores"),
+    *("test_process", "test_read_only", "test_hot_sets", "test_profiles", "test_ranks"),
+    *("test_set_policy", "test_warming", "test_cache", "test_resize_cache", "test_stats"),
+    *("test_cache_split", "test_cache_split_safety"),
+)
+"""What looks at one cache, one set of counts, or the files of one directory."""
+
 ON_GPU = ("cuda", "tiered-cuda")
 BACKENDS = [
     "embedded",
@@ -28,6 +37,8 @@ BACKENDS = [
     "tiered",
     "served",
     "shared",
+    "sharded",
+    "two-shards",
     *([] if why_not() else [pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU]),
 ]
 
@@ -38,6 +49,10 @@ def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[Non
         from tests.conformance.served import Served, Shared, small_pieces
 
         return Served if name == "served" else Shared, small_pieces()
+    if name in CLUSTERS:
+        from tests.conformance.sharded import Sharded, TwoShards
+
+        return Sharded if name == "sharded" else TwoShards, nullcontext()
     kinds = {
         "embedded": Embedded,
         "emulated": Emulated,
@@ -50,6 +65,18 @@ def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[Non
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*offers): what of a backend a case cannot do without")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what no cluster is asked for."""
+    left = [item for item in items if item.path.stem in OF_ONE_STORE and _is_of_cluster(item)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
+
+
+def _is_of_cluster(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    return spec is not None and spec.params.get("backend") in CLUSTERS
 
 
 @pytest.fixture(params=BACKENDS)

@@ -30,6 +30,7 @@ COMMAND_OF = {
     "GrowTable": "table grow ads 100000",
     "SetLearningRate": "table set-learning-rate ads 0.5",
     "GetDigest": "digest ads",
+    "GetLeaves": "digest ads --leaves",
     "Flush": "flush ads",
     "Checkpoint": "checkpoint one",
     "ListCheckpoints": "checkpoint --list",

@@ -31,6 +31,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GrowTable": {"table": "ads", "rows": 2000},
     "SetLearningRate": {"table": "ads", "learningRate": 0.5},
     "GetDigest": {"table": "ads"},
+    "GetLeaves": {"table": "ads"},
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
     "Restore": {"label": "kept"},
     "Backup": {"destination": "backups"},

@@ -75,6 +75,7 @@ def answers(stub):
         ("GrowTable", pb.GrowTableRequest(table="a", rows=200)),
         ("SetLearningRate", pb.SetLearningRateRequest(table="a", learning_rate=0.5)),
         ("GetDigest", pb.GetDigestRequest(table="a")),
+        ("GetLeaves", pb.GetLeavesRequest(table="a")),
         ("GetStats", pb.GetStatsRequest()),
         ("ResizeCache", pb.ResizeCacheRequest(cache_bytes=2 << 20)),
         ("SetPolicy", pb.SetPolicyRequest(policy="lfu")),

@@ -801,6 +801,36 @@ class GetDigestReply(_message.Message):
     t: int
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., digest: _Optional[str] = ..., t: _Optional[int] = ...) -> None: ...
 
+class GetLeavesRequest(_message.Message):
+    __slots__ = ("table", "table_id", "low")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    low: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., low: _Optional[int] = ...) -> None: ...
+
+class TableDigest(_message.Message):
+    __slots__ = ("digest", "t", "command")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    t: int
+    command: int
+    def __init__(self, digest: _Optional[str] = ..., t: _Optional[int] = ..., command: _Optional[int] = ...) -> None: ...
+
+class GetLeavesReply(_message.Message):
+    __slots__ = ("context", "digest", "records")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    digest: TableDigest
+    records: bytes
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., digest: _Optional[_Union[TableDigest, _Mapping]] = ..., records: _Optional[bytes] = ...) -> None: ...
+
 class FlushRequest(_message.Message):
     __slots__ = ("table", "table_id")
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -1345,20 +1375,22 @@ class UpdateStepRequest(_message.Message):
         positions: Array
         def __init__(self, table: _Optional[str] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ..., positions: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
     class Header(_message.Message):
-        __slots__ = ("member", "step", "tables", "options", "trace", "rows_checksum")
+        __slots__ = ("member", "step", "tables", "options", "trace", "rows_checksum", "is_finite")
         MEMBER_FIELD_NUMBER: _ClassVar[int]
         STEP_FIELD_NUMBER: _ClassVar[int]
         TABLES_FIELD_NUMBER: _ClassVar[int]
         OPTIONS_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
         ROWS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+        IS_FINITE_FIELD_NUMBER: _ClassVar[int]
         member: str
         step: int
         tables: _containers.RepeatedCompositeFieldContainer[UpdateStepRequest.Table]
         options: UpdateOptions
         trace: Trace
         rows_checksum: int
-        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[UpdateStepRequest.Table, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_checksum: _Optional[int] = ...) -> None: ...
+        is_finite: bool
+        def __init__(self, member: _Optional[str] = ..., step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[UpdateStepRequest.Table, _Mapping]]] = ..., options: _Optional[_Union[UpdateOptions, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., rows_checksum: _Optional[int] = ..., is_finite: bool = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]

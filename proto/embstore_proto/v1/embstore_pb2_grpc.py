@@ -99,6 +99,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GetDigestRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.GetDigestReply.FromString,
                 _registered_method=True)
+        self.GetLeaves = channel.unary_unary(
+                '/embstore.v1.Embstore/GetLeaves',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GetLeavesRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.GetLeavesReply.FromString,
+                _registered_method=True)
         self.Flush = channel.unary_unary(
                 '/embstore.v1.Embstore/Flush',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.FlushRequest.SerializeToString,
@@ -428,6 +433,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetDigest(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLeaves(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -809,6 +820,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.GetDigest,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.GetDigestRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GetDigestReply.SerializeToString,
+            ),
+            'GetLeaves': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLeaves,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.GetLeavesRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GetLeavesReply.SerializeToString,
             ),
             'Flush': grpc.unary_unary_rpc_method_handler(
                     servicer.Flush,
@@ -1390,6 +1406,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/GetDigest',
             embstore__proto_dot_v1_dot_embstore__pb2.GetDigestRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.GetDigestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLeaves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/GetLeaves',
+            embstore__proto_dot_v1_dot_embstore__pb2.GetLeavesRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.GetLeavesReply.FromString,
             options,
             channel_credentials,
             insecure,

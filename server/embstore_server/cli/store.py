@@ -108,10 +108,14 @@ def digest(
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Default: all.")
     ] = None,
+    leaves: Annotated[
+        bool, typer.Option("--leaves", help="Of each block of 256 keys with a written row, too.")
+    ] = False,
 ) -> Shown:
     """Show the digest of tables: equal if, and only if, every bit of their rows is.
 
-    Lines are in the format of sha256sum, so that two stores are compared with diff.
+    Lines are in the format of sha256sum, so that two stores are compared with diff; with --leaves
+    that says in which blocks they differ.
     """
     with connect() as store:
         handles = [store.table(name) for name in tables or store.tables()]  # before any digest
@@ -119,6 +123,8 @@ def digest(
         with output.progress("digests", len(handles)) as advance:
             for table in handles:
                 digests[table.name] = table.digest()
+                if leaves:
+                    digests |= {f"{table.name}:{block}": leaf for block, leaf in table.leaves()}
                 advance(1)
     return digests, "\n".join(f"{value}  {name}" for name, value in digests.items())
 

@@ -23,7 +23,7 @@ ANYONE, READ, WRITE, ADMIN, READ_ALL, ADMIN_ALL = range(6)
 
 NEEDED: dict[str, int] = {
     **dict.fromkeys(["GetServerInfo", "ListTables", "ListCheckpoints"], ANYONE),
-    **dict.fromkeys(["GetStats", "GetTable", "GetDigest"], READ),
+    **dict.fromkeys(["GetStats", "GetTable", "GetDigest", "GetLeaves"], READ),
     **dict.fromkeys(["Lookup", "LookupPooled", "ReadRows"], READ),
     **dict.fromkeys(["OpenScan", "ReadScan", "CloseScan"], READ),
     **dict.fromkeys(["CreateTable", "GrowTable", "SetLearningRate", "Checkpoint"], WRITE),

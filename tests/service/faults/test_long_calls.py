@@ -104,6 +104,7 @@ def test_calls_get_on_while_a_digest_is_computed_which_is_of_the_state_before(
 ORIGIN = pb.Origin(client_id="c", sequence=1)
 CALLS: dict[str, Callable[[Path], Any]] = {
     "GetDigest": lambda _: pb.GetDigestRequest(table="long"),
+    "GetLeaves": lambda _: pb.GetLeavesRequest(table="long"),
     "CheckIntegrity": lambda _: pb.CheckIntegrityRequest(),
     "Flush": lambda _: pb.FlushRequest(),
     "Checkpoint": lambda _: pb.CheckpointRequest(label="a", origin=ORIGIN),

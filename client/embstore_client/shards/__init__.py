@@ -1,0 +1,27 @@
+"""A cluster of shards as one executor.
+
+A shard is a server like any other, that has some partitions of every table (contract.md, rule 12).
+Commands are values, so what comes between a trainer and the shards is one more executor, the
+**router**: it splits a command by partition, sends the parts side by side, and joins the answers in
+the order of the call.
+
+    split         which of some keys each shard has
+    router        the executor: shards, their tables, calls side by side
+    rows          commands that read and write rows
+    finite        gradients that no shard alone can judge
+    steps         commands of sessions
+    whole         commands that all shards hear as they are, and what comes of the answers
+    digests       leaves of all shards, combined; scans likewise
+    frequencies   profiles and hot sets, split and merged
+
+**Order.** Every shard hears of every command that writes, also where it has none of its keys, so
+that t, table ids and command numbers are the same everywhere. One router sends one such command
+after the other, all its parts before the next. Steps have an order of their own. Where several
+clients write beside each other, each shard is serial, and each in its own order: that matters where
+updates of one row do not commute, and to what t an update of Adam has.
+
+**All or none.** What one shard would refuse, and another not, is refused here before it is sent:
+keys out of range, sums that are not finite. A part that fails for another reason (a full disk, a
+shard that is gone) leaves the others applied; the error says so, and the same call again, which
+remembers what was answered, completes it where the transport sends it again.
+"""

@@ -1,0 +1,128 @@
+"""Digests and scans over shards: what each has, combined in the order of blocks and keys.
+
+A block is in one partition, so its leaf is a shard's own (contract.md, rules 11 and 12); leaves are
+fetched page by page, so memory is bounded. A block counts where its owner has it: another shard may
+still have rows of a partition that it gave away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore import commands as c
+from embstore.arithmetic import LEAF_RECORD, Root, partitions_of_blocks
+from embstore.errors import OutcomeUnknownError
+from embstore.results import Digest, Leaves, ScanFacts, ScannedRows, TableDescription
+
+if TYPE_CHECKING:
+    from embstore_client.shards.router import Call, Router
+
+_TRIES = 5
+
+
+class _ChangedError(Exception):
+    """The table has changed between two pages, or two shards."""
+
+
+def get_digest(router: Router, command: c.GetDigest, call: Call) -> Digest:
+    """The root over the leaves of all shards.
+
+    Raises
+    ------
+    OutcomeUnknownError : the table has changed each time.
+    """
+    described = router.first(c.GetTable(command.table, command.table_id))
+    for _ in range(_TRIES):
+        try:
+            return _digest(router, described, call)
+        except _ChangedError:
+            described = router.first(c.GetTable(command.table, command.table_id))
+    raise OutcomeUnknownError(
+        f"table {command.table!r}: expected it not to be written while its digest is computed over "
+        "shards: call again when its trainers rest"
+    )
+
+
+def _digest(router: Router, described: TableDescription, call: Call) -> Digest:
+    name, table_id, low = described.config.name, described.table_id, 0
+    first, whole = None, None
+    while True:
+        pages = router.all(c.GetLeaves(name, table_id, low), call)
+        digests = [page.digest for page in pages]
+        if first is None:
+            first = digests
+            whole = Root(described.config.identity_json(), digests[0].t)
+        stands = {(digest.t, digest.command) for digest in digests}
+        if len(stands) > 1 or [d.digest for d in digests] != [d.digest for d in first]:
+            raise _ChangedError
+        assert whole is not None
+        records, low = _merged(router, described.config.seed, pages)
+        whole.add(records)
+        if low < 0:
+            return Digest(whole.digest(), first[0].t, first[0].command)
+
+
+def _merged(router: Router, seed: int, pages: list[Leaves]) -> tuple[NDArray[Any], int]:
+    """Return the next leaves of all shards, and the block from which on more are to be fetched, -1
+    for none."""
+    found = [np.frombuffer(page.records, LEAF_RECORD) for page in pages]
+    ends = [int(records["block"][-1]) for records in found if len(records)]
+    if not ends:
+        return np.empty(0, LEAF_RECORD), -1
+    last = min(ends)
+    owned = []
+    for shard, records in enumerate(found):
+        records = records[records["block"] <= last]
+        owner = router.owners.of(partitions_of_blocks(seed, records["block"]))
+        owned.append(records[owner == shard])
+    records = np.concatenate(owned)
+    return records[np.argsort(records["block"])], last + 1
+
+
+def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
+    """The next leaves of all shards; the digest is the root."""
+    described = router.first(c.GetTable(command.table, command.table_id))
+    whole = get_digest(router, c.GetDigest(command.table, described.table_id), call)
+    pages = router.all(c.GetLeaves(command.table, described.table_id, command.low), call)
+    records, _ = _merged(router, described.config.seed, pages)
+    return Leaves(whole, records.tobytes())
+
+
+# Scans
+
+
+def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
+    """Make the rows of every shard readable."""
+    with router.writing():
+        found = router.all(command, call)
+    return replace(found[0], rows=sum(facts.rows for facts in found))
+
+
+def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
+    """The first rows of all shards: of each as many as are wanted, of those the lowest keys."""
+    pages = router.all(command, call)
+    keys = np.concatenate([page.keys for page in pages])
+    order = np.argsort(keys)[: command.rows]
+    rows = np.concatenate([page.rows for page in pages])[order]
+    if not command.with_state:
+        return ScannedRows(keys[order], rows, None)
+    state = np.concatenate([page.state for page in pages])[order]
+    return ScannedRows(keys[order], rows, state)
+
+
+def close_scan(router: Router, command: c.CloseScan, call: Call) -> None:
+    """End a scan on every shard."""
+    router.all(command, call)
+
+
+HANDLERS = {
+    c.GetDigest: get_digest,
+    c.GetLeaves: get_leaves,
+    c.OpenScan: open_scan,
+    c.ReadScan: read_scan,
+    c.CloseScan: close_scan,
+}

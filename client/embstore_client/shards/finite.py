@@ -1,0 +1,71 @@
+"""Gradients that are not finite: what no shard alone can judge (contract.md, rule 9).
+
+An update with a sum that is not finite is refused whole, or skipped whole. Each shard has some of
+the sums, so they are looked at here, before anything is sent. Almost always a bound is enough: no
+sum of n gradients is larger than n times the root of the sum of all their squares, and that is one
+pass over them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arithmetic import add_ranks, scale_sums, sum_by_key, unique
+from embstore.arrays import Rows
+
+_BOUND = 1e38
+"""Of what is finite in fp32 beyond doubt, all roundings included."""
+
+Ranks = Sequence[Sequence[c.TableGradients]]
+
+
+def are_small(gradients: Rows, factor: float) -> bool:
+    """Return whether gradients are finite, and their products with `factor` too, beyond doubt."""
+    flat = gradients.reshape(-1)
+    squares = float(np.dot(flat, flat)) if len(flat) else 0.0
+    return bool(np.isfinite(squares)) and max(factor, 1.0) * squares**0.5 < _BOUND
+
+
+def nonfinite(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
+    """Return what of an update makes a sum that is not finite: of the first such table, by naming,
+    the first such key, by occurrence; None: all are finite."""
+    names: list[str] = []
+    for part in (part for parts in ranks for part in parts):
+        if part.table not in names:
+            names.append(part.table)
+    for name in names:
+        of_table = [[part for part in parts if part.table == name] for parts in ranks]
+        found = _first(of_table, scale)
+        if found is not None:
+            return c.UpdateRanks(tuple(c.Rank(tuple(_only(p, found) for p in s)) for s in of_table))
+    return None
+
+
+def _first(ranks: Ranks, scale: float) -> Any:
+    parts = [part for shares in ranks for part in shares]
+    count = sum(len(part.keys) for part in parts)
+    if all(are_small(part.gradients, count * scale) for part in parts):
+        return None
+    sums = []
+    for part in parts:
+        keys, inverse = unique(part.keys)
+        sums.append((keys, sum_by_key(inverse, len(keys), part.gradients)))
+    keys, inverse = unique(np.concatenate([own for own, _ in sums]))
+    ids = np.split(inverse, np.cumsum([len(own) for own, _ in sums])[:-1])
+    total = add_ranks(len(keys), [(i, own) for i, (_, own) in zip(ids, sums, strict=True)])
+    wrong = np.flatnonzero(~np.isfinite(scale_sums(total, scale)).all(axis=1))
+    return keys[wrong[0]] if len(wrong) else None
+
+
+def _only(part: c.TableGradients, key: Any) -> c.TableGradients:
+    mine = part.keys == key
+    return c.TableGradients(part.table, part.table_id, part.keys[mine], part.gradients[mine])
+
+
+def not_a_number(part: c.TableGradients, dim: int) -> c.TableGradients:
+    """Return a gradient of a table that makes every shard skip an update."""
+    return c.TableGradients(
+        part.table, part.table_id, np.zeros(1, np.int64), np.full((1, dim), np.nan, np.float32)
+    )

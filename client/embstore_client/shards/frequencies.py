@@ -1,0 +1,124 @@
+"""Profiles and hot sets over shards: each shard is told of its own rows, and what they count is
+merged. A recording of the order of calls (`Profile.trace`) is each shard's own, and is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import Keys
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile, TableProfile, exact_sum
+from embstore.results import HotSetFacts, Warmed
+
+if TYPE_CHECKING:
+    from embstore_client.shards.router import Call, Router
+
+
+def export_profile(router: Router, command: c.ExportProfile, call: Call) -> Profile:
+    """How often rows are accessed, of all shards."""
+    found = router.all(command, call)
+    names = sorted({name for profile in found for name in profile.tables})
+    tables = {name: _merged([p.tables[name] for p in found if name in p.tables]) for name in names}
+    return replace(found[0], tables=tables, samples=None, trace=None)
+
+
+def _merged(tables: list[TableProfile]) -> TableProfile:
+    keys = np.concatenate([table.keys for table in tables])
+    order = np.argsort(keys)
+    return TableProfile(
+        tables[0].name,
+        max(table.rows for table in tables),
+        keys[order],
+        np.concatenate([table.counts for table in tables])[order],
+        sum(table.accesses for table in tables),
+        max(table.error for table in tables),
+    )
+
+
+def import_profile(router: Router, command: c.ImportProfile, call: Call) -> None:
+    """Rank the rows of each shard by what a profile says of them."""
+    names = {name: command.rename.get(name, name) for name in command.profile.tables}
+    parts = {
+        name: _parts(router, to, command.profile.tables[name].keys) for name, to in names.items()
+    }
+    commands = {}
+    for shard in range(len(router.shards)):
+        tables = {
+            name: _of(table, parts[name][shard]) for name, table in command.profile.tables.items()
+        }
+        own = replace(command.profile, tables=tables, samples=None, trace=None)
+        commands[shard] = c.ImportProfile(own, command.rename)
+    router.each(commands, call)
+
+
+def _of(table: TableProfile, own: Any) -> TableProfile:
+    counts = table.counts[own]
+    return replace(table, keys=table.keys[own], counts=counts, accesses=exact_sum(counts))
+
+
+def _parts(router: Router, table: str, keys: Keys) -> list[Any]:
+    split = router.split_keys(table, None, keys)
+    return [split.of(shard) for shard in range(len(router.shards))]
+
+
+def clear_counts(router: Router, command: c.ClearCounts, call: Call) -> None:
+    """Have every shard count anew."""
+    router.all(command, call)
+
+
+def warm_cache(router: Router, command: c.WarmCache, call: Call) -> Warmed:
+    """Warm the cache of every shard."""
+    found = router.all(command, call)
+    rows, of = sum(one.rows for one in found), sum(one.of for one in found)
+    return Warmed(rows, of, all(one.finished for one in found))
+
+
+def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | None:
+    """The hot set, of which every shard has its rows pinned."""
+    found = [one for one in router.all(command, call) if one is not None]
+    if not found:
+        return None
+    tables: Mapping[str, Keys] = {
+        name: np.sort(np.concatenate([one.tables[name] for one in found]))
+        for name in found[0].tables
+    }
+    return replace(found[0], tables=dict(tables))
+
+
+def pin_hot_set(router: Router, command: c.PinHotSet, call: Call) -> HotSetFacts:
+    """Have every shard pin its rows of a hot set."""
+    given = command.hot_set
+    parts = {name: _parts(router, name, keys) for name, keys in given.tables.items()}
+    commands = {
+        shard: c.PinHotSet(
+            replace(given, tables={n: k[parts[n][shard]] for n, k in given.tables.items()})
+        )
+        for shard in range(len(router.shards))
+    }
+    return _facts(list(router.each(commands, call).values()), given.bytes)
+
+
+def unpin_hot_set(router: Router, command: c.UnpinHotSet, call: Call) -> HotSetFacts:
+    """Have every shard pin nothing."""
+    return _facts(router.all(command, call), 0)
+
+
+def _facts(found: list[HotSetFacts], size: int) -> HotSetFacts:
+    rows, pinned = sum(one.rows for one in found), sum(one.pinned_rows for one in found)
+    return HotSetFacts(found[0].version, rows, size, pinned)
+
+
+HANDLERS = {
+    c.ExportProfile: export_profile,
+    c.ImportProfile: import_profile,
+    c.ClearCounts: clear_counts,
+    c.WarmCache: warm_cache,
+    c.GetHotSet: get_hot_set,
+    c.PinHotSet: pin_hot_set,
+    c.UnpinHotSet: unpin_hot_set,
+}

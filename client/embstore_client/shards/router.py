@@ -1,0 +1,193 @@
+"""The router: an executor over the executors of a cluster's shards."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from embstore import commands as c
+from embstore.arrays import Keys, check_on_host, refusal
+from embstore.checks import checked
+from embstore.commands import Command, Executor, Progress
+from embstore.config import Limits
+from embstore.results import TableDescription
+from embstore.sharding import ShardMap
+from embstore_client.known_tables import KnownTables
+from embstore_client.shards import digests, frequencies, rows, steps, whole
+from embstore_client.shards.split import Owners, Split
+
+R = TypeVar("R")
+
+_THREADS_MAX = 1024
+"""Calls that wait at the same time; a thread is made when none is idle."""
+
+HANDLERS: dict[type[Command[Any]], Any] = (
+    rows.HANDLERS | steps.HANDLERS | whole.HANDLERS | digests.HANDLERS | frequencies.HANDLERS
+)
+"""handler(router, command, call) of every command."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a command is to be executed; see `embstore.commands.Executor`."""
+
+    out: Any = None
+    timeout_s: float | None = None
+    progress: Progress | None = None
+
+
+class Router:
+    """Executes commands on all shards of a cluster. Any thread."""
+
+    def __init__(self, executors: Sequence[Executor], shard_map: ShardMap) -> None:
+        """Route to `executors`, in the order of the map's shards; they are closed with this."""
+        assert len(executors) == len(shard_map.shards), "one executor a shard"
+        self.shards = tuple(executors)
+        self.shard_map = shard_map
+        self.owners = Owners(shard_map)
+        self.tables = KnownTables(self.first)
+        self.places = steps.Places()
+        self.rounds_rows = executors[0].rounds_rows
+        self.connected_by: dict[str, Any] | None = None
+        """The arguments of `connect`, all but the token, by which another process can connect."""
+        self._limits: Limits | None = None
+        self._is_closed = False
+        self._writing = threading.RLock()
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
+
+    def execute(
+        self,
+        command: Command[R],
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> R:
+        """Execute a command; see `embstore.commands.Executor`."""
+        command = checked(command)
+        call = Call(out, timeout_s, progress)
+        if len(self.shards) == 1:
+            return self.shards[0].execute(command, out=out, timeout_s=timeout_s, progress=progress)
+        return cast(R, HANDLERS[type(command)](self, command, call))
+
+    def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
+        """Ask each shard for its rows of a step; None: nothing is gained by it."""
+        if len(self.shards) == 1:
+            return self.shards[0].prefetch(command)
+        return steps.prefetch(self, checked(command))
+
+    def warm_up(self) -> None:
+        """Compile every kernel that commands need, where shards are in this process."""
+        for shard in self.shards:
+            shard.warm_up()
+
+    def close(self) -> None:
+        """End every shard's executor. A command says so from then on, as theirs do."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
+        for shard in self.shards:
+            shard.close()
+
+    # Calls side by side
+
+    def first(self, command: Command[R], call: Call | None = None) -> R:
+        """Return what the first shard answers, of what all would answer alike."""
+        call = call or Call()
+        return self.shards[0].execute(
+            command, out=call.out, timeout_s=call.timeout_s, progress=call.progress
+        )
+
+    def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
+        """Return what shards answer to a command each, by shard; all have answered.
+
+        Raises
+        ------
+        EmbstoreError : the first, by shard, of those that were raised.
+        """
+        call = call or Call()
+        if self._is_closed:
+            return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
+        told = _Sums(len(commands), call.progress)
+
+        def execute(place: int, shard: int, command: Any) -> Any:
+            progress = None if call.progress is None else told.of(place)
+            return self.shards[shard].execute(command, timeout_s=call.timeout_s, progress=progress)
+
+        futures: dict[int, Future[Any]] = {
+            shard: self._threads.submit(execute, place, shard, command)
+            for place, (shard, command) in enumerate(commands.items())
+        }
+        errors = [future.exception() for future in futures.values()]
+        for error in errors:
+            if error is not None:
+                raise error
+        return {shard: future.result() for shard, future in futures.items()}
+
+    def all(self, command: Command[R], call: Call | None = None) -> list[R]:
+        """Return what every shard answers to one command."""
+        commands = dict.fromkeys(range(len(self.shards)), command)
+        return list(self.each(commands, call).values())
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Have every shard get what is sent meanwhile before what another thread of this router
+        sends."""
+        with self._writing:
+            yield
+
+    # Tables
+
+    @property
+    def limits(self) -> Limits:
+        """Of the cluster: its first shard's."""
+        if self._limits is None:
+            self._limits = self.first(c.GetServerInfo()).limits
+        return self._limits
+
+    def split(self, part: Any) -> Split:
+        """Return which keys of a part of a command each shard has.
+
+        Raises
+        ------
+        InvalidArgumentError : a key is out of range; keys are not on the host.
+        """
+        check_on_host(part.keys, f"table {part.table!r}: ")
+        return self.split_keys(part.table, part.table_id, part.keys)
+
+    def split_keys(self, table: str, table_id: int | None, keys: Keys) -> Split:
+        """Do the same for keys of a table."""
+        described = self.tables.find(table, table_id)
+        if len(keys) and not _are_in(keys, described):
+            described = self.tables.look_again(table, table_id)  # it may have grown
+            if not _are_in(keys, described):
+                rows = described.config.rows
+                wrong = keys[(keys < 0) | (keys >= rows)][0]
+                raise refusal(table, f"keys in [0, {rows})", int(wrong))
+        return self.owners.split(described.config.seed, keys)
+
+
+def _are_in(keys: Keys, described: TableDescription) -> bool:
+    return bool(keys.min() >= 0 and keys.max() < described.config.rows)
+
+
+class _Sums:
+    """What all shards have done, of how much."""
+
+    def __init__(self, count: int, progress: Progress | None) -> None:
+        self._done = [(0, 0)] * count
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def of(self, place: int) -> Progress:
+        """Return what one shard tells."""
+
+        def tell(done: int, of: int) -> None:
+            with self._lock:
+                self._done[place] = done, of
+                sums = [sum(part) for part in zip(*self._done, strict=True)]
+            assert self._progress is not None
+            self._progress(sums[0], sums[1])
+
+        return tell

@@ -1,0 +1,483 @@
+"""Commands of sessions, over shards.
+
+A session is open on every shard, under one name and with one member a rank; a step is announced to
+each with the keys that it has, of every table, also none. So every shard plans its own rows, and a
+step is finished when all shards have finished it: it may be sent again until they have.
+
+Several ranks may each give gradients that are finite alone, and whose sum is not. No shard could
+tell the others in time, so here a share counts as not finite when so many of it might not be:
+beyond 1e38 / (ranks * gradient_scale). A trainer of one rank is told exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arithmetic import pool_rows, unique
+from embstore.arrays import Rows, as_out, as_rows, check_on_host, refusal
+from embstore.errors import InvalidArgumentError, StepNotFoundError
+from embstore.results import (
+    AcknowledgedUpdate,
+    Announced,
+    Membership,
+    RowsRead,
+    SessionFacts,
+    StepRecords,
+    TableRows,
+)
+from embstore_client.shards.finite import are_small, nonfinite
+
+if TYPE_CHECKING:
+    from embstore_client.shards.router import Call, Router
+    from embstore_client.shards.split import Split
+
+Places_ = Mapping[str, "Split"]
+_LEAST_S = 1e-3
+
+
+class _Place:
+    """What is known of a member."""
+
+    def __init__(self, name: str, world_size: int) -> None:
+        self.name, self.world_size = name, world_size
+        self.steps: dict[int, tuple[c.StepKeys, Places_]] = {}  # announced and not finished
+
+
+class Places:
+    """What a router knows of the members of sessions. Any thread."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, _Place] = {}
+        self._sizes: dict[str, int] = {}  # ranks of each session that was opened here
+        self._lock = threading.Lock()
+
+    def opened(self, facts: SessionFacts) -> None:
+        """Note how many ranks a session has."""
+        self._sizes[facts.name] = facts.world_size
+
+    def joined(self, membership: Membership) -> None:
+        """Note a member."""
+        with self._lock:
+            size = self._sizes.get(membership.name, 0)
+            self._places.setdefault(membership.member, _Place(membership.name, size))
+
+    def of(self, member: str) -> _Place:
+        """Return what is known of a member; of one that has joined elsewhere nothing."""
+        return self._places.get(member) or _Place("", 0)
+
+    def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Places_]]) -> None:
+        """Note steps of a member."""
+        with self._lock:
+            self._places.setdefault(member, _Place("", 0)).steps.update(steps)
+
+    def finished(self, member: str, step: int) -> None:
+        """Forget a step, and those before it."""
+        with self._lock:
+            steps = self.of(member).steps
+            for number in [n for n in steps if n <= step]:
+                del steps[number]
+
+    def closed(self, member: str) -> None:
+        """Forget a member."""
+        with self._lock:
+            self._places.pop(member, None)
+
+
+# Opening and closing
+
+
+def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionFacts:
+    """Open a session on every shard."""
+    if command.waits == "none" and command.world_size > 1:
+        raise InvalidArgumentError(
+            'expected one rank in a session with waits="none" over several shards, found '
+            f'world_size={command.world_size}; use waits="late"'
+        )
+    with router.writing():
+        facts = _furthest_back(router.all(command, call))
+    router.places.opened(facts)
+    return facts
+
+
+def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
+    """Take the place of a rank on every shard."""
+    first = router.first(command, call)
+    command = replace(command, member=first.member)
+    others = dict.fromkeys(range(1, len(router.shards)), command)
+    found = [first, *router.each(others, call).values()]
+    if command.name not in router.places._sizes:
+        facts = router.first(c.RenewLease(first.member))
+        router.places.opened(facts)
+    membership = min(found, key=lambda one: one.last_step)
+    router.places.joined(membership)
+    return membership
+
+
+def renew_lease(router: Router, command: c.RenewLease, call: Call) -> SessionFacts:
+    """Renew the lease of a rank on every shard."""
+    return _furthest_back(router.all(command, call))
+
+
+def _furthest_back(found: list[SessionFacts]) -> SessionFacts:
+    return min(found, key=lambda facts: facts.last_step)
+
+
+def close_session(router: Router, command: c.CloseSession, call: Call) -> None:
+    """Leave a session on every shard."""
+    router.places.closed(command.member)
+    router.all(command, call)
+
+
+def end_session(router: Router, command: c.EndSession, call: Call) -> None:
+    """End a session on every shard."""
+    router.all(command, call)
+
+
+# Announcing
+
+
+def announce(router: Router, command: c.Announce, call: Call) -> Announced:
+    """Say which keys coming steps will use: to each shard, which of its own."""
+    split, commands = {}, {}
+    for step in command.steps:
+        places: dict[str, Split] = {}
+        for table in step.tables:
+            if _is_refused(router, table):
+                return router.first(command, call)  # in the words of a shard
+            places[table.table] = router.split_keys(table.table, None, table.keys)
+        split[step.step] = step, places
+    for shard in range(len(router.shards)):
+        steps = tuple(
+            c.StepKeys(
+                step.step,
+                tuple(
+                    c.StepTable(table.table, table.keys[places[table.table].of(shard)])
+                    for table in step.tables
+                ),
+            )
+            for step, places in split.values()
+        )
+        commands[shard] = c.Announce(command.member, steps, command.is_last)
+    found = list(router.each(commands, call).values())
+    router.places.announced(command.member, split)
+    return Announced(
+        min(one.announced_step for one in found),
+        min(one.planned_step for one in found),
+        any(one.held_back for one in found),
+        max(one.ranks_at_work for one in found),
+    )
+
+
+def _is_refused(router: Router, table: c.StepTable) -> bool:
+    """Return whether no shard takes the keys of a table: they are out of range, or repeated."""
+    keys = table.keys
+    check_on_host(keys, f"table {table.table!r}: ")
+    if not len(keys):
+        return False
+    rows = router.tables.config_of(table.table, None).rows
+    if keys.min() < 0 or keys.max() >= rows:
+        rows = router.tables.look_again(table.table, None).config.rows
+        if keys.min() < 0 or keys.max() >= rows:
+            return True
+    return len(unique(keys)[0]) < len(keys)
+
+
+# Reading
+
+
+def lookup_step(router: Router, command: c.LookupStep, call: Call) -> RowsRead:
+    """The rows of an announced step, in announced order."""
+    step, places = _announced(router, command)
+    commands = dict.fromkeys(_with_keys(router, places), command)
+    found = router.each(commands, replace(call, out=None))
+    by_table: dict[str, list[tuple[int, TableRows]]] = {}
+    for shard, read in found.items():
+        for table in read.tables:
+            by_table.setdefault(table.table, []).append((shard, table))
+    tables = []
+    for part in step.tables:
+        rows = {shard: table.rows for shard, table in by_table[part.table]}
+        own = None if call.out is None else call.out.get(part.table)
+        joined = _joined(places[part.table], rows, own, part.table)
+        tables.append(TableRows(part.table, joined, None, by_table[part.table][0][1].t))
+    return RowsRead(tuple(tables))
+
+
+def _joined(split: Split, rows: Mapping[int, Rows], out: Any, table: str) -> Rows:
+    dim = next(iter(rows.values())).shape[1]
+    joined = as_out(out, (len(split), dim), table)
+    for shard, own in rows.items():
+        joined[split.of(shard)] = own
+    return joined
+
+
+def _with_keys(router: Router, places: Places_) -> list[int]:
+    shards = range(len(router.shards))
+    return [s for s in shards if any(split.count(s) for split in places.values())] or [0]
+
+
+def _announced(router: Router, command: Any) -> tuple[c.StepKeys, Places_]:
+    """Return what was announced of a step; of another one the first shard says what is wrong."""
+    known = router.places.of(command.member).steps.get(command.step)
+    if known is None:
+        router.first(c.LookupStep(command.member, command.step))
+        raise StepNotFoundError(
+            f"step {command.step} was announced by another connection: announce it again"
+        )
+    return known
+
+
+class _Prefetched:
+    """The rows of a step, on their way from every shard."""
+
+    def __init__(self, of_shard: dict[int, c.Prefetched], places: Places_) -> None:
+        self._of_shard, self._places = of_shard, places
+
+    def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
+        """Wait for all rows, as `lookup_step` returns them."""
+        until = None if timeout_s is None else monotonic() + timeout_s
+        rows: dict[str, dict[int, Rows]] = {}
+        for shard, handle in self._of_shard.items():
+            left = None if until is None else max(until - monotonic(), _LEAST_S)
+            for table, own in handle.result(left).items():
+                rows.setdefault(table, {})[shard] = own
+        return {
+            name: _joined(split, rows[name], None, name) for name, split in self._places.items()
+        }
+
+    @property
+    def early_bytes(self) -> int:
+        """Bytes of rows that came before the step was ready."""
+        return sum(getattr(handle, "early_bytes", 0) for handle in self._of_shard.values())
+
+    @property
+    def late_bytes(self) -> int:
+        """Bytes of rows that came once it was."""
+        return sum(getattr(handle, "late_bytes", 0) for handle in self._of_shard.values())
+
+    def done(self) -> bool:
+        """Whether `result` will not wait for them."""
+        return all(getattr(handle, "done", bool)() for handle in self._of_shard.values())
+
+
+def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
+    """Ask every shard for its rows of a step."""
+    _, places = _announced(router, command)
+    found = {s: router.shards[s].prefetch(command) for s in _with_keys(router, places)}
+    handles = {shard: handle for shard, handle in found.items() if handle is not None}
+    return _Prefetched(handles, places) if len(handles) == len(found) else None
+
+
+def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) -> RowsRead:
+    """Pooled rows of bags of announced keys, pooled here."""
+    step = c.LookupStep(command.member, command.step)
+    rows = {t.table: t for t in lookup_step(router, step, replace(call, out=None)).tables}
+    tables = []
+    for part in command.tables:
+        if part.table not in rows:
+            raise InvalidArgumentError(
+                f"step {command.step}: expected bags of announced tables, {sorted(rows)}, found "
+                f"{part.table!r}"
+            )
+        of, bags = rows[part.table], part.bags
+        if len(part.inverse) and int(part.inverse.max()) >= len(of.rows):
+            expected = f"an inverse below {len(of.rows)}, the number of announced keys"
+            raise refusal(part.table, expected, int(part.inverse.max()))
+        pooled = pool_rows(of.rows[part.inverse], bags.offsets, bags.mode, bags.weights)
+        tables.append(replace(of, rows=pooled))
+    return RowsRead(tuple(tables))
+
+
+def read_step(router: Router, command: c.ReadStep, call: Call) -> StepRecords:
+    """Weights and state of some announced keys."""
+    _, places = _announced(router, command)
+    for part in command.tables:
+        split = places.get(part.table)
+        if split is None or (len(part.positions) and part.positions[-1] >= len(split)):
+            return router.first(command, call)  # says what is wrong
+    within: dict[tuple[int, str], Any] = {}
+    commands = {}
+    for shard in range(len(router.shards)):
+        named = []
+        for part in command.tables:
+            mine, own = places[part.table].within(part.positions, shard)
+            within[shard, part.table] = mine
+            if len(mine) or shard == 0:
+                named.append(c.StepPositions(part.table, own))
+        if named:
+            commands[shard] = c.ReadStep(command.member, command.step, tuple(named))
+    found = router.each(commands, call)
+    tables = []
+    for part in command.tables:
+        config = router.tables.config_of(part.table, None)
+        rows = np.empty((len(part.positions), config.dim), np.float32)
+        state = np.empty((len(part.positions), config.state_dim), np.float32)
+        t = 0
+        for shard, read in found.items():
+            for table in (one for one in read.tables if one.table == part.table):
+                mine = within[shard, part.table]
+                rows[mine], state[mine], t = table.rows, table.state, table.t
+        tables.append(TableRows(part.table, rows, state, t))
+    return StepRecords(tuple(tables), min(read.last_step for read in found.values()))
+
+
+# Finishing
+
+
+def update_step(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
+    """One rank's gradients of a step: to each shard, those of its keys."""
+    place = router.places.of(command.member)
+    known = place.steps.get(command.step)
+    if known is None:
+        return _repeated(router, command, call)
+    step, places = known
+    given = [_gradients(router, places, part) for part in command.tables]
+    is_finite = _is_finite(step, given, command.options, place.world_size)
+    if not is_finite and command.options.on_nonfinite == "refuse":
+        raise _refusal(step, given, command)
+    commands: dict[int, c.UpdateStep] = {}
+    for shard in range(len(router.shards)):
+        tables = []
+        for part in given:
+            split, whole = places[part.table], len(places[part.table])
+            if part.positions is None:
+                own = c.StepGradients(part.table, part.gradients[split.of(shard)])
+            else:
+                mine, at = split.within(part.positions, shard)
+                own = c.StepGradients(part.table, part.gradients[mine], at)
+            assert len(own.gradients) <= whole
+            tables.append(own)
+        commands[shard] = c.UpdateStep(
+            command.member, command.step, tuple(tables), command.options, is_finite=is_finite
+        )
+    return _finished(router, commands, command, call)
+
+
+def _gradients(router: Router, places: Places_, part: c.StepGradients) -> c.StepGradients:
+    check_on_host(part.gradients, f"table {part.table!r}: ")
+    if part.table not in places:
+        raise InvalidArgumentError(
+            f"expected gradients of announced tables, of {sorted(places)}, found {part.table!r}"
+        )
+    count = len(places[part.table])
+    if part.positions is not None:
+        if len(part.positions) and part.positions[-1] >= count:
+            expected = f"positions below {count}, the number of announced keys"
+            raise refusal(part.table, expected, part.positions[-1])
+        count = len(part.positions)
+    dim = router.tables.config_of(part.table, None).dim
+    rows = as_rows(part.gradients, (count, dim), part.table, "gradients")
+    return replace(part, gradients=rows)
+
+
+def _is_finite(
+    step: c.StepKeys, given: list[c.StepGradients], options: c.UpdateOptions, world_size: int
+) -> bool:
+    if all(are_small(part.gradients, world_size * options.gradient_scale) for part in given):
+        return True
+    return world_size == 1 and nonfinite([_named(step, given)], options.gradient_scale) is None
+
+
+def _named(step: c.StepKeys, given: list[c.StepGradients]) -> list[c.TableGradients]:
+    keys = {table.table: table.keys for table in step.tables}
+    return [
+        c.TableGradients(
+            part.table,
+            None,
+            keys[part.table] if part.positions is None else keys[part.table][part.positions],
+            part.gradients,
+        )
+        for part in given
+    ]
+
+
+def _refusal(
+    step: c.StepKeys, given: list[c.StepGradients], command: c.UpdateStep
+) -> InvalidArgumentError:
+    """Return why a share is refused that is not finite, or too large for the others."""
+    found = nonfinite([_named(step, given)], command.options.gradient_scale)
+    if found is None:
+        return InvalidArgumentError(
+            f"step {command.step}: expected gradients whose sum over the ranks is finite whatever "
+            "the others send, found larger ones; skip the step on all ranks, or give "
+            'on_nonfinite="skip"'
+        )
+    (part,) = found.ranks[0].tables
+    return InvalidArgumentError(
+        f"table {part.table!r}: expected finite gradients, found a sum or scaled sum that is not, "
+        f'for key {part.keys[0]}; give on_nonfinite="skip" to skip such an update'
+    )
+
+
+def finish(router: Router, command: c.ReleaseStep | c.SkipStep, call: Call) -> AcknowledgedUpdate:
+    """Release or skip a step on every shard."""
+    commands = dict.fromkeys(range(len(router.shards)), command)
+    return _finished(router, commands, command, call)
+
+
+def _finished(
+    router: Router,
+    commands: Mapping[int, c.Command[AcknowledgedUpdate]],
+    command: Any,
+    call: Call,
+) -> AcknowledgedUpdate:
+    answers = list(router.each(commands, call).values())
+    router.places.finished(command.member, command.step)
+    return answers[0]
+
+
+def _repeated(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
+    """Return what became of a step that all shards have finished."""
+    facts = router.all(c.RenewLease(command.member))
+    if min(one.last_step for one in facts) < command.step:
+        _announced(router, command)
+    again = c.UpdateStep(command.member, command.step, (), command.options)
+    return router.all(again, call)[0]
+
+
+def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> AcknowledgedUpdate:
+    """Rows of a hot replica."""
+    splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
+    parts = []
+    for part in command.tables:
+        config = router.tables.config_of(part.table, None)
+        count, name = len(part.keys), part.table
+        weights = as_rows(part.weights, (count, config.dim), name, "weights")
+        state = as_rows(part.state, (count, config.state_dim), name, "state")
+        parts.append(replace(part, weights=weights, state=state))
+    commands = {
+        shard: c.PutStepRows(
+            command.member,
+            tuple(
+                c.StepPut(p.table, p.keys[own], p.weights[own], p.state[own], p.add_t)
+                for p, own in ((p, s.of(shard)) for p, s in zip(parts, splits, strict=True))
+            ),
+        )
+        for shard in range(len(router.shards))
+    }
+    with router.writing():
+        return next(iter(router.each(commands, call).values()))
+
+
+HANDLERS = {
+    c.OpenSession: open_session,
+    c.JoinSession: join_session,
+    c.RenewLease: renew_lease,
+    c.CloseSession: close_session,
+    c.EndSession: end_session,
+    c.Announce: announce,
+    c.LookupStep: lookup_step,
+    c.LookupStepPooled: lookup_step_pooled,
+    c.ReadStep: read_step,
+    c.UpdateStep: update_step,
+    c.ReleaseStep: finish,
+    c.SkipStep: finish,
+    c.PutStepRows: put_step_rows,
+}
