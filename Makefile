@@ -7,6 +7,7 @@
 #                 `make test` runs them, too, and skips them where there is no Chromium
 #   make screenshots   .venv, then the pictures of the page and of `embstore top` in docs/guide/pictures
 #   make test-frameworks   .venv-frameworks, then the tests of the adapters for frameworks
+#   make test-cluster   .venv-cluster, then the tests of clusters of shards on Ray
 #   make test-lowest   .venv-lowest, the lowest versions of what pyproject.toml depends on, then the
 #                 tests of the wire, the client and the command line
 #   make soak     .venv, then the tests that kill trainers and servers, again and again, that send
@@ -25,6 +26,7 @@
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
 # .venv-frameworks is separate because frameworks are large, and the client must work without them;
+# .venv-cluster because Ray is, and a server must;
 # .venv-bench is separate because the peers (torch, FBGEMM) are large and pin their own versions;
 # .venv-docs is small: the site is made from sources, and imports nothing of embstore. .venv-proto has
 # the protobuf compiler, which wants an older protobuf than the tests run with.
@@ -44,7 +46,7 @@ SOAK ?= 11
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-every test-page screenshots test-frameworks test-lowest soak check bench gpu docs proto image-test image-walk format clean
+.PHONY: demo test test-every test-page screenshots test-frameworks test-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
 
 test: TURNS = --turns
 test test-every: .venv/stamp
@@ -62,6 +64,10 @@ screenshots: .venv/stamp
 test-frameworks: .venv-frameworks/stamp
 	@echo "embstore: running the tests of the adapters for frameworks"
 	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs $(PYTEST_ARGS)
+
+test-cluster: .venv-cluster/stamp
+	@echo "embstore: running the tests of clusters on Ray"
+	@.venv-cluster/bin/python -m pytest -q tests/cluster $(PYTEST_ARGS)
 
 test-lowest: .venv-lowest/stamp
 	@echo "embstore: running the tests of wire, client and command line with the lowest versions"
@@ -116,12 +122,13 @@ format: .venv/stamp
 
 clean:
 	@echo "embstore: removing environments and caches"
-	@rm -rf .venv .venv-frameworks .venv-bench .venv-docs .venv-proto .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-frameworks .venv-cluster .venv-bench .venv-docs .venv-proto .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/stamp: EXTRAS = server,dev
 .venv-frameworks/stamp: EXTRAS = server,dev,torch,jax,keras
-.venv/stamp .venv-frameworks/stamp .venv-bench/stamp: AHEAD = $(@D)/bin/python -m embstore_server compile
+.venv-cluster/stamp: EXTRAS = ray,dev
+.venv/stamp .venv-frameworks/stamp .venv-cluster/stamp .venv-bench/stamp: AHEAD = $(@D)/bin/python -m embstore_server compile
 .venv-frameworks/stamp: EXACTLY = torch==2.13.0 # as for the benchmarks: what was tested
 .venv-bench/stamp: EXTRAS = server,bench
 .venv-docs/stamp: EXTRAS = docs
@@ -132,7 +139,7 @@ clean:
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.
 # Environments that run stores have the kernels compiled ahead, once for all of them (about 30 s of two cores).
-.venv/stamp .venv-frameworks/stamp .venv-bench/stamp .venv-docs/stamp .venv-proto/stamp .venv-lowest/stamp: pyproject.toml
+.venv/stamp .venv-frameworks/stamp .venv-cluster/stamp .venv-bench/stamp .venv-docs/stamp .venv-proto/stamp .venv-lowest/stamp: pyproject.toml
 	@echo "embstore: preparing $(@D) with the extras $(EXTRAS) (needs the network; once per pyproject.toml)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "embstore needs Python 3.11 or newer, found %d.%d: set PYTHON" % sys.version_info[:2])'
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)

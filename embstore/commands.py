@@ -33,6 +33,7 @@ from embstore.config import TableConfig
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore.results import Acknowledged, AcknowledgedUpdate
+from embstore.sharding import ShardMap
 from embstore.values import Value
 
 Pooling = Literal["sum", "mean"]
@@ -390,6 +391,16 @@ class Backup(Command[results.BackupFacts], effect=Effect.LONG):
 
 class Promote(Command[None], effect=Effect.TUNES):
     """Make a standby the leader: it follows nobody any more, and takes writes."""
+
+
+# Shards
+
+
+class SetShardMap(Command[None], effect=Effect.TUNES):
+    """Give a shard the next map of its cluster; commands after it are by that map. It is durable
+    when it is acknowledged."""
+
+    shard_map: ShardMap
 
 
 # Rows

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from embstore.arrays import Inverse, Keys, Rows
 from embstore.config import Limits, TableConfig
+from embstore.sharding import ShardMap
 
 Waits = Literal["late", "none"]
 """For what a trainer waits between two steps of a session."""
@@ -67,6 +68,10 @@ class ServerInfo:
     """Path on the server's host of the socket where it shares memory; empty: nowhere."""
     wire_dtypes: tuple[str, ...] = ()
     """What arrays of its messages may have; empty: the store is embedded."""
+    shard: int | None = None
+    """Its number; None: it is no shard of a cluster."""
+    shard_map: ShardMap | None = None
+    """The map of the cluster, with the others' addresses."""
 
 
 @dataclass(frozen=True)

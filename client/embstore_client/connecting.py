@@ -3,10 +3,13 @@
 A connection is checked before it is made, so that a bad argument is told at once. The server is
 asked what it is, and waited for as long as `connect_timeout_s`: an address that is wrong is told
 then, and not with the first lookup. What no waiting mends, as the port of REST, is told at once.
+
+A shard says where the others are (cluster.py).
 """
 
 import os
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from embstore.errors import DeadlineError, InvalidArgumentError
 from embstore.handles.store import Store
@@ -45,11 +48,12 @@ def connect(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to a server and return its store.
+    """Connect to a server and return its store; to a shard, and return that of its cluster.
 
     Parameters
     ----------
-    address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host
+    address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host; of any
+        shard of a cluster: the others are at the addresses of its map, with the same arguments
     timeout_s : deadline of every call, its further attempts included
     connect_timeout_s : how long to wait for the server to be there, and ready
     wait : False: a server that is not there is told at once; one that is starting is waited for
@@ -73,8 +77,38 @@ def connect(
     StoreClosedError : wait=False, and nobody is there; transport="shared_memory", and the server is
         not on this host.
     InvalidArgumentError : a bad argument; something else than gRPC is at the address; one side has
-        TLS, and the other has not; the server is too old for `wire_dtype`.
+        TLS, and the other has not; the server is too old for `wire_dtype`; a shard is not the one
+        that the map names, or has another map.
+
+    What concerns another shard than the one at `address` names it.
     """
+    options = dict(locals())
+    del options["address"]
+    store = connect_one(address, **options)
+    info = cast(RemoteExecutor, store.executor).info
+    if info is None or info.shard_map is None:
+        return store
+    from embstore_client.cluster import whole  # here: most servers are no shards
+
+    return whole(store, partial(connect_one, **options))
+
+
+def connect_one(
+    address: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    wait: bool = True,
+    label: str = "",
+    tls_ca: PathLike | None = None,
+    tls_cert: PathLike | None = None,
+    tls_key: PathLike | None = None,
+    token: str | None = None,
+    insecure: bool = False,
+    transport: str = "auto",
+    wire_dtype: str = "float32",
+) -> Store:
+    """Connect to this one server, as `connect`, also where it is a shard: for who operates it."""
     arguments = {name: value for name, value in locals().items() if name != "token"}
     _check(address, label, transport, wire_dtype)
     checked_seconds(timeout_s, "timeout_s")

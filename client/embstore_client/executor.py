@@ -89,6 +89,8 @@ class RemoteExecutor:
         """The server's, as told when it was connected to."""
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, all but the token, by which another process can connect."""
+        self.info: ServerInfo | None = None
+        """What the server said of itself when it was last asked; None: it was not yet."""
         self._tables = KnownTables(self.execute)
         self._places: dict[str, _Place] = {}  # by member, until it closes or has expired
 
@@ -264,7 +266,7 @@ class RemoteExecutor:
         match value:
             case ServerInfo():
                 _check_takes(value, self._wire_dtype)
-                self.limits = value.limits
+                self.limits, self.info = value.limits, value
             case TableDescription():
                 self._tables.note(value)
             case Membership():

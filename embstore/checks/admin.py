@@ -12,6 +12,7 @@ from embstore.config import TableConfig, check_rows
 from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
+from embstore.sharding import ShardMap
 
 _PATH_CHARACTERS_MAX = 4096
 _METADATA_DEPTH_MAX = 32
@@ -97,6 +98,11 @@ def _restore(command: c.Restore) -> c.Restore:
     return command
 
 
+def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
+    expect(isinstance(command.shard_map, ShardMap), "a ShardMap", command.shard_map)
+    return command
+
+
 def _export_profile(command: c.ExportProfile) -> c.ExportProfile:
     one_of(command.source, "source", ("counted", "imported"))
     return command
@@ -134,6 +140,7 @@ ADMIN: Checks = {
     c.Checkpoint: _checkpoint,
     c.Backup: _backup,
     c.Restore: _restore,
+    c.SetShardMap: _set_shard_map,
     c.ExportProfile: _export_profile,
     c.ImportProfile: _import_profile,
     c.PinHotSet: _pin_hot_set,

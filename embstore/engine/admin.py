@@ -17,6 +17,7 @@ from embstore.errors import (
     SessionExpiredError,
 )
 from embstore.results import Acknowledged, TableDescription
+from embstore.storage import shard as shards
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState, check_writer
 from embstore.version import __version__
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
     """What the store is, also once it is closed. Takes no turn: what it reads is replaced whole."""
-    tables = engine.tables
+    tables, place = engine.tables, engine.shard
     return results.ServerInfo(
         context=context(engine),
         version=__version__,
@@ -39,6 +40,8 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
         cache_bytes=tables.arena.budget_bytes,
         read_only=engine.storage.read_only,
         limits=tables.limits,
+        shard=None if place is None else place.shard,
+        shard_map=None if place is None else place.shard_map,
     )
 
 
@@ -268,6 +271,20 @@ def promote(engine: "Engine", command: c.Promote, _: None) -> None:
         raise PermissionDeniedError(engine.standing.refusal)
 
 
+def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
+    """Take the next map, once it is on the disk."""
+    with engine.tables.reading():
+        if engine.shard is None:
+            raise InvalidArgumentError(
+                "this store is no shard of a cluster, and has no map: serve it with --shard-map "
+                "and --shard"
+            )
+        engine.storage.check_usable(write=True)
+        place = engine.shard.with_map(command.shard_map)
+        shards.write(engine.storage.files, place)
+        engine.shard = place
+
+
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
     """Count accesses from nothing; what was counted does not come back with a restart either."""
     with engine.tables.reading():
@@ -293,5 +310,6 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.Backup: backup,
     c.Restore: restore,
     c.Promote: promote,
+    c.SetShardMap: set_shard_map,
     c.ClearCounts: clear_counts,
 }

@@ -42,6 +42,7 @@ from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
 from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
+from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
 from embstore.tables.command_log import Codec, CommandLog
@@ -140,6 +141,8 @@ class Engine:
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.standing = Standing()
+        self.shard: ShardPlace | None = None
+        """Which shard of a cluster the store is; replaced whole. None: it is none."""
         self._is_abandoned = False
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.

@@ -19,6 +19,7 @@ from embstore.engine.upkeep_stats import (
     CommitStats,
     ScanStats,
     ScrubStats,
+    ShardStats,
     StandingStats,
 )
 from embstore.hotness.stats import FrequencyStats
@@ -247,6 +248,7 @@ class StoreStats:
     scans: ScanStats = part("Scans of tables.", metric="")
     scrubber: ScrubStats = part("Files that are checked in the background.", metric="")
     standing: StandingStats = part("What the store is among its copies.", metric="standing")
+    shard: ShardStats = part("Which shard of a cluster the store is.", metric="shard")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"
     )

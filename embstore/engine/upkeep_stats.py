@@ -96,3 +96,22 @@ class StandingStats:
     standbys: int = gauge("Standbys that are connected.")
     standbys_dropped: int = gauge("Standbys that were dropped because they were slow.")
     writes_waiting: int = gauge("Commands that wait for standbys.")
+
+
+@dataclass
+class ShardStats:
+    """Which shard of a cluster the store is; none of it where it is none."""
+
+    cluster: str | None = text(
+        "The cluster's own name.", lambda s: None if s is None else s.shard_map.cluster
+    )
+    number: int | None = gauge("Its number.", lambda s: None if s is None else s.shard)
+    map_version: int | None = gauge(
+        "Version of the map that it has.", lambda s: None if s is None else s.shard_map.version
+    )
+    partitions: int | None = gauge(
+        "Partitions of each table that it has.", lambda s: None if s is None else s.partitions
+    )
+    shards: int | None = gauge(
+        "Shards of the cluster.", lambda s: None if s is None else len(s.shard_map.shards)
+    )

@@ -26,6 +26,7 @@ from embstore.results import (
     ServerInfo,
     TableFacts,
 )
+from embstore.sharding import ShardMap
 
 if TYPE_CHECKING:
     from embstore_training.run import Run
@@ -515,6 +516,17 @@ class Store:
         StoreClosedError : it has not the first commit of its leader yet.
         """
         self.executor.execute(c.Promote())
+
+    def set_shard_map(self, shard_map: ShardMap) -> None:
+        """Give a shard the next map of its cluster; it is durable when this returns.
+
+        Raises
+        ------
+        InvalidArgumentError : the store is no shard; the map is another cluster's, is not newer, or
+            gives the shard another number.
+        CapacityError, StorageError : it could not be written; the shard has the map before.
+        """
+        self.executor.execute(c.SetShardMap(shard_map))
 
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.

@@ -80,6 +80,7 @@ from embstore_server.quorum import Quorum
 from embstore_server.replay import ReplayWindow, check_epoch
 from embstore_server.room import Room
 from embstore_server.settings import Settings
+from embstore_server.shards import take_place
 from embstore_server.standbys import Standbys
 from embstore_server.timed_calls import TimedCaller, TimedTask
 from embstore_server.traffic import Traffic
@@ -171,6 +172,11 @@ class Service:
     def _opened(self) -> Engine:
         """Open the store. On the engine thread."""
         engine = self._open_engine()
+        try:
+            take_place(self.settings, engine)
+        except BaseException:
+            engine.close()
+            raise
         self.lineage = read_lineage(engine.storage.files)
         engine.standing = self.standing
         self.following.opened(engine, self.lineage)

@@ -189,6 +189,15 @@ class Settings:
         "are fewer, writes wait.",
         0,
     )
+    shard_map: Path | None = setting(
+        kinds.FILE,
+        "File of a cluster's map, as JSON: be one of its shards; with --shard. None: be a store of "
+        "its own.",
+        None,
+    )
+    shard: int | None = setting(
+        kinds.NUMBER, "Number of the shard to be: the place of its address in the map.", None
+    )
     read_only: bool = setting(
         kinds.SWITCH, "Share the directory with other readers and write nothing.", False
     )
@@ -444,6 +453,12 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
             yield {name, "durability"}, problem
         if values["read_only"]:
             yield {name, "read_only"}, f"expected {name} or read_only, found both"
+    shard = {"shard_map", "shard"}
+    if len({values[name] is None for name in shard}) > 1:
+        given = next(name for name in sorted(shard) if values[name] is not None)
+        yield shard, f"expected shard_map and shard, both or neither, found {given} alone"
+    if values["shard_map"] is not None and values["read_only"]:
+        yield {"shard_map", "read_only"}, "expected shard_map or read_only, found both"
     if None not in (values["follow_token"], values["follow"]) and values["follow"] != OFF:
         is_far = not is_loopback(split_address(values["follow"])[0])
         if is_far and values["follow_ca"] is None and not values["insecure"]:

@@ -15,6 +15,7 @@ from embstore.checks.sessions import LEASE_MS_MAX, MS_MAX
 from embstore.config import OPTIMIZERS, Constant, Normal, TableConfig, Uniform
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
+from embstore.sharding import ShardMap
 from tests.commands.model import Model, Session
 
 TABLES = "a", "b", "part/c", "d"
@@ -314,6 +315,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Backup: lambda a: c.Backup("backups", a._label() if a._errs() else None),
     c.Restore: _plain(c.Restore, Author._label, Author._errs),
     c.Promote: _plain(c.Promote),
+    c.SetShardMap: _plain(c.SetShardMap, lambda _: ShardMap.even("none", ["127.0.0.1:1"])),
     c.Lookup: lambda a: c.Lookup(tuple(map(a._table_keys, a._names()))),
     c.LookupPooled: Author._lookup_pooled,
     c.ReadRows: lambda a: c.ReadRows(a._table_keys(a._name())),

@@ -433,6 +433,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.Backup: _backup,
     c.Restore: _restore,
     c.Promote: _nothing,
+    c.SetShardMap: _nothing,
     c.Lookup: _lookup,
     c.LookupPooled: _pooled,
     c.ReadRows: _read,

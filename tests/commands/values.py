@@ -18,6 +18,7 @@ from embstore.config import INITIALIZERS, OPTIMIZERS, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
+from embstore.sharding import PARTITIONS, ShardMap
 from embstore.values import Value
 
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), max_size=8)
@@ -91,6 +92,17 @@ _OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     TableConfig: configs(),
     Profile: profiles(),
     HotSet: HOT_SETS,
+    ShardMap: st.builds(
+        lambda cluster, version, count: ShardMap(
+            cluster,
+            version,
+            tuple(f"127.0.0.1:{n + 1}" for n in range(count)),
+            tuple(n % count for n in range(PARTITIONS)),
+        ),
+        NAMES.map(lambda name: f"c{name}"),
+        st.integers(1, 2**63),
+        st.integers(1, 5),
+    ),
     dict[str, Any]: st.dictionaries(NAMES, JSON, max_size=2),
     dict[str, str]: st.dictionaries(NAMES, NAMES, max_size=2),
 }

@@ -78,6 +78,10 @@ BACKUPS = "/mnt/backups"
 GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
 
 
+NOT_RUN = {"serve", "cluster", "set-shard-map"}
+"""Of embstore: servers; what needs Ray (tests/cluster); what is for shards (test_shards.py)."""
+
+
 def commands(page: str) -> list[list[str]]:
     """Return the words of each command of a page, without comments."""
     blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
@@ -87,7 +91,7 @@ def commands(page: str) -> list[list[str]]:
 
 def is_run(words: list[str]) -> bool:
     """Say whether a command asks a running server, or works on files."""
-    return words[0] == "curl" or (words[0] == "embstore" and words[1] != "serve")
+    return words[0] == "curl" or (words[0] == "embstore" and words[1] not in NOT_RUN)
 
 
 COMMANDS = {name: commands(page) for name, page in PAGES.items()}

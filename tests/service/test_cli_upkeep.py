@@ -46,8 +46,8 @@ COMMAND_OF = {
     "WarmCache": "warm",
     "UnpinHotSet": "unpin-hotset",
 }
-OF_FILES = {"ImportProfile", "PinHotSet"}
-"""Their commands take files that others make; tests of access frequencies have them."""
+OF_FILES = {"ImportProfile", "PinHotSet", "SetShardMap"}
+"""Their commands take files that others make; tests of access frequencies and shards have them."""
 OF_TRAINERS = {
     *("Lookup", "LookupPooled", "ReadRows", "Update", "UpdatePooled", "UpdateRanks"),
     *("Assign", "PutRows", "OpenSession", "JoinSession", "RenewLease", "CloseSession"),

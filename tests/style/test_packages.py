@@ -23,6 +23,12 @@ PACKAGES = {
         "embstore_server",
         "embstore_client",
     },
+    "server/embstore_cluster": {
+        "embstore",
+        "embstore_client",
+        "embstore_server",
+        "embstore_cluster",
+    },
     "server/embstore_tools": {
         "embstore",
         "embstore_server",
@@ -62,6 +68,7 @@ LIBRARIES = {
         "server/embstore_server/tracing.py",
     ),
     "tensorflow": ("client/embstore_client/keras/",),
+    "ray": ("server/embstore_cluster/",),
     "torch": (
         "client/embstore_client/files/torch_file.py",
         "client/embstore_client/torch/",

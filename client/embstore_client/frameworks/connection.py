@@ -13,6 +13,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore_client.connecting import connect
 from embstore_client.executor import RemoteExecutor
+from embstore_client.shards.router import Router
 
 
 class Connection:
@@ -23,7 +24,7 @@ class Connection:
         self._lock = threading.Lock()
         self._store = store
         self._options = options
-        if store is not None and isinstance(store.executor, RemoteExecutor):
+        if store is not None and isinstance(store.executor, RemoteExecutor | Router):
             self._options = store.executor.connected_by
 
     @property

@@ -51,6 +51,8 @@ class Router:
         self.tables = KnownTables(self.first)
         self.places = steps.Places()
         self.rounds_rows = executors[0].rounds_rows
+        self.connected_by: dict[str, Any] | None = None
+        """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
         self._is_closed = False
         self._writing = threading.RLock()

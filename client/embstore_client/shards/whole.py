@@ -29,6 +29,7 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
         context=context,
         cache_bytes=sum(one.cache_bytes for one in found),
         read_only=any(one.read_only for one in found),
+        shard=None,
         process=" ".join(filter(None, (one.process for one in found))),
     )
 
@@ -190,4 +191,5 @@ HANDLERS = {
     c.Restore: restore,
     c.Backup: backup,
     c.Promote: tell,
+    c.SetShardMap: tell,
 }

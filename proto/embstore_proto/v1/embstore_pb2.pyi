@@ -438,7 +438,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoReply(_message.Message):
-    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info", "process", "socket")
+    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info", "process", "socket", "shard", "shard_map")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +454,8 @@ class GetServerInfoReply(_message.Message):
     DEVICE_INFO_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     SOCKET_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     context: Context
     version: str
     device: str
@@ -469,7 +471,21 @@ class GetServerInfoReply(_message.Message):
     device_info: DeviceInfo
     process: str
     socket: str
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ..., process: _Optional[str] = ..., socket: _Optional[str] = ...) -> None: ...
+    shard: int
+    shard_map: ShardMap
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ..., process: _Optional[str] = ..., socket: _Optional[str] = ..., shard: _Optional[int] = ..., shard_map: _Optional[_Union[ShardMap, _Mapping]] = ...) -> None: ...
+
+class ShardMap(_message.Message):
+    __slots__ = ("cluster", "version", "shards", "owners")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    version: int
+    shards: _containers.RepeatedScalarFieldContainer[str]
+    owners: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cluster: _Optional[str] = ..., version: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeviceInfo(_message.Message):
     __slots__ = ("model", "memory_bytes", "memory_free_bytes", "scratch_bytes", "threads", "multiprocessors", "driver_version", "runtime_version", "compile_seconds")
@@ -920,6 +936,18 @@ class PromoteRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PromoteReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
+class SetShardMapRequest(_message.Message):
+    __slots__ = ("shard_map",)
+    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    shard_map: ShardMap
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ...) -> None: ...
+
+class SetShardMapReply(_message.Message):
     __slots__ = ("context",)
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     context: Context

@@ -134,6 +134,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteReply.FromString,
                 _registered_method=True)
+        self.SetShardMap = channel.unary_unary(
+                '/embstore.v1.Embstore/SetShardMap',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.FromString,
+                _registered_method=True)
         self.Lookup = channel.unary_unary(
                 '/embstore.v1.Embstore/Lookup',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupRequest.SerializeToString,
@@ -472,6 +477,13 @@ class EmbstoreServicer(object):
 
     def Promote(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShardMap(self, request, context):
+        """Shards.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -843,6 +855,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.Promote,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PromoteReply.SerializeToString,
+            ),
+            'SetShardMap': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShardMap,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.SerializeToString,
             ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
@@ -1578,6 +1595,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/Promote',
             embstore__proto_dot_v1_dot_embstore__pb2.PromoteRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.PromoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShardMap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/SetShardMap',
+            embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.FromString,
             options,
             channel_credentials,
             insecure,

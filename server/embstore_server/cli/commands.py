@@ -19,7 +19,15 @@ _COMMANDS = {
     "embstore_server.cli.top": ["top"],
     "embstore_server.cli.store": ["checkpoint", "restore", "backup", "digest", "call"],
     "embstore_server.cli.upkeep": (
-        ["flush", "resize-cache", "set-policy", "check-integrity", "clear-counts", "promote"]
+        [
+            "flush",
+            "resize-cache",
+            "set-policy",
+            "check-integrity",
+            "clear-counts",
+            "promote",
+            "set-shard-map",
+        ]
     ),
     "embstore_server.cli.doctor": ["doctor"],
     "embstore_tools.commands.compile": ["compile"],
@@ -36,6 +44,7 @@ _COMMANDS = {
 }
 _TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remove", "list"]}
 _SESSION_COMMANDS = {"embstore_server.cli.sessions": ["list", "close"]}
+_CLUSTER_COMMANDS = {"embstore_cluster.commands": ["start", "status", "stop"]}
 _TABLE_COMMANDS = {
     "embstore_server.cli.tables": (["create", "list", "show", "grow", "set-learning-rate", "drop"])
 }
@@ -92,6 +101,9 @@ app.add_typer(_sessions, name="sessions")
 _TOKEN_HELP = "Say who may call a server, and do what."
 _tokens = typer.Typer(cls=_lazy(_TOKEN_COMMANDS), help=_TOKEN_HELP, no_args_is_help=True)
 app.add_typer(_tokens, name="token")
+_CLUSTER_HELP = "Start a cluster of shards on Ray, show it, and end it."
+_cluster = typer.Typer(cls=_lazy(_CLUSTER_COMMANDS), help=_CLUSTER_HELP, no_args_is_help=True)
+app.add_typer(_cluster, name="cluster")
 
 
 def _show_version(wanted: bool) -> None:

@@ -40,13 +40,14 @@ EVERY_FLAG = flag("Time from one look to the next.", "SECONDS", "--every", min=0
 
 
 def on_server(
-    timeout_s: float = TIMEOUT_S, *, is_watched: bool = False
+    timeout_s: float = TIMEOUT_S, *, is_watched: bool = False, of_one: bool = False
 ) -> Callable[[Callable[..., Shown]], Any]:
     """Return a decorator that gives a command the flags of a connection, and --json.
 
     The command's first parameter, `connect`, is not a flag: calling it connects to the server that
     the flags name, so a command checks its own arguments before. What it returns is shown.
     `timeout_s` is the default of --timeout. `is_watched`: it can be shown again and again.
+    `of_one`: it concerns the server at the address alone, also where that is a shard of a cluster.
 
     SIGTERM and a closed terminal end it as an error does: what it has begun is put away.
     """
@@ -80,7 +81,7 @@ def on_server(
             *, address: str, timeout: float, insecure: bool, as_json: bool, **given: Any
         ) -> None:
             files = {name: given.pop(name) for name in FILES}
-            connect = partial(connected, address, timeout, files, insecure)
+            connect = partial(connected, address, timeout, files, insecure, of_one)
             with ended_by_signals():
                 every_s = given.pop("every_s", EVERY_S)
                 if not given.pop("watch", False):
@@ -97,14 +98,19 @@ def on_server(
 
 
 def connected(
-    address: str, timeout_s: float, files: Mapping[str, Path | None], insecure: bool
+    address: str,
+    timeout_s: float,
+    files: Mapping[str, Path | None],
+    insecure: bool,
+    of_one: bool = False,
 ) -> AbstractContextManager["Store"]:
-    """Connect to a server; raises EmbstoreError, at once where nobody is there."""
+    """Connect to a server, of a shard to all unless `of_one`; raises EmbstoreError, at once where
+    nobody is there."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why there is no connection is said by us
-    from embstore_client import connect
+    from embstore_client.connecting import connect, connect_one
 
     token = files["token_file"]
-    return connect(
+    return (connect_one if of_one else connect)(
         address,
         timeout_s=timeout_s,
         connect_timeout_s=min(timeout_s, CONNECT_TIMEOUT_S),

@@ -12,7 +12,7 @@ from embstore_server.cli.output import Shown
 from embstore_server.cli.stats import side_by_side
 
 
-@on_server(is_watched=True)
+@on_server(is_watched=True, of_one=True)
 def list(connect: Connect) -> Shown:
     """Show the live look-ahead sessions: how far they are, hits, stalls, leases. The default."""
     from embstore.lookahead.stats import SessionStats

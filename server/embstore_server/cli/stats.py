@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@on_server(is_watched=True)
+@on_server(is_watched=True, of_one=True)
 def stats(connect: Connect) -> Shown:
     """Show what the store is and did since it was opened."""
     from embstore.engine.stats import StoreStats

@@ -77,7 +77,7 @@ def restore(
     return document, f"restored {label!r} by command {command:,}"
 
 
-@on_server(LONG_TIMEOUT_S)
+@on_server(LONG_TIMEOUT_S, of_one=True)
 def backup(
     connect: Connect,
     destination: Annotated[
@@ -129,7 +129,7 @@ def digest(
     return digests, "\n".join(f"{value}  {name}" for name, value in digests.items())
 
 
-@on_server(LONG_TIMEOUT_S)
+@on_server(LONG_TIMEOUT_S, of_one=True)
 def call(
     connect: Connect,
     verb: Annotated[str, typer.Argument(metavar="VERB", help="As in the .proto file: GetStats.")],

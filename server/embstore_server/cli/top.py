@@ -15,7 +15,7 @@ from embstore_server.cli.output import Shown
 from embstore_server.cli.watching import watched
 
 
-@on_server()
+@on_server(of_one=True)
 def top(
     connect: Connect,
     *,

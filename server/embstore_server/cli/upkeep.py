@@ -1,7 +1,8 @@
-"""`embstore flush`, `resize-cache`, `set-policy`, `check-integrity`, `clear-counts`, `promote`: how
-a running store works, and no bit of its rows.
+"""`embstore flush`, `resize-cache`, `set-policy`, `check-integrity`, `clear-counts`, `promote`,
+`set-shard-map`: how a running store works, and no bit of its rows.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from embstore_server.cli.output import Shown
 from embstore_server.parsing import bytes_text
 
 
-@on_server(LONG_TIMEOUT_S)
+@on_server(LONG_TIMEOUT_S, of_one=True)
 def flush(
     connect: Connect,
     table: Annotated[str, typer.Argument(metavar="[TABLE]", help="Default: all.")] = "",
@@ -26,7 +27,7 @@ def flush(
     return {"table": table or None, "rows": rows}, f"{rows:,} rows were written to the log"
 
 
-@on_server()
+@on_server(of_one=True)
 def resize_cache(
     connect: Connect,
     to: Annotated[str, typer.Argument(metavar="BYTES", help="As 4GiB, or 1073741824.")],
@@ -39,7 +40,7 @@ def resize_cache(
     return {"cache_bytes": cache_bytes}, f"the cache has {bytes_text(cache_bytes)}"
 
 
-@on_server(LONG_TIMEOUT_S)
+@on_server(LONG_TIMEOUT_S, of_one=True)
 def set_policy(
     connect: Connect,
     policy: Annotated[str, typer.Argument(metavar="POLICY", help=f"{', '.join(POLICIES)}.")],
@@ -50,7 +51,7 @@ def set_policy(
     return {"policy": policy}, f"rows leave by {policy}"
 
 
-@on_server(LONG_TIMEOUT_S)
+@on_server(LONG_TIMEOUT_S, of_one=True)
 def check_integrity(connect: Connect) -> Shown:
     """Check the invariants of cache and storage while the store is used. Status 1: one is violated.
 
@@ -66,7 +67,7 @@ def check_integrity(connect: Connect) -> Shown:
     return {"violation": None}, "every invariant holds"
 
 
-@on_server()
+@on_server(of_one=True)
 def clear_counts(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
     """Count from nothing again how often rows are accessed."""
     with connect() as store:
@@ -76,7 +77,7 @@ def clear_counts(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Show
     return {"cleared": True}, "accesses are counted from nothing again"
 
 
-@on_server()
+@on_server(of_one=True)
 def promote(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
     """Make a standby the leader: it takes writes, and the leader it followed takes none any more.
 
@@ -88,3 +89,25 @@ def promote(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
         store.promote()
         role = store.stats()["standing"]["role"]
     return {"role": role}, f"the server is the {role}"
+
+
+@on_server(of_one=True)
+def set_shard_map(
+    connect: Connect,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The map, as JSON.")
+    ],
+) -> Shown:
+    """Give one shard the next map of its cluster, as a file. The map says who has which rows: it
+    comes from the cluster's coordinator, and is not written by hand.
+
+    Give --address of the shard, and each shard the same map.
+    """
+    from embstore.sharding import ShardMap
+
+    shard_map = ShardMap.from_json(path.read_text(encoding="utf-8"))
+    with connect() as store:
+        store.set_shard_map(shard_map)
+        shard = store.server_info().shard
+    shown = {"shard": shard, "cluster": shard_map.cluster, "version": shard_map.version}
+    return shown, f"shard {shard} has version {shard_map.version} of the map"

@@ -12,6 +12,7 @@ from embstore import commands as c
 from embstore.config import Sgd, TableConfig, Uniform
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
+from embstore.sharding import ShardMap
 
 DIM, ROWS = 4, 100
 MEMBER = "member-of-{}-and-no-other"
@@ -33,7 +34,7 @@ NEEDED: dict[str, int] = {
     **dict.fromkeys(["DropTable", "Flush"], ADMIN),
     **dict.fromkeys(["ExportProfile", "GetHotSet"], READ_ALL),
     **dict.fromkeys(["ResizeCache", "CheckIntegrity", "Restore", "Backup", "Promote"], ADMIN_ALL),
-    "SetPolicy": ADMIN_ALL,
+    **dict.fromkeys(["SetPolicy", "SetShardMap"], ADMIN_ALL),
     **dict.fromkeys(["ImportProfile", "PinHotSet", "UnpinHotSet", "ClearCounts"], ADMIN_ALL),
     "WarmCache": ADMIN_ALL,
 }
@@ -78,6 +79,7 @@ def sample(verb: str, space: str) -> c.Command[Any]:
         "Checkpoint": lambda: c.Checkpoint(f"{space}/label", {}),
         "Restore": lambda: c.Restore("first"),
         "Backup": lambda: c.Backup("copy"),
+        "SetShardMap": lambda: c.SetShardMap(ShardMap.even("none", ["127.0.0.1:1"])),
         "Lookup": lambda: c.Lookup((_keys(table),)),
         "LookupPooled": lambda: c.LookupPooled((c.PooledKeys(table, None, KEYS, BAGS),)),
         "ReadRows": lambda: c.ReadRows(_keys(table)),

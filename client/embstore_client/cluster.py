@@ -1,0 +1,97 @@
+"""From a connection to one shard to a store of all: the others are at the addresses of its map.
+
+Every shard is asked what it is before a row is read. A shard in another's place, or one with
+another map, would answer with rows that look like rows never written, so each has to say that it
+is the shard that the map names, of that cluster, with that very map. A shard that cannot be
+reached is an error that names it: a part of the rows is no store.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import cast
+
+from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.handles.store import Store
+from embstore.results import ServerInfo
+from embstore.sharding import ShardMap
+from embstore_client.executor import RemoteExecutor
+from embstore_client.shards.router import Router
+
+_THREADS_MAX = 32
+"""Connections that are made side by side."""
+
+
+def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
+    """Return the store of all shards, given a connection to one; closing it closes all.
+
+    Parameters
+    ----------
+    connect_to : connects to another shard, by its address
+
+    Raises
+    ------
+    EmbstoreError : a shard was not reached, or is not what the map says; `store`, too, is closed.
+    """
+    info = _info(store)
+    shard_map, own = info.shard_map, info.shard
+    assert shard_map is not None and own is not None
+    stores: dict[int, Store] = {own: store}
+    others = {n: a for n, a in enumerate(shard_map.shards) if n != own}
+    try:
+        with ThreadPoolExecutor(min(len(others), _THREADS_MAX) or 1) as threads:
+            calls = {n: threads.submit(connect_to, address) for n, address in others.items()}
+        stores |= {n: call.result() for n, call in calls.items() if call.exception() is None}
+        for number, call in calls.items():
+            _check_reached(call, number, shard_map)
+        for number in others:
+            _check_is(_info(stores[number]), number, shard_map, own)
+        router = Router([stores[n].executor for n in range(len(shard_map.shards))], shard_map)
+        router.connected_by = cast(RemoteExecutor, store.executor).connected_by
+        return Store(router)
+    except BaseException:
+        for one in stores.values():
+            with suppress(EmbstoreError):
+                one.close()
+        raise
+
+
+def _info(store: Store) -> ServerInfo:
+    info = cast(RemoteExecutor, store.executor).info
+    assert info is not None, "a store asks for it when it is made"
+    return info
+
+
+def _check_reached(call: "Future[Store]", number: int, shard_map: ShardMap) -> None:
+    error = call.exception()
+    if isinstance(error, EmbstoreError):
+        address = shard_map.shards[number]
+        raise type(error)(
+            f"shard {number} of cluster {shard_map.cluster!r}, at {address}: {error}"
+        ) from error
+    if error is not None:
+        raise error
+
+
+def _check_is(info: ServerInfo, number: int, shard_map: ShardMap, asked: int) -> None:
+    """Refuse a server that is not the shard that the map names."""
+    address, found = shard_map.shards[number], info.shard_map
+    named = f"shard {number} of cluster {shard_map.cluster!r}"
+    expected = f"expected {named} at {address}, as version {shard_map.version} of the map says"
+    if found is None:
+        raise InvalidArgumentError(
+            f"{expected}, found a store of its own: serve that shard's directory there, with "
+            f"--shard-map and --shard {number}"
+        )
+    if (found.cluster, info.shard) != (shard_map.cluster, number):
+        raise InvalidArgumentError(
+            f"{expected}, found shard {info.shard} of cluster {found.cluster!r}: serve the right "
+            "directory there, or give all shards a map that names the right address"
+        )
+    if found != shard_map:
+        raise InvalidArgumentError(
+            f"{named}, at {address}, has version {found.version} of the map, and shard {asked} has "
+            f"version {shard_map.version}{'; they differ' * (found.version == shard_map.version)}: "
+            "if the map is just being replaced, connect again; else give all shards the newest, by "
+            "embstore set-shard-map"
+        )

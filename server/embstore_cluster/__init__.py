@@ -1,0 +1,43 @@
+"""A cluster of shards on Ray: who runs where, and comes back when it dies.
+
+    import embstore_cluster
+    cluster = embstore_cluster.start(shards=2, data="/data/ads")
+    with embstore_client.connect(cluster.address) as store:
+        ...
+    embstore_cluster.stop(data="/data/ads")
+
+Or on the command line: `embstore cluster start|status|stop`.
+
+    plan          what a cluster is: the map, who runs where, with which flags; a value
+    coordinator   the actor that has the plan, in a file of its own
+    shard         the actor of a shard, which keeps its server running
+    process       the server's process: `embstore serve`, ended with its actor
+    local         Ray on this machine, started where none runs
+    placing       on which nodes, and at which ports
+    clusters      start, status, stop
+
+**What dies, and what brings it back.** A shard's server that ends by itself is started again by its
+actor. An actor that ends is started again by Ray, and its server has ended with it. The coordinator
+is an actor like any other, and reads its file again. Addresses are in the map, and the same each
+time; what was acknowledged is in the shards' command logs, because a shard that lost commands which
+the others have would be a store of another time: durability is "commands", and there is no choice.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embstore_cluster.clusters import Cluster, start, status, stop
+
+__all__ = ["Cluster", "start", "status", "stop"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from embstore_cluster import clusters
+
+        return getattr(clusters, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,289 @@
+"""Starting a cluster, looking at it, and ending it.
+
+The directory of a cluster has `coordinator.json`, by which the same cluster is started again:
+the map, addresses and directories are those of before, whatever is asked for now; flags and
+resources are the new ones.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+
+from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.sharding import ShardMap
+from embstore_client.connecting import connect_one
+from embstore_cluster import local
+from embstore_cluster.coordinator import Coordinator, kept_plan
+from embstore_cluster.placing import addresses, at_node, nodes_for
+from embstore_cluster.plan import NAMESPACE, Plan, Resources, coordinator_of
+from embstore_cluster.shard import Shard
+
+NAME = "embstore"
+CACHE_BYTES = 1 << 30
+READY_TIMEOUT_S = 600.0
+"""A shard may have commands to execute again, and kernels to compile."""
+STOP_TIMEOUT_S = 120.0
+_CALL_TIMEOUT_S = 60.0
+_CONCURRENCY = 8
+"""Calls of a shard's actor side by side: some wait."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that runs."""
+
+    name: str
+    data: str
+    shard_map: ShardMap
+
+    @property
+    def address(self) -> str:
+        """Where to connect: the address of its first shard. Any other will do."""
+        return self.shard_map.shards[0]
+
+
+def start(
+    *,
+    shards: int | None = None,
+    data: str | os.PathLike[str],
+    name: str = NAME,
+    cache_bytes: int = CACHE_BYTES,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    flags: Sequence[str] = (),
+    address: str | None = None,
+    timeout_s: float = READY_TIMEOUT_S,
+) -> Cluster:
+    """Start a cluster on Ray, and return when every shard is ready.
+
+    Parameters
+    ----------
+    shards : how many; None: as many as the cluster in `data` has
+    data : directory of the cluster: of the coordinator's file, and of the shards' directories, each
+        on the node where the shard is
+    name : by which its actors are found; clusters on one Ray have different ones
+    cache_bytes : of each shard
+    num_cpus, num_gpus : what Ray keeps for each shard
+    flags : more of `embstore serve`, for every shard
+    address : of Ray; None: that of the job, of RAY_ADDRESS or of this machine, else one is started
+
+    Raises
+    ------
+    InvalidArgumentError : a cluster of that name runs; the one in `data` has other shards.
+    CapacityError : Ray has no room.
+    StoreClosedError : a shard did not get ready: what it said; nothing is left running.
+    """
+    path = Path(data).absolute()
+    kept = kept_plan(str(path))
+    count = shards if shards is not None else len(kept.shard_map.shards) if kept else 0
+    if count < 1:
+        raise InvalidArgumentError(f"expected how many shards {path} is to have, found none")
+    if kept is not None and count != len(kept.shard_map.shards):
+        raise InvalidArgumentError(
+            f"{path} has a cluster of {len(kept.shard_map.shards)} shards: expected as many, found "
+            f"{count}"
+        )
+    memory_bytes = 0 if num_gpus else cache_bytes
+    resources = Resources(num_cpus, num_gpus, memory_bytes)
+    cpus = max(os.cpu_count() or 1, -int(-count * num_cpus // 1))
+    local.attach(path, address=address, cpus=cpus)
+    if _actor(coordinator_of(name)) is not None:
+        raise InvalidArgumentError(
+            f"a cluster {name!r} runs: see embstore cluster status, or give another --name"
+        )
+    plan = replace(
+        kept or _new(name, str(path), count, resources),
+        name=name,
+        data=str(path),
+        resources=resources,
+        flags=("--cache-bytes", str(cache_bytes), *flags),
+        life=uuid4().hex,
+    )
+    try:
+        _begin(plan, timeout_s)
+    except BaseException:
+        _end(plan, STOP_TIMEOUT_S)
+        local.end(path)
+        raise
+    return Cluster(name, str(path), plan.shard_map)
+
+
+def _new(name: str, data: str, count: int, resources: Resources) -> Plan:
+    nodes = nodes_for(count, resources)
+    listens, admins = addresses(nodes)
+    shard_map = ShardMap.even(f"{name}-{uuid4().hex[:12]}", listens)
+    return Plan(name, data, shard_map, tuple(admins), tuple(nodes))
+
+
+def _begin(plan: Plan, timeout_s: float) -> None:
+    lasting: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_task_retries": -1,
+    }
+    here = at_node(ray.util.get_node_ip_address())
+    coordinator = (
+        ray.remote(Coordinator)
+        .options(name=plan.coordinator, num_cpus=0, resources=here, **lasting)
+        .remote(plan)
+    )
+    ray.get(coordinator.plan.remote(), timeout=timeout_s)
+    actors = [
+        ray.remote(Shard)
+        .options(
+            name=plan.actor(shard),
+            max_concurrency=_CONCURRENCY,
+            resources=at_node(node),
+            **plan.resources.options(),
+            **lasting,
+        )
+        .remote(plan.name, shard)
+        for shard, node in enumerate(plan.nodes)
+    ]
+    calls = [actor.wait_ready.remote(timeout_s) for actor in actors]
+    for shard, state in enumerate(ray.get(calls, timeout=timeout_s)):
+        if not state["ready"]:
+            raise StoreClosedError(
+                f"shard {shard} of cluster {plan.name!r} did not get ready"
+                f"{': ' if state['error'] else f' within {timeout_s:g} s'}{state['error']}"
+            )
+
+
+def status(
+    *,
+    data: str | os.PathLike[str],
+    name: str = NAME,
+    address: str | None = None,
+    **connecting: Any,
+) -> dict[str, Any]:
+    """Return who has what, of a cluster that runs.
+
+    `connecting` is as of `embstore_client.connect`, for what a shard says of itself: `tables`,
+    `rows_resident`, `bytes` on its disk, `command`; None: it did not answer.
+
+    Raises
+    ------
+    StoreClosedError : no cluster of that name runs.
+    """
+    plan, coordinator = _running(Path(data).absolute(), name, address)
+    starts = ray.get(coordinator.starts.remote(), timeout=_CALL_TIMEOUT_S)
+    owners = plan.shard_map.owners
+    found = []
+    for shard, listen in enumerate(plan.shard_map.shards):
+        state = _state(plan, shard)
+        found.append(
+            {
+                "shard": shard,
+                "address": listen,
+                "admin": plan.admins[shard],
+                "node": plan.nodes[shard],
+                "partitions": owners.count(shard),
+                "restarts": max(starts[shard] - 1, 0),
+                **state,
+                **_contents(listen, connecting if state["ready"] else None),
+            }
+        )
+    return {
+        "name": plan.name,
+        "cluster": plan.shard_map.cluster,
+        "map_version": plan.shard_map.version,
+        "data": plan.data,
+        "shards": found,
+    }
+
+
+def _state(plan: Plan, shard: int) -> dict[str, Any]:
+    away = {"ready": False, "pid": None, "error": "its actor is away"}
+    actor = _actor(plan.actor(shard))
+    if actor is None:
+        return away
+    try:
+        state: dict[str, Any] = ray.get(actor.state.remote(), timeout=_CALL_TIMEOUT_S)
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        return away
+    return state
+
+
+def _contents(address: str, connecting: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a shard says that it has; None: it is not asked."""
+    if connecting is None:
+        return dict.fromkeys(("command", "tables", "rows_resident", "bytes"))
+    try:
+        with connect_one(address, wait=False, **connecting) as store:
+            stats = store.stats()
+    except EmbstoreError as exc:
+        return {**_contents(address, None), "error": str(exc)}
+    storage, tables = stats["storage"], stats["tables"]
+    return {
+        "command": stats["command"],
+        "tables": len(tables),
+        "rows_resident": sum(table["resident_rows"] for table in tables.values()),
+        "bytes": storage["log_bytes"] + storage["base_bytes"],
+    }
+
+
+def stop(
+    *,
+    data: str | os.PathLike[str],
+    name: str = NAME,
+    address: str | None = None,
+    timeout_s: float = STOP_TIMEOUT_S,
+) -> None:
+    """End a cluster: every shard commits. Its directories stay, for the next `start`. A Ray that
+    `start` had started is ended, too.
+
+    Raises
+    ------
+    StoreClosedError : no cluster of that name runs; or a shard did not end as it should: the others
+        have, and its commands are in its log.
+    """
+    path = Path(data).absolute()
+    plan, _ = _running(path, name, address)
+    problems = _end(plan, timeout_s)
+    local.end(path)
+    if problems:
+        raise StoreClosedError("\n".join(problems))
+
+
+def _end(plan: Plan, timeout_s: float) -> list[str]:
+    """End the actors, shards first; return what went wrong."""
+    actors = {shard: _actor(plan.actor(shard)) for shard in range(len(plan.nodes))}
+    there = {shard: actor for shard, actor in actors.items() if actor is not None}
+    calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}
+    problems = []
+    for shard, call in calls.items():
+        try:
+            ended = ray.get(call, timeout=timeout_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as exc:
+            ended = str(exc)
+        if ended != 0:
+            problems.append(f"shard {shard} of cluster {plan.name!r} ended with {ended}")
+        ray.kill(there[shard], no_restart=True)
+    coordinator = _actor(plan.coordinator)
+    if coordinator is not None:
+        ray.kill(coordinator, no_restart=True)
+    return problems
+
+
+def _running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
+    """Return the plan of a cluster that runs, and its coordinator."""
+    local.attach(data, address=address, cpus=None)
+    coordinator = _actor(coordinator_of(name))
+    if coordinator is None:
+        raise StoreClosedError(f"no cluster {name!r} runs on this Ray: embstore cluster start")
+    plan: Plan = ray.get(coordinator.plan.remote(), timeout=_CALL_TIMEOUT_S)
+    return plan, coordinator
+
+
+def _actor(name: str) -> Any:
+    """Return an actor by its name; None: there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None

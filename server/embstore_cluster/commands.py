@@ -1,0 +1,116 @@
+"""`embstore cluster start`, `status` and `stop`."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from embstore_server.cli import output, parameters
+from embstore_server.cli.extras import needing
+from embstore_server.cli.flags import flag
+from embstore_server.cli.output import AsJson
+from embstore_server.parsing import bytes_text
+
+_Data = Annotated[Path, flag("Directory of the cluster.", "DIR", file_okay=False)]
+_Name = Annotated[str, flag("By which it is found; clusters on one Ray have different ones.")]
+_Ray = Annotated[
+    str | None, flag("Address of Ray. Default: that of RAY_ADDRESS or of this machine.", "ADDRESS")
+]
+_DATA, _NAME = Path("embstore-cluster"), "embstore"
+
+
+@needing("ray")
+def start(
+    *,
+    shards: Annotated[
+        int | None, flag("How many. Default: as many as it has.", "COUNT", min=1)
+    ] = None,
+    data: _Data = _DATA,
+    name: _Name = _NAME,
+    cache_bytes: Annotated[str, flag("Cache of each shard.", "BYTES")] = "1GiB",
+    cpus: Annotated[float, flag("CPUs that Ray keeps for each shard.", "COUNT", min=0.0)] = 1.0,
+    gpus: Annotated[float, flag("GPUs that Ray keeps for each shard.", "COUNT", min=0.0)] = 0.0,
+    config: Annotated[
+        Path | None,
+        flag("TOML file of settings of every shard; on every node.", "FILE", dir_okay=False),
+    ] = None,
+    ray: _Ray = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a cluster of shards on Ray, which is started on this machine where there is none.
+
+    The shards are on loopback, unless Ray has several nodes. What was started in DIR before is
+    started again, with the same addresses and rows.
+    """
+    with output.progress("shards"):
+        from embstore_cluster import clusters
+
+        budget = parameters.byte_count("--cache-bytes", cache_bytes)
+        assert budget is not None
+        cluster = clusters.start(
+            shards=shards,
+            data=data,
+            name=name,
+            cache_bytes=budget,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            flags=() if config is None else ("--config", str(config.absolute())),
+            address=ray,
+        )
+    document = {
+        "name": name,
+        "address": cluster.address,
+        "shards": list(cluster.shard_map.shards),
+        "data": cluster.data,
+    }
+    text = f"{len(cluster.shard_map.shards)} shards are ready; connect to {cluster.address}"
+    output.show(document, text, as_json=as_json)
+
+
+@needing("ray")
+def status(
+    *,
+    data: _Data = _DATA,
+    name: _Name = _NAME,
+    ray: _Ray = None,
+    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which shard has what: partitions, rows, whether it is ready, how often it came back."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from embstore_cluster import clusters
+
+    token = None if token_file is None else token_file.read_text().strip()
+    connecting: dict[str, Any] = {"tls_ca": tls_ca, "token": token, "insecure": insecure}
+    found = clusters.status(data=data, name=name, address=ray, **connecting)
+    output.show(found, lambda: _table(found), as_json=as_json)
+
+
+def _table(found: dict[str, Any]) -> Any:
+    columns = ("shard", "address", "ready", "partitions", "tables", "rows in cache", "on disk")
+    rows = [
+        (
+            str(one["shard"]),
+            one["address"],
+            "yes" if one["ready"] else f"no: {one['error']}",
+            f"{one['partitions']:,}",
+            *("?" if one[n] is None else f"{one[n]:,}" for n in ("tables", "rows_resident")),
+            "?" if one["bytes"] is None else bytes_text(one["bytes"]),
+            str(one["restarts"]),
+        )
+        for one in found["shards"]
+    ]
+    return output.rows((*columns, "restarts"), rows)
+
+
+@needing("ray")
+def stop(
+    *, data: _Data = _DATA, name: _Name = _NAME, ray: _Ray = None, as_json: AsJson = False
+) -> None:
+    """End a cluster; every shard commits. Its rows stay in DIR, for the next start."""
+    with output.progress("shards"):
+        from embstore_cluster import clusters
+
+        clusters.stop(data=data, name=name, address=ray)
+    output.show({"name": name, "stopped": True}, "every shard has committed", as_json=as_json)

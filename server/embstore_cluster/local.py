@@ -1,0 +1,200 @@
+"""Ray for a cluster: the one that is there, or one of its own on this machine.
+
+Where the caller is in a Ray job, or RAY_ADDRESS or this machine has a Ray, that is taken. Else one
+is started (`ray start`), which lives on when the command ends, and is ended by `stop`.
+
+Ray listens on all interfaces, and whoever can call it can run programs; there is no setting for
+loopback alone (2.60). So a Ray of our own takes calls with a token only, which it reads from a file
+that its user alone can read. The shards' own ports are on loopback.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+import ray
+from ray._raylet import AuthenticationTokenLoader, Config
+
+from embstore.errors import DeadlineError, StoreClosedError
+from embstore_cluster.plan import NAMESPACE
+
+_FILE, _TOKEN, _LOG = "ray.json", "ray.token", "ray.log"
+_OBJECTS_BYTES = 100_000_000
+"""Ray's object store, which is not used: about the least that it takes."""
+_START_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 90.0
+_CONNECT_TIMEOUT_S = 5.0
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class LocalRay:
+    """A Ray of our own."""
+
+    pid: int
+    """Of `ray start`, whose end ends it."""
+    began: int
+    """Of that process, as the system counts it: another one may have its number later."""
+    address: str
+    folder: str
+    """Of its sockets, whose paths have to be short, and of its logs."""
+
+
+def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
+    """Connect to Ray; return whether it is one of our own.
+
+    Parameters
+    ----------
+    address : of the Ray to take; None: one that is there
+    cpus : where there is none: start one with so many CPUs; None: start none
+
+    Raises
+    ------
+    StoreClosedError : there is none, and none is to be started, or it did not start.
+    """
+    found = _own(data)
+    if ray.is_initialized():
+        return found is not None
+    if found is not None:
+        _connect(found.address, data)
+        return True
+    address = address or os.environ.get("RAY_ADDRESS") or _of_machine()
+    if address is None:
+        if cpus is None:
+            raise StoreClosedError(
+                f"no Ray is running, neither of {data} nor of this machine: embstore cluster start "
+                "starts one"
+            )
+        _connect(_start(data, cpus).address, data)
+        return True
+    try:
+        _connect(address, None)
+    except (ConnectionError, RuntimeError) as exc:
+        raise StoreClosedError(f"no Ray answers: {exc}") from None
+    return False
+
+
+def end(data: Path) -> None:
+    """End the Ray of our own, if there is one."""
+    found = _own(data)
+    if found is None:
+        return
+    ray.shutdown()
+    with suppress(ProcessLookupError):
+        os.kill(found.pid, signal.SIGTERM)
+    until = monotonic() + _END_TIMEOUT_S
+    while _began(found.pid) == found.began:
+        if monotonic() > until:
+            raise DeadlineError(f"Ray, process {found.pid}, has not ended")
+        sleep(_LOOK_S)
+    shutil.rmtree(found.folder, ignore_errors=True)
+    for name in (_FILE, _TOKEN):
+        (data / name).unlink(missing_ok=True)
+
+
+def _connect(address: str, token_of: Path | None) -> None:
+    if token_of is not None:
+        os.environ |= _environment(token_of)
+        Config.initialize("")  # Ray has read the environment when it was imported
+        AuthenticationTokenLoader.instance().reset_cache()
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+
+
+def _of_machine() -> str | None:
+    """Return the address of the Ray that was started on this machine last, if it listens.
+
+    Asked here, and not by `ray.init("auto")`, which takes long to find that nobody is there.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
+    try:
+        address = (folder / "ray_current_cluster").read_text().strip()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return None
+    return address
+
+
+def _environment(data: Path) -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(data / _TOKEN)}
+
+
+def _own(data: Path) -> LocalRay | None:
+    """Return the Ray of our own that runs."""
+    try:
+        found = LocalRay(**json.loads((data / _FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if _began(found.pid) == found.began else None
+
+
+def _began(pid: int) -> int | None:
+    """Return when a process began, in the system's ticks; None: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _start(data: Path, cpus: int) -> LocalRay:
+    """Start Ray, and return when it takes calls."""
+    data.mkdir(parents=True, exist_ok=True)
+    token = data / _TOKEN
+    token.unlink(missing_ok=True)
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    folder = tempfile.mkdtemp(prefix="embstore-ray-")
+    port, client_port = free_ports("127.0.0.1", 2)
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--port", str(port), "--ray-client-server-port", str(client_port)),
+        *("--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus), "--temp-dir", folder),
+        *("--object-store-memory", str(_OBJECTS_BYTES)),
+        *("--include-dashboard", "false", "--disable-usage-stats"),
+    ]
+    with (data / _LOG).open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | _environment(data),
+            start_new_session=True,  # a Ctrl-C here is not one there
+        )
+    began = _began(process.pid)
+    assert began is not None, "it is not waited for, so it is there, if only as a zombie"
+    found = LocalRay(process.pid, began, f"127.0.0.1:{port}", folder)
+    (data / _FILE).write_text(json.dumps(asdict(found)))
+    until = monotonic() + _START_TIMEOUT_S
+    while "ray.init(" not in (data / _LOG).read_text():  # how it says that all of it is there
+        if process.poll() is not None or monotonic() > until:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            raise StoreClosedError(f"Ray did not start:\n{(data / _LOG).read_text()}")
+        sleep(_LOOK_S)
+    return found
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Return ports of an address of this machine at which nobody listens now."""
+    with ExitStack() as taken:
+        sockets = [taken.enter_context(closing(socket.socket())) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,64 @@
+"""On which nodes of Ray the shards of a new cluster run, and at which ports.
+
+It is decided once, and kept in the plan: a shard's rows are on its node's disk, and its address is
+in the map. So a shard is tied to the IP of its node (Ray's resource `node:IP`), and waits for it
+where that is away. A Ray of one node is of this machine: the shards are on loopback then.
+"""
+
+from typing import Any
+
+import ray
+from ray.util import placement_group, placement_group_table, remove_placement_group
+
+from embstore.errors import CapacityError
+from embstore_cluster.local import free_ports
+from embstore_cluster.plan import Resources
+
+_WAIT_S = 30.0
+_SHARE = 0.001
+"""Of `node:IP`, of which a node has 1."""
+
+
+def at_node(ip: str) -> dict[str, float]:
+    """Return the resource that only the node with this IP has."""
+    return {f"node:{ip}": _SHARE}
+
+
+def nodes_for(shards: int, resources: Resources) -> list[str]:
+    """Return the IP of a node for each shard, spread as far as there are nodes.
+
+    Raises
+    ------
+    CapacityError : Ray has no room for all of them.
+    """
+    group = placement_group([resources.bundle()] * shards, strategy="SPREAD")
+    try:
+        if not group.wait(_WAIT_S):
+            free = {n: c for n, c in ray.available_resources().items() if n in resources.bundle()}
+            raise CapacityError(
+                f"Ray has no room for {shards} shards of {resources.bundle()} each: free are "
+                f"{free}; give it more nodes, or ask for less (--cpus, --gpus, --cache-bytes)"
+            )
+        ip_of = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        places: dict[int, Any] = placement_group_table(group)["bundles_to_node_id"]
+        return [ip_of[places[n]] for n in range(shards)]
+    finally:
+        remove_placement_group(group)
+
+
+def addresses(nodes: list[str]) -> tuple[list[str], list[str]]:
+    """Return of each shard where its gRPC and its REST are to listen, given its node."""
+    alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    counts = {ip: 2 * nodes.count(ip) for ip in nodes}
+    if len(alive) == 1:
+        hosts = dict.fromkeys(counts, "127.0.0.1")
+        ports = {ip: free_ports("127.0.0.1", count) for ip, count in counts.items()}
+    else:
+        hosts = {ip: ip for ip in counts}
+        remote = ray.remote(free_ports)
+        ports = {
+            ip: ray.get(remote.options(num_cpus=0, resources=at_node(ip)).remote(ip, count))
+            for ip, count in counts.items()
+        }
+    found = [[f"{hosts[ip]}:{ports[ip].pop()}" for ip in nodes] for _ in range(2)]
+    return found[0], found[1]

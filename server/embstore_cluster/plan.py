@@ -1,0 +1,102 @@
+"""What a cluster is, as a value: the map, who runs where, and how each server is started."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from embstore.errors import CorruptTableError
+from embstore.sharding import ShardMap
+
+NAMESPACE = "embstore"
+"""Of Ray, where the actors of all clusters have their names."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray is to keep for each shard."""
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    memory_bytes: int = 0
+    """For the cache, where that is in the host's memory."""
+
+    def options(self) -> dict[str, Any]:
+        """Return them as Ray's options of an actor."""
+        found: dict[str, Any] = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        return found | ({"memory": self.memory_bytes} if self.memory_bytes else {})
+
+    def bundle(self) -> dict[str, float]:
+        """Return them as a bundle of a placement group."""
+        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory_bytes)}
+        return {name: count for name, count in wanted.items() if count}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cluster; of each shard, by number, what the tuples say."""
+
+    name: str
+    """By which its actors are found."""
+    data: str
+    """The absolute path of the directory that has the shards' own, on every node."""
+    shard_map: ShardMap
+    admins: tuple[str, ...]
+    """The address of each shard's REST."""
+    nodes: tuple[str, ...]
+    """The IP, as Ray has it, of the node where each shard's directory is."""
+    resources: Resources = Resources()
+    flags: tuple[str, ...] = ()
+    """More of `embstore serve`, for every shard."""
+    life: str = ""
+    """Of one start of the cluster: another one after each."""
+
+    @property
+    def coordinator(self) -> str:
+        """The name of the coordinator's actor."""
+        return coordinator_of(self.name)
+
+    def actor(self, shard: int) -> str:
+        """Return the name of a shard's actor."""
+        return f"{self.name}-shard-{shard}"
+
+    def directory(self, shard: int) -> Path:
+        """Return the directory of a shard's store."""
+        return Path(self.data) / f"shard-{shard}"
+
+    def words(self, shard: int, shard_map: Path) -> list[str]:
+        """Return what follows `embstore` to serve a shard; `shard_map` is the file of the map."""
+        return [
+            "serve",
+            *self.flags,
+            *("--data", str(self.directory(shard))),
+            *("--listen", self.shard_map.shards[shard], "--admin", self.admins[shard]),
+            *("--shard-map", str(shard_map), "--shard", str(shard)),
+            *("--durability", "commands", "--log-format", "json"),
+        ]
+
+    def to_json(self) -> str:
+        """Return the plan as the text of a file."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, place: str) -> "Plan":
+        """Return the plan of such a text; `place` names it in errors.
+
+        Raises
+        ------
+        CorruptTableError : it is none.
+        """
+        try:
+            given: Any = json.loads(text)
+            given |= {name: tuple(given[name]) for name in ("admins", "nodes", "flags")}
+            given["shard_map"] = ShardMap.from_json(json.dumps(given["shard_map"]))
+            given["resources"] = Resources(**given["resources"])
+            return cls(**given)
+        except (ValueError, TypeError, KeyError) as exc:
+            raise CorruptTableError(f"{place}: expected the plan of a cluster: {exc}") from None
+
+
+def coordinator_of(name: str) -> str:
+    """Return the name of the coordinator's actor of a cluster."""
+    return f"{name}-coordinator"

@@ -1,0 +1,29 @@
+"""`python -m embstore_cluster.process PARENT serve ...`: a server that ends with its parent.
+
+A server that outlived its actor would have the directory and the port that the next one needs. The
+system ends it (SIGKILL) with the thread that started it, whatever has ended that: to a store this
+is a crash, which its command log is for. A parent that has gone before the system was asked is seen
+by its process id.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Have the system end this process with its parent, and run a command line of embstore."""
+    parent = int(sys.argv[1])
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        return 1
+    from embstore_server.cli import main as embstore
+
+    return embstore(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
