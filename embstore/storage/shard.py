@@ -70,6 +70,7 @@ class ShardPlace:
                 f"{self.name} has version {own.version} of the map: expected a higher version, "
                 f"found {shard_map.version}"
             )
+        place = ShardPlace(self.shard, shard_map)
         if shard_map.owners != own.owners:
             raise InvalidArgumentError(
                 f"{self.name}: expected a map that leaves every partition where it is, as their "
@@ -81,7 +82,7 @@ class ShardPlace:
                 f"{self.name} is at {address}: expected a map that gives it the same number, "
                 f"found {shard_map.shards.index(address)}"
             )
-        return ShardPlace(self.shard, shard_map)
+        return place
 
 
 def read(files: Files) -> ShardPlace | None:

@@ -88,7 +88,9 @@ class Places:
         """Note a member, as it joined each shard."""
         with self._lock:
             size, at = self._sizes.get(found[0].name, 0), tuple(one.last_step for one in found)
-            self._places[found[0].member] = _Place(size, at)
+            known = self.of(found[0].member).steps  # of one that says again that it joins
+            left = {number: step for number, step in known.items() if number > min(at)}
+            self._places[found[0].member] = _Place(size, at, left)
 
     def of(self, member: str) -> _Place:
         """Return what is known of a member; of one that has joined elsewhere nothing."""
