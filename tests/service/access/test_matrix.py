@@ -10,6 +10,7 @@ import pytest
 
 from embstore import commands as c
 from embstore.errors import (
+    CheckpointNotFoundError,
     EmbstoreError,
     InvalidArgumentError,
     PermissionDeniedError,
@@ -31,6 +32,7 @@ _REFUSED_FOR_ANOTHER_REASON = {
     "PutStepRows": InvalidArgumentError,  # steps are announced
     "ReadStep": InvalidArgumentError,  # the trainer of the session waits
     "ReadScan": SessionExpiredError,  # nobody has opened it
+    "SetRetention": CheckpointNotFoundError,  # nobody has made it
 }
 
 

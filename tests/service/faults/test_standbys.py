@@ -163,14 +163,13 @@ def test_a_standby_keeps_the_labels_that_its_leader_keeps(pair: Pair, ended: str
             ("label-0", True),
             *((f"label-{n}", False) for n in (5, 6, 7)),
         ]
-        assert standing(copy)["commits_taken"] == 0
         with pytest.raises(PermissionDeniedError, match="standby"):
             copy.set_retention("label-7", "dropped")
         pair.leader.kill()
         copy.promote()
-        copy.set_retention("label-6", "dropped")
-        copy.restore("label-0")
     with connected(pair.standby) as store:
+        store.set_retention("label-6", "dropped")
+        store.restore("label-0")
         assert [one[0] for one in kept(store)] == ["label-0"]
     pair.standby.kill()
 
