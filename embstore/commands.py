@@ -39,6 +39,7 @@ from embstore.values import Value
 Pooling = Literal["sum", "mean"]
 OnNonfinite = Literal["refuse", "skip"]
 ProfileSource = Literal["counted", "imported"]
+Retention = Literal["protected", "routine", "dropped"]
 Waits = results.Waits
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
@@ -373,6 +374,16 @@ class ListCheckpoints(
     Command[tuple[results.Checkpoint, ...]], effect=Effect.READS, right=Right.KNOWN
 ):
     """The kept checkpoints, oldest first; of a server, what of them the caller may read."""
+
+
+class SetRetention(
+    Command[results.Checkpoint], effect=Effect.TUNES, retry=Retry.WINDOW, right=Right.ADMIN
+):
+    """Protect a kept checkpoint, have it be a routine one again, which newer ones push out, or drop
+    it; the result is the checkpoint, as it is from now on or was."""
+
+    label: str
+    retention: Retention
 
 
 class Restore(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):

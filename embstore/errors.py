@@ -10,6 +10,7 @@
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
   + TableExistsError                              created again with another identity configuration
   + CheckpointExistsError                         a label is used once
+  + CheckpointProtectedError                      a protected checkpoint would be gone
   + TableMismatchError                            another format, version or endianness
   + TableHeldError                                a session holds the table, the rank or the name
   + SessionExpiredError                           a session or scan was closed, or ran out, or was
@@ -66,6 +67,10 @@ class TableExistsError(EmbstoreError):
 
 class CheckpointExistsError(EmbstoreError):
     """A checkpoint of this label exists already: a label is used once."""
+
+
+class CheckpointProtectedError(EmbstoreError):
+    """What was asked for would lose a checkpoint that is protected. Make it routine first."""
 
 
 class TableMismatchError(EmbstoreError):

@@ -338,3 +338,5 @@ class Checkpoint:
     made_at: float | None = field(default=None, compare=False)
     """Seconds since the Unix epoch, by the clock of its machine; None: not known, as of checkpoints
     of older versions, and through a server. No part of what a checkpoint is."""
+    protected: bool = False
+    """Newer checkpoints do not push it out, and it is not dropped."""

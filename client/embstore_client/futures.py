@@ -252,6 +252,7 @@ class BackgroundStore(_Behind[Store]):
 
     checkpoint = in_order(Store.checkpoint)
     checkpoints = unordered(Store.checkpoints)
+    set_retention = in_order(Store.set_retention)
     restore = in_order(Store.restore)
     backup = unordered(Store.backup)
     flush = in_order(Store.flush)

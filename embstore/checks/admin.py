@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from embstore import commands as c
 from embstore.arrays import fp32_scalar
@@ -93,14 +93,24 @@ def _is_shallow(value: Any, depth: int) -> bool:
 
 
 def _restore(command: c.Restore) -> c.Restore:
-    if not isinstance(command.label, str) or not command.label.isprintable():
-        raise CheckpointNotFoundError(f"no checkpoint {command.label!r} is kept")
+    _check_may_be_kept(command.label)
     return command
 
 
 def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
     expect(isinstance(command.shard_map, ShardMap), "a ShardMap", command.shard_map)
     return command
+
+
+def _set_retention(command: c.SetRetention) -> c.SetRetention:
+    _check_may_be_kept(command.label)
+    one_of(command.retention, "retention", get_args(c.Retention))
+    return command
+
+
+def _check_may_be_kept(label: Any) -> None:
+    if not isinstance(label, str) or not label.isprintable():
+        raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
 
 
 def _export_profile(command: c.ExportProfile) -> c.ExportProfile:
@@ -139,6 +149,7 @@ ADMIN: Checks = {
     c.SetLearningRate: _set_learning_rate,
     c.Checkpoint: _checkpoint,
     c.Backup: _backup,
+    c.SetRetention: _set_retention,
     c.Restore: _restore,
     c.SetShardMap: _set_shard_map,
     c.ExportProfile: _export_profile,

@@ -18,6 +18,7 @@ from embstore.errors import (
 )
 from embstore.results import Acknowledged, TableDescription
 from embstore.storage import shard as shards
+from embstore.storage.labels import check_loses_none
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState, check_writer
 from embstore.version import __version__
@@ -213,6 +214,13 @@ def check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
         )
 
 
+def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results.Checkpoint:
+    """Protect a kept checkpoint, make it routine, or drop it."""
+    with engine.tables.reading():
+        engine.storage.check_usable(write=True)
+        return deepcopy(engine.tables.set_retention(command.label, command.retention))
+
+
 def list_checkpoints(
     engine: "Engine", command: c.ListCheckpoints, _: None
 ) -> tuple[results.Checkpoint, ...]:
@@ -235,7 +243,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
         with tables.writing(command):
             engine.sessions.release_ended()
             tables.check_unheld("restore", tables.by_id.values())
-            tables.check_room_for(engine.storage.kept(command.label))
+            _check_restore(engine, command.label)
             before = list(tables.by_id.values())
             engine.hot_pins.release_tables(before, are_dropped=False)
             for pool in tables.pools.values():
@@ -255,11 +263,18 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
         engine.hot_pins.pin_wanted()
 
 
+def _check_restore(engine: "Engine", label: str) -> None:
+    """Refuse a checkpoint that cannot be gone back to."""
+    checkpoint = engine.storage.kept(label)
+    check_loses_none(engine.storage.catalogue.checkpoints, checkpoint)
+    engine.tables.check_room_for(checkpoint)
+
+
 def _end_sessions(engine: "Engine", command: c.Restore) -> None:
     """End what is open, unless the checkpoint cannot be restored anyway."""
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
-        engine.tables.check_room_for(engine.storage.kept(command.label))
+        _check_restore(engine, command.label)
     for name in engine.sessions.names():
         with suppress(SessionExpiredError):  # it has ended meanwhile
             engine.sessions.end(name, by="a restore")
@@ -306,6 +321,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GetLeaves: get_leaves,
     c.Flush: flush,
     c.Checkpoint: checkpoint,
+    c.SetRetention: set_retention,
     c.ListCheckpoints: list_checkpoints,
     c.Backup: backup,
     c.Restore: restore,

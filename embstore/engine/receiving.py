@@ -2,6 +2,7 @@
 
 A record is executed and appended to the standby's own log as it came, in one turn, so that no
 commit comes in between. A label is made again, at the same command; so a leader's restore finds it.
+One that the leader has dropped or protected is dropped or protected.
 """
 
 from collections.abc import Iterable
@@ -33,6 +34,8 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
             if logged.label is not None:
                 _make_label(engine, logged, logged.label)
                 continue
+            if logged.labels is not None:
+                _keep_labels(engine, logged.labels)
             log.received = record
             try:
                 execute_again(engine, logged, log.memory)
@@ -68,6 +71,18 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
         made = storage.catalogue.checkpoints[-1]
     if label.origin is not None:
         note_checkpoint(log.memory, label.origin, made, storage.catalogue)
+
+
+def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
+    """Keep what the leader keeps, and protect what it protects. The record itself is appended as it
+    came. One that comes twice finds it done."""
+    storage = engine.storage
+    before = storage.catalogue.checkpoints
+    kept = [one for one in before if one.label in labels]
+    after = tuple(replace(one, protected=labels[one.label]) for one in kept)
+    if [(one.label, one.protected) for one in after] != [(o.label, o.protected) for o in before]:
+        with engine.tables.reading():
+            storage.keep_only(after)
 
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:

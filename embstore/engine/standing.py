@@ -11,6 +11,9 @@ from embstore import commands as c
 from embstore.commands import Command, Effect
 from embstore.errors import PermissionDeniedError, StoreClosedError
 
+_OF_THE_LEADER = (c.Checkpoint, c.SetRetention, c.OpenSession)
+"""Beside all that writes."""
+
 
 class Standing:
     """Whether commands may write, and how far a standby is. Any thread.
@@ -58,7 +61,7 @@ class Standing:
                 f"this standby waits for the first commit of {self.leader}"
                 f"{': ' if self.reason else ''}{self.reason}; send the call again later"
             )
-        if command.effect is Effect.WRITES or isinstance(command, (c.Checkpoint, c.OpenSession)):
+        if command.effect is Effect.WRITES or isinstance(command, _OF_THE_LEADER):
             raise PermissionDeniedError(self.refusal)
 
     @property

@@ -446,7 +446,8 @@ class Store:
     ) -> Checkpoint:
         """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
 
-        The `checkpoints_keep` newest labels can be restored. A label is used once while it is kept.
+        The `checkpoints_keep` newest labels can be restored, and those that `set_retention` has
+        protected. A label is used once while it is kept.
         Warns if a hot/cold run over this store has trained rows since its last exchange.
 
         Raises
@@ -463,6 +464,28 @@ class Store:
         """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
         return list(self.executor.execute(c.ListCheckpoints()))
 
+    def set_retention(self, label: str, retention: c.Retention) -> Checkpoint:
+        """Protect a kept checkpoint, have it be a routine one again, or drop it; return it as it is
+        then, or was.
+
+        Sessions, scans, backups and a restore that has ended need no label that is kept: any may be
+        dropped, the newest too. What files only it needs goes at once, or with the next merge.
+
+        Parameters
+        ----------
+        retention : "protected": newer ones do not push it out, and it cannot be dropped; "routine",
+            as it was made: the last `checkpoints_keep` ones of its folder are kept, beside those
+            that are protected; "dropped": it is not kept any more
+
+        Raises
+        ------
+        CheckpointNotFoundError : the label is not kept.
+        CheckpointProtectedError : one that is protected was to be dropped.
+        CapacityError : 64 others are protected.
+        PermissionDeniedError : the store was opened read-only, or is a standby's.
+        """
+        return self.executor.execute(c.SetRetention(label, retention))
+
     def restore(self, label: str, *, wait_s: float = 0.0, force: bool = False) -> int:
         """Go back to a kept checkpoint; return the command number. Table handles stay valid.
 
@@ -477,6 +500,8 @@ class Store:
         Raises
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
+        CheckpointProtectedError : a newer one, which would be gone, is protected. Nothing has
+            changed.
         TableHeldError : a session is open, still or again. Nothing has changed.
         """
         command = c.Restore(label, bool(force))

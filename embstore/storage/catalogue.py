@@ -188,7 +188,11 @@ def of_fields(fields: dict[str, Any]) -> Catalogue:
                 "head": _state(fields["head"]),
                 "checkpoints": tuple(
                     Checkpoint(
-                        c["label"], c["metadata"], _state(c["state"]), made_at=c.get("made_at")
+                        c["label"],
+                        c["metadata"],
+                        _state(c["state"]),
+                        made_at=c.get("made_at"),
+                        protected=c.get("protected", False),
                     )
                     for c in fields["checkpoints"]
                 ),

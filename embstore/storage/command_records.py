@@ -39,9 +39,9 @@ _COPY_BYTES = 8 << 20
 
 Part = bytes | memoryview
 
-COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT = 1, 2, 3, 4
-"""Kinds of records: a command; answers; a session's place, forgotten; a label that was made. A
-command has a number of its own, the others that of the command before."""
+COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS = 1, 2, 3, 4, 5
+"""Kinds of records: a command; answers; a session's place, forgotten; a label that was made; all
+labels that are kept. A command has a number of its own, the others that of the command before."""
 
 
 class Place(NamedTuple):

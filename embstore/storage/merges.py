@@ -159,6 +159,10 @@ class Merges:
         """Forget that a merge had no room: a restore has changed what there is."""
         self._not_before = {k: n for k, n in self._not_before.items() if n == _NEVER}
 
+    def look_again(self) -> None:
+        """Forget that nothing was due: fewer checkpoints are kept, and more may be merged."""
+        self._looked_at = None
+
     def _due(self) -> Merge | None:
         # The base first: a fold adds to it, and would else never let it come to its turn. But not
         # where folds are behind, or the base's merges are stopped again and again.

@@ -14,6 +14,10 @@ class StorageStats:
     checkpoints: list[str] = texts(
         "Kept checkpoints, oldest first.", lambda s: [c.label for c in s.catalogue.checkpoints]
     )
+    checkpoints_protected: list[str] = texts(
+        "Those of them that newer ones do not push out.",
+        lambda s: [c.label for c in s.catalogue.checkpoints if c.protected],
+    )
     checkpoints_bytes: int = gauge(
         "Files that wait for kept checkpoints: newer than the oldest one, and so not merged with "
         "older rows; or of dropped tables.",

@@ -209,6 +209,29 @@ class Storage:
             raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
         return checkpoint
 
+    def keep_only(self, checkpoints: tuple[Checkpoint, ...]) -> None:
+        """Have these of the kept checkpoints be the kept ones, by one rename; what none of them
+        needs goes, at once or with the next merge.
+
+        Raises
+        ------
+        CapacityError : no room for the catalogue. Nothing has changed.
+        StorageError : the disk failed; so has the store.
+        """
+        new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
+        drops = new.runs != self.catalogue.runs
+        if drops:
+            self.merges.stop()  # it may be reading what is about to go
+            new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
+        self.files.reached("retention:decided")
+        self.begin_change()
+        self._contents.replace_catalogue(new)
+        self.files.reached("retention:renamed")
+        if drops:
+            self._contents.use_runs(self.base.open(new.runs))
+        self.merges.look_again()
+        self.merges.poll()
+
     def snapshot(self, table_id: int, commit: int, since: int = 0) -> Snapshot:
         """Return the rows that a table had at a kept commit, or the head's, of those that were
         logged after another one."""

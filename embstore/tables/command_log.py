@@ -22,6 +22,10 @@ answers that a client may still ask for are kept here. A commit makes the logged
 superfluous, but not these answers: it begins a segment whose first record has them. They belong to
 a **life**, which ends where they are lost: it is what clients know as the server's instance.
 
+**Labels** are in the catalogue; the log says of them what standbys have to know: which one was
+made, and, when one was dropped or protected, all that are kept since. The latter is said again
+whenever the log is opened: a crash may have come between the catalogue and the record.
+
 What is logged of a look-ahead step is what it did: an update of the tables' keys, and the session's
 new place.
 
@@ -33,7 +37,7 @@ import json
 import struct
 from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +45,7 @@ from uuid import uuid4
 
 from embstore.commands import Command
 from embstore.durability import Durability
-from embstore.results import Context, Place
+from embstore.results import Checkpoint, Context, Place
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import (
@@ -49,6 +53,7 @@ from embstore.storage.command_records import (
     CHECKPOINT,
     COMMAND,
     FORGOTTEN,
+    LABELS,
     Part,
     Record,
     RecordReader,
@@ -205,6 +210,8 @@ class Logged(NamedTuple):
     next_table_id: int
     path: str
     label: Label | None = None
+    labels: dict[str, bool] | None = None
+    """All that are kept since, and whether each is protected."""
     epoch: int = 0
     """Of answers: the epoch in which they are given; 0: not known."""
 
@@ -270,6 +277,9 @@ class CommandLog:
                 self._append_label(memory.label, storage.catalogue.head.command)
             if memory.is_new or memory.epoch != storage.catalogue.epoch:
                 self.append_answers(number)
+            checkpoints = storage.catalogue.checkpoints
+            self.reserve_labels(checkpoints)
+            self.append_labels(checkpoints, number)
         except BaseException:
             self.files.close()
             raise
@@ -320,6 +330,21 @@ class CommandLog:
     def append_forgotten(self, session: str, number: int) -> None:
         """Append that a session begins anew."""
         self.files.append(FORGOTTEN, number, _framed({"session": session}))
+
+    def reserve_labels(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Set aside room for `append_labels`; CapacityError: nothing has changed."""
+        self.files.reserve(sum(map(len, self._labels(checkpoints))))
+
+    def append_labels(self, checkpoints: Sequence[Checkpoint], number: int) -> None:
+        """Append which checkpoints are kept, and which of them are protected."""
+        self.files.append(LABELS, number, self._labels(checkpoints))
+
+    def _labels(self, checkpoints: Sequence[Checkpoint]) -> list[Part]:
+        head: dict[str, Any] = {"labels": {one.label: one.protected for one in checkpoints}}
+        if self.origin is not None:
+            origin = self.origin
+            head["origin"] = [origin.client_id, origin.sequence, origin.finished_below]
+        return _framed(head)
 
     def read(self, record: Record) -> Logged:
         """Return what a record of a leader's log has; keep its answers."""
@@ -430,6 +455,9 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         sent = head.get("origin")
         label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
         memory.label = None
+    if record.kind == LABELS and "origin" in head:  # its answer is lost, but it was done
+        answer = Answer("SetRetention", None, _UNKNOWN)
+        memory.answers.add(Sent(*head["origin"]), answer)
     if "session" in head:
         where = Place(head.get("step", BEGINS_ANEW), head.get("table_ids", {}))
         place = SessionPlace(head["session"], where)
@@ -437,8 +465,18 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         command, origin = codec.command(head["verb"], message)
     is_counted, next_table_id = record.kind == COMMAND, head.get("next_table_id", 0)
     number, path = record.command, record.path
-    epoch = head.get("epoch", 0)
-    return Logged(number, is_counted, command, origin, place, next_table_id, path, label, epoch)
+    return Logged(
+        number,
+        is_counted,
+        command,
+        origin,
+        place,
+        next_table_id,
+        path,
+        label,
+        labels=head.get("labels"),
+        epoch=head.get("epoch", 0),
+    )
 
 
 def _remember(

@@ -15,6 +15,7 @@ from embstore.cache.arena import Arena
 from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
 from embstore.cache_split import CacheSplit
+from embstore.commands import Retention
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import Device, TableParameters
 from embstore.errors import (
@@ -25,6 +26,7 @@ from embstore.errors import (
 )
 from embstore.layout import Layout
 from embstore.results import Checkpoint, Place, TableEntry
+from embstore.storage.labels import retained
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
 from embstore.tables.owners import Ages
@@ -286,6 +288,23 @@ class Tables:
         )
         if log is not None:
             log.after_commit(number, made)
+
+    def set_retention(self, label: str, retention: Retention) -> Checkpoint:
+        """Protect a kept checkpoint, make it routine, or drop it; return it as it is then, or was.
+
+        Raises
+        ------
+        CheckpointNotFoundError, CheckpointProtectedError, CapacityError : nothing has changed.
+        """
+        storage, log = self.storage, self.frame.log
+        kept = storage.kept(label)
+        checkpoints = retained(storage.catalogue.checkpoints, kept, retention)
+        if log is not None:
+            log.reserve_labels(checkpoints)
+        storage.keep_only(checkpoints)
+        if log is not None:
+            log.append_labels(checkpoints, self.frame.command_number)
+        return storage.catalogue.checkpoint(label) or kept
 
     @property
     def is_committed(self) -> bool:

@@ -48,6 +48,7 @@ ANSWERS: dict[type[EmbstoreError], Answer] = {
     errors.StepNotFoundError: Answer(StatusCode.NOT_FOUND, 404, 3),
     errors.TableExistsError: Answer(StatusCode.ALREADY_EXISTS, 409, 5),
     errors.CheckpointExistsError: Answer(StatusCode.ALREADY_EXISTS, 409, 5),
+    errors.CheckpointProtectedError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
     errors.TableMismatchError: Answer(StatusCode.FAILED_PRECONDITION, 412, 1),
     errors.TableHeldError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
     errors.SessionExpiredError: Answer(StatusCode.ABORTED, 409, 1),

@@ -5,7 +5,7 @@ their widths; now and then it makes a mistake. It is a pure function of its seed
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -313,6 +313,9 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Checkpoint: Author._checkpoint,
     c.ListCheckpoints: _plain(c.ListCheckpoints),
     c.Backup: lambda a: c.Backup("backups", a._label() if a._errs() else None),
+    c.SetRetention: _plain(
+        c.SetRetention, Author._label, lambda a: a._one_of(get_args(c.Retention))
+    ),
     c.Restore: _plain(c.Restore, Author._label, Author._errs),
     c.Promote: _plain(c.Promote),
     c.SetShardMap: _plain(c.SetShardMap, lambda _: ShardMap.even("none", ["127.0.0.1:1"])),
@@ -349,6 +352,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
+_RARE = {c.DropTable, c.SetRetention, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
 """What takes away what other commands need."""
 _EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 5)]

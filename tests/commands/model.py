@@ -165,6 +165,14 @@ def _checkpoint(model: Model, command: c.Checkpoint, result: Any) -> None:
     assert result.state.command == model.store.command_number
 
 
+def _set_retention(model: Model, command: c.SetRetention, result: Any) -> None:
+    assert result.label == command.label
+    if command.retention == "dropped":
+        del model.kept[command.label]
+    else:
+        assert result.protected == (command.retention == "protected")
+
+
 def _checkpoints(model: Model, command: c.ListCheckpoints, result: Any) -> None:
     model.kept = {kept.label: model.kept[kept.label] for kept in result}
 
@@ -431,6 +439,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.Checkpoint: _checkpoint,
     c.ListCheckpoints: _checkpoints,
     c.Backup: _backup,
+    c.SetRetention: _set_retention,
     c.Restore: _restore,
     c.Promote: _nothing,
     c.SetShardMap: _nothing,

@@ -109,6 +109,13 @@ class Twin:
         assert made.state.command == self.reference.command_number
         return made
 
+    def set_retention(self, label: str, retention: Any) -> Any:
+        found = self.store.set_retention(label, retention)
+        if retention == "dropped":
+            del self._kept[label]
+        self._match_kept()
+        return found
+
     @property
     def commits(self) -> Any:
         """What is committed and kept, to be set back where a commit was cut short."""
@@ -166,11 +173,12 @@ class Twin:
         self._match_kept()
 
     def _match_kept(self) -> None:
-        kept = {c.label: c.state.command for c in self.store.checkpoints()}
+        checkpoints = self.store.checkpoints()
+        kept = {c.label: c.state.command for c in checkpoints}
         self._kept = {label: s for label, s in self._kept.items() if label in kept}
         assert list(kept) == list(self._kept)
         keep = self._options.get("checkpoints_keep", 3)
-        assert len(kept) <= keep
+        assert sum(not c.protected for c in checkpoints) <= keep
 
     # Comparing
 

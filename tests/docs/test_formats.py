@@ -204,7 +204,8 @@ def test_catalogue(written: tuple[Path, Any, Any]) -> None:
     _, text = PAGE.split("A **state** has ")
     named = re.findall(r"`(\w+)`", text.partition("\n\n")[0])
     assert document["head"].keys() | document["head"]["tables"][0].keys() == set(named)
-    assert document["checkpoints"][0].keys() == {"label", "metadata", "state", "made_at"}
+    kept = {"label", "metadata", "state", "made_at", "protected"}
+    assert document["checkpoints"][0].keys() == kept
     assert document["segments"][0].keys() == {"number", "commit", "bytes", "checksum"}
 
 

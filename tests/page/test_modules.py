@@ -11,9 +11,9 @@ from tests.page.browser import browsing, why_not
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 MODULES = """
-const names = ["actions", "charts", "format", "history"];
+const names = ["actions", "charts", "format", "history", "runs"];
 const found = await Promise.all(names.map((name) => import(`/page/${name}.js`)));
-const [{exactly, parseBytes}, {Chart}, {age, percent}, {History}] = found;
+const [{exactly, parseBytes}, {Chart}, {age, percent}, {History}, {Runs}] = found;
 """
 LOOKS = """
 const looked = {keys: 0, hits: 0, name: "ctr", steps: 0, instance: "a", calls: [0, 0]};
@@ -146,3 +146,49 @@ def test_a_token_that_no_header_can_have_is_refused(run: Callable[[str], Any]) -
         "return ['', hasToken()]"
     )
     assert "printable ASCII" in said and not kept
+
+
+SESSIONS = """
+const runs = new Runs();
+const counted = (step) => ({lookup_keys: step, lookup_hits: step, prefetched_keys: 0,
+  early_bytes: 0, late_bytes: 0, stalls: 0, stall_s: 0, held_back_s: 0, steps_in_parts: 0,
+  steps_planned_again: 0});
+const seen = (step, more = {}) => ({
+  service: {instance: "a"}, storage: {bytes_read: 0, bytes_written: 0}, cache: {budget_bytes: 1},
+  sessions: {planning: {stage_seconds: {collect: step}},
+    open: [{name: "ctr", tables: ["ads"], last_step: step, ...counted(step)}]},
+  ...more});
+const file = (stats) => runs.file(stats.sessions.open[0], stats).samples;
+"""
+
+
+def test_a_run_of_any_length_has_so_many_samples(run: Callable[[str], Any]) -> None:
+    found = run(
+        f"{SESSIONS} for (let n = 0; n < 5000; n += 1) runs.note({{at: 2 * n, stats: seen(n)}});"
+        "return file(seen(5000))"
+    )
+    steps = found["step"]
+    assert 100 < len(steps) <= 256
+    assert steps == sorted(steps) and steps[0] == 0 and steps[-1] > 4900
+    assert found["planning.collect"] == found["lookup_keys"] == steps
+
+
+def test_a_session_that_was_opened_again_is_another_run(run: Callable[[str], Any]) -> None:
+    others = {
+        "counts from nothing": "seen(3)",
+        "another server": 'seen(12, {service: {instance: "b"}})',
+    }
+    for why, other in others.items():
+        steps = run(
+            f"{SESSIONS} runs.note({{at: 0, stats: seen(9)}});"
+            f"runs.note({{at: 2, stats: seen(10)}}); runs.note({{at: 4, stats: {other}}});"
+            "return file(seen(0)).step"
+        )
+        assert len(steps) == 1, why
+    assert (
+        run(
+            f"{SESSIONS} runs.note({{at: 0, stats: seen(9)}});"
+            "runs.note({at: 2, stats: seen(9, {sessions: {open: []}})}); return runs.seen.size"
+        )
+        == 0
+    )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from embstore.commands import JoinSession, OpenSession
 from embstore.handles.store import Store
 from embstore_client import connect
+from embstore_server.cli import exits, main
 from embstore_server.launch import ServerProcess
+from embstore_tools.report.reading import read
 from tests.page.browser import SIZES, THEMES, TOO_WIDE, Browser, browsing, why_not
 from tests.page.trainer import PATIENCE_S, SESSION
 
@@ -216,6 +219,41 @@ def test_a_checkpoint_is_made_and_shown_with_its_age(
     assert only_refusals(page)
 
 
+def button(page: Browser, part: str, name: str) -> str:
+    """Return the selector of a part's button of this name, when it is there."""
+    selector = f"#{part} button[aria-label='{name}']"
+    page.until(f"{name} is there", lambda: page.all(selector))
+    return selector
+
+
+def test_a_checkpoint_is_protected_and_dropped(page: Browser, store: Store, request: Any) -> None:
+    label = re.sub(r"\W+", "-", request.node.name)
+    store.checkpoint(label)
+    page.ask(button(page, "checkpoints", f"Protect {label}"))
+    assert label in page.text("#dialog h2")
+    page.press("#cancel")
+    assert not any(one.protected for one in store.checkpoints())
+    page.ask(button(page, "checkpoints", f"Protect {label}"))
+    page.press("#confirm")
+    page.until("it is said", lambda: f"{label} is protected" in page.text("#toasts"))
+    page.until("it is shown", lambda: "protected" in page.text("#checkpoints tbody"))
+    assert [one.label for one in store.checkpoints() if one.protected] == [label]
+    page.ask(button(page, "checkpoints", f"Drop {label}"))
+    page.press("#confirm")
+    page.until("it is refused", lambda: "protected" in page.text("#dialog .problem"))
+    page.press("#cancel")
+    page.ask(button(page, "checkpoints", f"Unprotect {label}"))
+    page.press("#confirm")
+    page.until("it is said", lambda: f"{label} is a routine" in page.text("#toasts"))
+    page.ask(button(page, "checkpoints", f"Drop {label}"))
+    assert "gone for good" in page.text("#dialog")
+    page.press("#confirm")
+    page.until("it is said", lambda: f"Dropped {label}" in page.text("#toasts"))
+    page.until("it is gone", lambda: label not in page.text("#checkpoints tbody"))
+    assert label not in [one.label for one in store.checkpoints()]
+    assert only_refusals(page)
+
+
 def test_the_cache_is_not_resized_while_a_session_is_open(page: Browser) -> None:
     page.ask("#resize")
     page.write("#field-size", "much")
@@ -246,3 +284,26 @@ def test_a_session_is_ended_when_it_is_confirmed(page: Browser, store: Store) ->
     page.until("it is said", lambda: "Ended the session spare" in page.text("#toasts"))
     page.until("it is gone", lambda: "spare" not in page.text("#sessions tbody"))
     assert [one["name"] for one in store.stats()["sessions"]["open"]] == [SESSION]
+
+
+def test_a_run_is_saved_and_drawn(page: Browser, tmp_path: Path) -> None:
+    """What this page has seen of the session; `embstore report` takes it as a trainer's own."""
+    allowed = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
+    save = button(page, "sessions", f"Save the run of {SESSION} for embstore report")
+    saved = tmp_path / f"{SESSION}.run.json"
+
+    def has_steps() -> bool:
+        saved.unlink(missing_ok=True)
+        page.press(save)
+        page.until("it is saved", saved.exists)
+        return len(read(saved).steps) > 1
+
+    page.until("two looks saw steps", has_steps)
+    run = read(saved)
+    assert run.session["name"] == SESSION and run.session["tables"]
+    assert run.total("lookup_keys") >= run.total("lookup_hits") > 0
+    assert run.total("step") == run.samples["step"][-1] - run.samples["step"][0]
+    assert main(["report", str(saved), "-o", str(tmp_path / "run.html")]) == exits.OK
+    drawn = (tmp_path / "run.html").read_text()
+    assert drawn.count("<svg") == 5 and "Where the loop" not in drawn

@@ -34,6 +34,7 @@ COMMAND_OF = {
     "Flush": "flush ads",
     "Checkpoint": "checkpoint one",
     "ListCheckpoints": "checkpoint --list",
+    "SetRetention": "set-retention one protected",
     "Restore": "restore one --yes",
     "Backup": "backup {folder}/backups",
     "Promote": "promote --yes",

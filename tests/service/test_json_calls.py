@@ -33,6 +33,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetDigest": {"table": "ads"},
     "GetLeaves": {"table": "ads"},
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
+    "SetRetention": {"label": "kept", "retention": "RETENTION_PROTECTED"},
     "Restore": {"label": "kept"},
     "Backup": {"destination": "backups"},
     "OpenScan": SCAN,
@@ -46,6 +47,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 """By verb; of the others, no field is needed."""
 BEFORE = {
     "Restore": [("Checkpoint", {"label": "kept"})],
+    "SetRetention": [("Checkpoint", {"label": "kept"})],
     "JoinSession": JOINED[:1],
     "RenewLease": JOINED,
     "CloseSession": JOINED,

@@ -97,12 +97,20 @@ def test_nothing_is_inline() -> None:
 
 def test_everything_that_is_loaded_is_there() -> None:
     html = FILES["index.html"].content.decode()
-    loaded = [path.removeprefix(PAGE_PATH) for path in re.findall(r'(?:src|href)="(/[^"]+)"', html)]
+    below = PAGE_PATH.removeprefix("/")
+    loaded = [path.removeprefix(below) for path in re.findall(r'(?:src|href)="([^"#]+)"', html)]
     for name, file in OWN.items():
         if name.endswith(".js"):
             loaded += re.findall(r'from "\./([^"]+)"', file.content.decode())
     assert loaded and set(loaded) <= FILES.keys()
     assert FILES.keys() == {*loaded, "index.html", "vendor/uPlot.LICENSE"}
+
+
+def test_all_paths_are_relative_to_the_page() -> None:
+    """A proxy may have the page below a path of its own."""
+    for name, file in OWN.items():
+        absolute = r"""["'`(]/(page|api|metrics|openapi)\b"""
+        assert not re.search(absolute, file.content.decode()), name
 
 
 def test_the_library_comes_with_its_licence() -> None:

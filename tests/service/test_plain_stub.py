@@ -83,6 +83,7 @@ def answers(stub):
         ("Flush", pb.FlushRequest()),
         ("Checkpoint", pb.CheckpointRequest(label="c", metadata_json='{"step": 1}')),
         ("ListCheckpoints", pb.ListCheckpointsRequest()),
+        ("SetRetention", pb.SetRetentionRequest(label="c", retention=pb.RETENTION_PROTECTED)),
         ("Restore", pb.RestoreRequest(label="c")),
         ("DropTable", pb.DropTableRequest(table="a")),
     ):

@@ -29,3 +29,14 @@ def test_a_namespace_has_so_many_folders_and_the_oldest_goes() -> None:
     assert made("b/x", *folders, "a/0/y", "a/new/x") == [
         *("b/x", "a/0/x", *folders[2:], "a/0/y", "a/new/x")
     ]
+
+
+def test_protected_ones_stay_and_take_no_place() -> None:
+    """Nor does a folder of nothing else count as one of its namespace's."""
+    folders = [f"a/{n}/x" for n in range(FOLDERS_MAX + 1)]
+    protected = {"1", "a/0/x", "a/kept/x"}
+    checkpoints: tuple[Checkpoint, ...] = ()
+    for label in ("1", "a/kept/x", *folders, "2", "3", "4"):
+        one = Checkpoint(label, {}, State(), protected=label in protected)
+        checkpoints = still_kept((*checkpoints, one), 2)
+    assert [one.label for one in checkpoints] == ["1", "a/kept/x", *folders, "3", "4"]

@@ -187,6 +187,7 @@ HANDLERS = {
     c.SetLearningRate: acknowledged,
     c.Flush: flush,
     c.Checkpoint: checkpoint,
+    c.SetRetention: tell,
     c.ListCheckpoints: list_checkpoints,
     c.Restore: restore,
     c.Backup: backup,

@@ -31,6 +31,13 @@ class KeySpace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KEY_SPACE_DENSE: _ClassVar[KeySpace]
 
+class Retention(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETENTION_UNSPECIFIED: _ClassVar[Retention]
+    RETENTION_PROTECTED: _ClassVar[Retention]
+    RETENTION_ROUTINE: _ClassVar[Retention]
+    RETENTION_DROPPED: _ClassVar[Retention]
+
 class Waits(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WAITS_LATE: _ClassVar[Waits]
@@ -53,6 +60,10 @@ ON_NONFINITE_SKIP: OnNonfinite
 POOLING_MODE_SUM: PoolingMode
 POOLING_MODE_MEAN: PoolingMode
 KEY_SPACE_DENSE: KeySpace
+RETENTION_UNSPECIFIED: Retention
+RETENTION_PROTECTED: Retention
+RETENTION_ROUTINE: Retention
+RETENTION_DROPPED: Retention
 WAITS_LATE: Waits
 WAITS_NONE: Waits
 PROFILE_SOURCE_COUNTED: ProfileSource
@@ -858,16 +869,18 @@ class CheckpointRequest(_message.Message):
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., metadata_json: _Optional[str] = ...) -> None: ...
 
 class CheckpointDescription(_message.Message):
-    __slots__ = ("label", "metadata_json", "command", "tables")
+    __slots__ = ("label", "metadata_json", "command", "tables", "protected")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
     label: str
     metadata_json: str
     command: int
     tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
-    def __init__(self, label: _Optional[str] = ..., metadata_json: _Optional[str] = ..., command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ...) -> None: ...
+    protected: bool
+    def __init__(self, label: _Optional[str] = ..., metadata_json: _Optional[str] = ..., command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ..., protected: bool = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
     __slots__ = ("context", "checkpoint")
@@ -876,6 +889,16 @@ class CheckpointReply(_message.Message):
     context: Context
     checkpoint: CheckpointDescription
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointDescription, _Mapping]] = ...) -> None: ...
+
+class SetRetentionRequest(_message.Message):
+    __slots__ = ("origin", "label", "retention")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    label: str
+    retention: Retention
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., retention: _Optional[_Union[Retention, str]] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ()

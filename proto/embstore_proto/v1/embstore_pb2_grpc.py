@@ -119,6 +119,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ListCheckpointsRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ListCheckpointsReply.FromString,
                 _registered_method=True)
+        self.SetRetention = channel.unary_unary(
+                '/embstore.v1.Embstore/SetRetention',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.CheckpointReply.FromString,
+                _registered_method=True)
         self.Restore = channel.unary_unary(
                 '/embstore.v1.Embstore/Restore',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.RestoreRequest.SerializeToString,
@@ -458,6 +463,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRetention(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -840,6 +851,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.ListCheckpoints,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ListCheckpointsRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ListCheckpointsReply.SerializeToString,
+            ),
+            'SetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRetention,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetRetentionRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.CheckpointReply.SerializeToString,
             ),
             'Restore': grpc.unary_unary_rpc_method_handler(
                     servicer.Restore,
@@ -1514,6 +1530,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/ListCheckpoints',
             embstore__proto_dot_v1_dot_embstore__pb2.ListCheckpointsRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.ListCheckpointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/SetRetention',
+            embstore__proto_dot_v1_dot_embstore__pb2.SetRetentionRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.CheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,9 @@ _COMMANDS = {
     "embstore_tools.commands.demo": ["demo"],
     "embstore_server.cli.stats": ["stats"],
     "embstore_server.cli.top": ["top"],
-    "embstore_server.cli.store": ["checkpoint", "restore", "backup", "digest", "call"],
+    "embstore_server.cli.store": (
+        ["checkpoint", "set-retention", "restore", "backup", "digest", "call"]
+    ),
     "embstore_server.cli.upkeep": (
         [
             "flush",

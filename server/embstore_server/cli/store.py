@@ -1,4 +1,6 @@
-"""`embstore checkpoint`, `restore`, `backup`, `digest`, `call`: of a running server's store."""
+"""`embstore checkpoint`, `set-retention`, `restore`, `backup`, `digest`, `call`: of the store of a
+running server.
+"""
 
 import json
 from functools import partial
@@ -6,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from embstore.commands import Retention
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output
 from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
@@ -27,7 +30,10 @@ def checkpoint(
     metadata: Annotated[str | None, flag("A small object to keep with it.", "JSON")] = None,
     listed: Annotated[bool, flag("List the kept ones, oldest first.", None, "--list")] = False,
 ) -> Shown:
-    """Make everything durable and keep it under LABEL; or, with --list, list the checkpoints."""
+    """Make everything durable and keep it under LABEL; or, with --list, list the checkpoints.
+
+    embstore set-retention protects one, or drops it.
+    """
     if listed == (label is not None) or (listed and metadata is not None):
         raise InvalidArgumentError("expected a LABEL, with or without --metadata, or --list alone")
     try:
@@ -37,8 +43,8 @@ def checkpoint(
     with connect() as store:
         if label is None:
             kept = [_described(one) for one in store.checkpoints()]
-            rows = [(*list(d.values())[:-1], json.dumps(d["metadata"])) for d in kept]
-            return kept, partial(output.rows, ("label", "command", "tables", "metadata"), rows)
+            rows = [_row(one) for one in kept]
+            return kept, partial(output.rows, ("label", "command", "tables", "", "metadata"), rows)
         with output.progress(f"checkpoint {label!r}"):
             made = _described(store.checkpoint(label, noted))
     return made, f"kept {label!r}: all up to command {made['command']:,} is durable"
@@ -49,8 +55,43 @@ def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
         "label": checkpoint.label,
         "command": checkpoint.state.command,
         "tables": len(checkpoint.state.tables),
+        "protected": checkpoint.protected,
         "metadata": checkpoint.metadata,
     }
+
+
+def _row(described: dict[str, Any]) -> tuple[Any, ...]:
+    kept = "protected" if described["protected"] else ""
+    metadata = json.dumps(described["metadata"])
+    return described["label"], described["command"], described["tables"], kept, metadata
+
+
+@on_server()
+def set_retention(
+    connect: Connect,
+    label: Annotated[str, typer.Argument(metavar="LABEL", help="A kept checkpoint.")],
+    retention: Annotated[
+        Retention,
+        typer.Argument(
+            metavar="RETENTION",
+            help="protected: newer checkpoints do not push it out; routine: they do; dropped: it "
+            "is not kept any more.",
+        ),
+    ],
+    *,
+    yes: Annotated[bool, YES] = False,
+) -> Shown:
+    """Protect a checkpoint, have it be a routine one again, or drop it and give its space back.
+
+    One that is protected is made routine before it is dropped. What the store has now stays.
+    """
+    with connect() as store:
+        if retention == "dropped" and not yes:
+            output.ask(f"Lose the checkpoint {label!r}?", f"checkpoint {label!r}", "dropped")
+        found = _described(store.set_retention(label, retention))
+    if retention == "dropped":
+        return found | {"kept": False}, f"dropped {label!r}"
+    return found | {"kept": True}, f"{label!r} is {retention}"
 
 
 @on_server(LONG_TIMEOUT_S)

@@ -2,9 +2,11 @@
 
 import { ask, setToken } from "./api.js";
 import { confirm } from "./dialog.js";
+import { h } from "./dom.js";
 import { bytes, seconds, whole } from "./format.js";
 
 const LONG_S = 3600;
+const SAVED_MS = 60_000;
 const UNITS = { "": 1, B: 1, K: 2 ** 10, KIB: 2 ** 10, M: 2 ** 20, MIB: 2 ** 20, G: 2 ** 30, GIB: 2 ** 30, T: 2 ** 40, TIB: 2 ** 40 };
 
 // view() has what was seen last; look() looks again
@@ -18,9 +20,45 @@ export function actions(view, look) {
       button: "Make the checkpoint",
       async act({ label }) {
         const body = { label, metadata: {} };
-        const { checkpoint: made } = await ask("/api/v1/checkpoints", { method: "POST", body, timeoutS: LONG_S });
+        const { checkpoint: made } = await ask("api/v1/checkpoints", { method: "POST", body, timeoutS: LONG_S });
         look();
         return `Kept ${made.label}: all up to command ${whole(made.command)} is durable`;
+      },
+    });
+  }
+
+  async function retain(label, retention) {
+    await ask("api/v1/commands/SetRetention", { method: "POST", body: { label, retention: `RETENTION_${retention}` } });
+    look();
+  }
+
+  function protect({ label, protected: isProtected }) {
+    confirm({
+      title: isProtected ? `Unprotect the checkpoint ${label}?` : `Protect the checkpoint ${label}?`,
+      text: isProtected
+        ? ["It is a routine one again: the next checkpoints of its folder may push it out, and it can be dropped."]
+        : ["Newer checkpoints do not push it out, and it cannot be dropped, until it is unprotected. Its files are kept as long."],
+      button: isProtected ? "Unprotect" : "Protect",
+      async act() {
+        await retain(label, isProtected ? "ROUTINE" : "PROTECTED");
+        return isProtected ? `${label} is a routine checkpoint` : `${label} is protected`;
+      },
+    });
+  }
+
+  function drop({ label, command, protected: isProtected }) {
+    const more = isProtected ? ["It is protected: the server refuses until it is unprotected."] : [];
+    confirm({
+      title: `Drop the checkpoint ${label}?`,
+      text: [
+        `It cannot be restored any more: the state of command ${whole(command)} is gone for good, unless a backup has it. What the store has now stays.`,
+        ...more,
+      ],
+      button: "Drop it",
+      danger: true,
+      async act() {
+        await retain(label, "DROPPED");
+        return `Dropped ${label}`;
       },
     });
   }
@@ -37,7 +75,7 @@ export function actions(view, look) {
       button: "Resize",
       async act({ size }) {
         const cache_bytes = parseBytes(size);
-        await ask("/api/v1/cache", { method: "POST", body: { cache_bytes }, timeoutS: LONG_S });
+        await ask("api/v1/cache", { method: "POST", body: { cache_bytes }, timeoutS: LONG_S });
         look();
         return `The cache's budget is ${bytes(cache_bytes)} now`;
       },
@@ -55,7 +93,7 @@ export function actions(view, look) {
       fields: [{ name: "policy", label: "Policy", value: stats.policy, options: server.policies }],
       button: "Change the policy",
       async act(body) {
-        await ask("/api/v1/commands/SetPolicy", { method: "POST", body, timeoutS: LONG_S });
+        await ask("api/v1/commands/SetPolicy", { method: "POST", body, timeoutS: LONG_S });
         look();
         return `The policy is ${body.policy} now`;
       },
@@ -74,11 +112,19 @@ export function actions(view, look) {
       async act() {
         const own = view().server?.settings.tokens && !session.name.includes(":") ? ":" : "";
         const body = { name: own + session.name }; // no path: a name may be ".."
-        await ask("/api/v1/commands/EndSession", { method: "POST", body });
+        await ask("api/v1/commands/EndSession", { method: "POST", body });
         look();
         return `Ended the session ${session.name}`;
       },
     });
+  }
+
+  // For `embstore report`, which draws it. Nothing changes, so nothing is asked.
+  function save(session) {
+    const { runs, stats } = view();
+    const href = URL.createObjectURL(new Blob([JSON.stringify(runs.file(session, stats))], { type: "application/json" }));
+    h("a", { href, download: `${session.name.replaceAll(/[^\w.-]+/g, "-")}.run.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(href), SAVED_MS);
   }
 
   function token(why = "") {
@@ -94,7 +140,7 @@ export function actions(view, look) {
     });
   }
 
-  return { checkpoint, resize, policy, end, token };
+  return { checkpoint, protect, drop, resize, policy, end, save, token };
 }
 
 // A size as people write it, if that says all of it.

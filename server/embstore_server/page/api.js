@@ -1,6 +1,9 @@
 // Requests to the server that the page came from, and to no other. The token stays in this tab.
+//
+// Paths are relative to the page's own, so that it may be below a prefix of a proxy. Other servers may
+// be below others of the same origin, so a token is kept by the page's path.
 
-const TOKEN = "embstore.token";
+const TOKEN = `embstore.token ${new URL(".", location).pathname}`;
 const TIMEOUT_S = 10;
 const GRACE_S = 5; // of a server that is there and late, beyond what it was given
 

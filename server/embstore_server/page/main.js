@@ -9,6 +9,7 @@ import { History, restMs } from "./history.js";
 import { memory, missRatio, occupancy, tables } from "./panels_cache.js";
 import { hitRates, latency, queue, stages, throughput, verbs } from "./panels_calls.js";
 import { checkpoints, sessions, slowCalls, storage } from "./panels_rest.js";
+import { Runs } from "./runs.js";
 import { switchTheme } from "./theme.js";
 import { tiles } from "./tiles.js";
 
@@ -19,7 +20,7 @@ const PREDICT_MS = 60_000;
 
 const byId = (id) => document.getElementById(id);
 const history = new History();
-const view = { history, stats: null, calls: null, server: null, checkpoints: null, hitRates: null, recent: [] };
+const view = { history, runs: new Runs(), stats: null, calls: null, server: null, checkpoints: null, hitRates: null, recent: [] };
 let timer = 0;
 let looking = false;
 let again = false;
@@ -86,17 +87,18 @@ async function predict() {
   const { predicting = true, curves = [] } = view.hitRates ?? {};
   const every = predicting ? LOOK_MS : curves.length ? PREDICT_MS : SELDOM_MS;
   const of = [service.instance, policy, cache.budget_bytes].join();
-  await seldom("hitRates", "/api/v1/hit-rates", every, { of });
+  await seldom("hitRates", "api/v1/hit-rates", every, { of });
 }
 
 async function look() {
   try {
-    const [stats, calls] = await Promise.all([ask("/api/v1/stats"), ask("/api/v1/calls")]);
+    const [stats, calls] = await Promise.all([ask("api/v1/stats"), ask("api/v1/calls")]);
     Object.assign(view, { stats, calls });
     history.push({ at: Date.now() / 1000, stats, calls });
-    await seldom("server", "/api/v1/server", SELDOM_MS, { of: stats.service.instance });
-    const of = [stats.service.instance, stats.epoch, ...stats.storage.checkpoints].join("\n");
-    await seldom("checkpoints", "/api/v1/checkpoints", KEPT_MS, { of, part: (answer) => answer.checkpoints });
+    view.runs.note({ at: Date.now() / 1000, stats });
+    await seldom("server", "api/v1/server", SELDOM_MS, { of: stats.service.instance });
+    const of = [stats.service.instance, stats.epoch, ...stats.storage.checkpoints, "", ...stats.storage.checkpoints_protected].join("\n");
+    await seldom("checkpoints", "api/v1/checkpoints", KEPT_MS, { of, part: (answer) => answer.checkpoints });
     await predict();
     draw();
     const { ready, reason } = stats.service;
@@ -118,7 +120,7 @@ async function explain(error) {
     return;
   }
   if (error.status === 504) {
-    const server = await ask("/api/v1/server").catch(() => null);
+    const server = await ask("api/v1/server").catch(() => null);
     const verb = server?.service.running_verb;
     say("busy", "warn", verb ? `The engine works on ${verb}; what is shown is older.` : error.plain);
     return;

@@ -6,7 +6,7 @@ import { age, byteRate, bytes, count, percent, rate, seconds, whole } from "./fo
 
 const SHOWN = 15;
 
-export function sessions({ end }) {
+export function sessions({ end, save }) {
   const { element, about } = card("sessions", "Look-ahead sessions", "whole");
   const drawn = table(
     [
@@ -23,6 +23,7 @@ export function sessions({ end }) {
       { head: "tables", className: "number", text: (one) => whole(one.tables.length) },
       { head: "state", text: (one) => (one.held_back ? "waits for room" : one.planner) },
       { head: "action", className: "number", text: () => "End", does: (one) => `End the session ${one.name}`, act: end },
+      { head: "run", className: "number", text: () => "Save", does: (one) => `Save the run of ${one.name} for embstore report`, act: save },
     ],
     (one) => one.name,
     "No session is open. A trainer that announces its steps has one here.",
@@ -78,7 +79,7 @@ function standing(one) {
   return one.standbys ? `${one.role} with ${one.standbys} standbys` : one.role;
 }
 
-export function checkpoints({ checkpoint }) {
+export function checkpoints({ checkpoint, protect, drop }) {
   const { element, head, about } = card("checkpoints", "Checkpoints");
   head.append(h("button", { id: "checkpoint", type: "button", textContent: "New checkpoint", onclick: checkpoint }));
   const drawn = table(
@@ -89,6 +90,9 @@ export function checkpoints({ checkpoint }) {
       { head: "behind now", className: "number", text: (one) => count(one.behind) },
       { head: "tables", className: "number", text: (one) => whole(one.tables.length) },
       { head: "metadata", className: "cut mono", text: (one) => JSON.stringify(one.metadata) },
+      { head: "kept", text: (one) => (one.protected ? "protected" : "routine") },
+      { head: "protection", className: "number", text: protection, does: (one) => `${protection(one)} ${one.label}`, act: protect },
+      { head: "removal", className: "number", text: () => "Drop", does: (one) => `Drop ${one.label}`, act: drop },
     ],
     (one) => one.label,
     "No checkpoint is kept. A crash loses what the durability level says; a restore needs one.",
@@ -103,6 +107,10 @@ export function checkpoints({ checkpoint }) {
     about.textContent = rows.length ? `${rows.length} kept, ${bytes(stats.storage.checkpoints_bytes)} wait for them` : "";
   }
   return { element, set };
+}
+
+function protection(one) {
+  return one.protected ? "Unprotect" : "Protect";
 }
 
 function longest(stages) {

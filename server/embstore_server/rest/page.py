@@ -2,7 +2,8 @@
 
 The page is plain HTML, CSS and modules of JavaScript, in `embstore_server/page`: no build, nothing
 from elsewhere. It asks the routes of REST like any other client and shows what they answer, so it
-needs no token itself; where tokens are on it asks for one, and sends it with each request.
+needs no token itself; where tokens are on it asks for one, and sends it with each request. It names
+all of them relative to itself, so a proxy may serve it below a path of its own.
 
 The files are read once, when the application is made, and served from memory: what is not among
 them does not exist, whatever a path says. The **policy** of their content lets them load and ask

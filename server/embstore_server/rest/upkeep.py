@@ -21,7 +21,7 @@ from embstore.commands import (
     WarmCache,
 )
 from embstore.hotness.stats import WarmingStats
-from embstore.stats import document, gauge, part, text
+from embstore.stats import document, flag, gauge, part, text
 from embstore_server.rest.calls import Call, Calling, CallRoute, one_table
 from embstore_server.rest.models import Request, examples, reply, reply_model
 from embstore_server.rest.tables import TableDescription
@@ -43,6 +43,7 @@ class CheckpointDescription:
     made_at: float | None = gauge(
         "When it was made, in seconds since the Unix epoch; none where that is not known."
     )
+    protected: bool = flag("Newer ones do not push it out, and it is not dropped.")
     tables: list[TableDescription] = part(
         "As they were.",
         lambda kept: [

@@ -95,10 +95,10 @@ def _over_steps(run: RunFile) -> Iterator[str]:
     hits["planned, and pinned"] = run.rates("prefetched_keys", "lookup_keys")
     yield _section("Hit rate", "Of the unique keys of each step, when they were looked up.")
     yield charts.lines(xs, hits, _percent, most=1.0)
-    yield _section("Where the loop's time went", "Milliseconds a step.")
-    yield charts.stacked(
-        xs, {name: _thousandfold(run.rates(of)) for name, of in _LOOP.items()}, _ms
-    )
+    loop = {n: _thousandfold(run.rates(of)) for n, of in _LOOP.items() if of in run.samples}
+    if loop:  # a file that the server's page saved has none of it
+        yield _section("Where the loop's time went", "Milliseconds a step.")
+        yield charts.stacked(xs, loop, _ms)
     yield _section("Stalls", "Milliseconds a step that lookups waited while it was their turn.")
     yield charts.lines(xs, {"stalled": _thousandfold(run.rates("stall_s"))}, _ms)
     yield _section("Rows sent", "Bytes a step: before its turn, and when it had come.")
@@ -121,7 +121,10 @@ def _advice(run: RunFile) -> Iterator[str]:
         "no more of them would be read from the disk; a hot set of them needs no calls.",
     )
     if not run.accesses:
-        yield '<p class="note">No accesses were counted (--count-rate of the server).</p>'
+        yield (
+            '<p class="note">The file has none: no accesses were counted (--count-rate of the '
+            "server), or the server's page saved it, which shows them itself.</p>"
+        )
     for accesses in run.accesses:
         layout = _layout(run.cache, accesses)
         rows, shares = accesses["rows"], accesses["share"]

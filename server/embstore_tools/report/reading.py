@@ -1,4 +1,6 @@
-"""A run's file (`embstore_training.history`): read, checked, and differences of its samples."""
+"""A run's file (`embstore_training.history`, or the server's page): read, checked, and differences
+of its samples.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -30,6 +30,7 @@ def test_an_older_store_opens_as_it_was_closed(store):
     assert (store.command, store.epoch) == (WRITTEN["command"], WRITTEN["epoch"])
     assert {name: store.table(name).t for name in store.tables()} == WRITTEN["t"]
     assert [kept.label for kept in store.checkpoints()] == WRITTEN["labels"]
+    assert not any(kept.protected for kept in store.checkpoints())
     assert store.table("adagrad").learning_rate == WRITTEN["rate"]
     assert store.table("sgd").rows == WRITTEN["rows"]
 

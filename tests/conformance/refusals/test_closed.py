@@ -16,6 +16,7 @@ STORE_CALLS = {
     "update_ranks": lambda s: s.update_ranks([{"a": ([1], ones(1))}]),
     "checkpoint": lambda s: s.checkpoint("c"),
     "checkpoints": lambda s: s.checkpoints(),
+    "set_retention": lambda s: s.set_retention("c", "dropped"),
     "restore": lambda s: s.restore("c"),
     "flush": lambda s: s.flush(),
     "resize_cache": lambda s: s.resize_cache(1 << 22),

@@ -10,6 +10,7 @@ import pytest
 
 from embstore import commands as c
 from embstore.errors import (
+    CheckpointNotFoundError,
     EmbstoreError,
     InvalidArgumentError,
     PermissionDeniedError,
@@ -32,6 +33,7 @@ _REFUSED_FOR_ANOTHER_REASON = {
     "ReadStep": InvalidArgumentError,  # the trainer of the session waits
     "SetShardMap": InvalidArgumentError,  # the store is no shard
     "ReadScan": SessionExpiredError,  # nobody has opened it
+    "SetRetention": CheckpointNotFoundError,  # nobody has made it
 }
 
 

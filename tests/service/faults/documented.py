@@ -50,6 +50,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "GrowTable": {"table": "a", "rows": ROWS + 9},
     "SetLearningRate": {"table": "b", "learning_rate": 0.5},
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
+    "SetRetention": {"label": "kept", "retention": "RETENTION_ROUTINE"},
     "Restore": {"label": "kept"},
     "restore": {"label": "kept"},
     "OpenSession": {"name": "train", "tables": ["a", "b"]},

@@ -22,6 +22,7 @@ from tests.service.faults.following import (
     await_same,
     await_standing,
     connected,
+    kept,
     server,
     standing,
 )
@@ -134,6 +135,43 @@ def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair: Pair) -
         store.restore("more")
         await_same(pair.leader, pair.standby)
     pair.kill()
+
+
+@pytest.mark.parametrize("ended", ["neither", "leader", "standby"])
+def test_a_standby_keeps_the_labels_that_its_leader_keeps(pair: Pair, ended: str) -> None:
+    """Those that were protected or dropped too, so that a restore of either finds the same."""
+    pair.start()
+    with connected(pair.leader) as store, connected(pair.standby) as copy:
+        make_tables(store)
+        for n in range(3):
+            update(store, n)
+            store.checkpoint(f"label-{n}")
+        store.set_retention("label-0", "protected")
+        store.set_retention("label-1", "dropped")
+        await_same(pair.leader, pair.standby)
+        if ended != "neither":
+            server = getattr(pair, ended)
+            server.kill()
+            server.start()
+        store.checkpoint("label-1")  # again, at another command
+        store.set_retention("label-2", "dropped")
+        for n in range(3, 8):
+            update(store, n)
+            store.checkpoint(f"label-{n}")
+        wanted = await_same(pair.leader, pair.standby)["checkpoints"]
+        assert [(label, protected) for label, *_, protected in wanted] == [
+            ("label-0", True),
+            *((f"label-{n}", False) for n in (5, 6, 7)),
+        ]
+        with pytest.raises(PermissionDeniedError, match="standby"):
+            copy.set_retention("label-7", "dropped")
+        pair.leader.kill()
+        copy.promote()
+    with connected(pair.standby) as store:
+        store.set_retention("label-6", "dropped")
+        store.restore("label-0")
+        assert [one[0] for one in kept(store)] == ["label-0"]
+    pair.standby.kill()
 
 
 @pytest.mark.parametrize("seed", range(2))
