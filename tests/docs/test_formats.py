@@ -19,6 +19,9 @@ import pytest
 import embstore
 from embstore.config import Limits
 from embstore.profiles.hotset import HotSet
+from embstore.sharding import ShardMap
+from embstore.storage import shard as shards
+from embstore.storage.shard import ShardPlace
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.style.sources import ROOT
 
@@ -84,6 +87,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
         store.checkpoint("logged", {"step": 2})
         store.import_profile(store.export_profile())
         store.pin_hot_set(HotSet({"ads": np.arange(3)}))
+        place = ShardPlace(1, ShardMap.even("cluster", ["127.0.0.1:1", "127.0.0.1:2"]))
+        shards.write(store.executor.storage.files, place)
         return path, *table.read_rows(KEYS)
 
 
@@ -95,6 +100,15 @@ def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> 
         assert any(re.fullmatch(pattern, file) for file in files), pattern
     for file in files:
         assert any(re.fullmatch(pattern, file) for pattern in patterns), file
+
+
+def test_shard(written: tuple[Path, Any, Any]) -> None:
+    found = json.loads((written[0] / "SHARD").read_text())
+    section = PAGE.partition("## SHARD")[2].partition("\n## ")[0]
+    for name in (*found, *found["shard_map"]):
+        assert f"`{name}`" in section, name
+    assert (found["shard"], len(found["shard_map"]["owners"])) == (1, 1024)
+    assert ShardMap.from_json(json.dumps(found["shard_map"])).shards[1] == "127.0.0.1:2"
 
 
 def test_header_page(written: tuple[Path, Any, Any]) -> None:
