@@ -119,12 +119,19 @@ def finishing(
     sums: Mapping[str, Any] | None = None,
     options: UpdateOptions | None = None,
     *,
-    rows_checksum: int | None = None,
+    rows_checksum: Callable[[], int] | None = None,
 ) -> Callable[[str], AcknowledgedUpdate]:
-    """Return the call of a member by which a step is "updated", "released" or "skipped"."""
+    """Return the call of a member by which a step is "updated", "released" or "skipped".
+
+    rows_checksum : returns that of the rows before the update, in the thread that calls
+    """
     if verb == "released":
         return lambda member: sessions.release_step(member, number)
     if verb == "skipped" or sums is None or options is None:
         return lambda member: sessions.skip_step(member, number)
-    more = vars(options) | ({} if rows_checksum is None else {"rows_checksum": rows_checksum})
-    return lambda member: sessions.update_step(member, number, sums, **more)
+
+    def update(member: str) -> AcknowledgedUpdate:
+        found = None if rows_checksum is None else rows_checksum()
+        return sessions.update_step(member, number, sums, **vars(options), rows_checksum=found)
+
+    return update

@@ -91,6 +91,15 @@ class StepReading(StepLookup):
             for table in (self._share.table(name),)
         )
 
+    def check_bytes(self, most: int) -> None:
+        """Raise InvalidArgumentError, if the rows have more bytes than `most`."""
+        if self.reply_bytes > most:
+            raise InvalidArgumentError(
+                f"session {self._session.name!r}: step {self.number}: expected rows and state of "
+                f"at most {most} bytes (limits.call_bytes_max), found {self.reply_bytes}; read "
+                "fewer rows in a call"
+            )
+
     def is_ready(self) -> bool:
         """Say whether the rows can be read; see `poll`."""
         return self.poll() >= Readiness.EARLY

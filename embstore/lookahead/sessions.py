@@ -225,12 +225,15 @@ class Sessions:
         Raises
         ------
         InvalidArgumentError : tables or positions that were not announced; the session's trainer
-            waits, and does not run ahead.
+            waits, and does not run ahead; more bytes of rows than a call may have.
         """
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
             step = self._asked(session, rank, command.step)
-            return StepReading(self._tables, self._planner, session, rank, step, command.tables)
+            tables, planner = self._tables, self._planner
+            reading = StepReading(tables, planner, session, rank, step, command.tables)
+        reading.check_bytes(tables.limits.call_bytes_max)
+        return reading
 
     def turn(self, command: Finish) -> StepTurn | None:
         """Return what has to be waited for before a step is finished; None: nothing. Never waits

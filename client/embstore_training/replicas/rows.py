@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import apply_update, update_rows
+from embstore.arithmetic import update_rows
 from embstore.arrays import Rows
 from embstore.config import TableConfig
 
@@ -44,7 +44,7 @@ class HostRows:
         DeviceError : this thread flushes denormals.
         """
         weights, state = self.read(slots)
-        apply_update(self._kind, weights, state, gradients, scalars)
+        update_rows(self._kind, weights, state, np.arange(len(slots)), gradients, scalars)
         return weights, state
 
     def update(self, slots: Slots, gradients: Rows, scalars: Rows) -> None:

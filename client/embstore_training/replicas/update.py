@@ -150,7 +150,8 @@ def scaled(shares: list[Share], gradient_scale: float) -> dict[str, Sums]:
     for name in names:
         parts = [share[name] for share in shares if name in share]
         keys, total = parts[0] if len(parts) == 1 else _added(parts)
-        sums[name] = Sums(keys, scale_sums(total, gradient_scale))
+        # Times 1 every number is itself: a copy is saved, and nobody changes a sum.
+        sums[name] = Sums(keys, total if gradient_scale == 1 else scale_sums(total, gradient_scale))
     return sums
 
 
@@ -164,7 +165,7 @@ def _added(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:
 def first_nonfinite(sums: Mapping[str, Sums]) -> tuple[str, int] | None:
     """Return table and key of the first gradient that is not finite (contract.md, rule 9)."""
     for name, (keys, gradients) in sums.items():
-        is_finite = np.isfinite(gradients).all(axis=1)
-        if not is_finite.all():
-            return name, int(keys[~is_finite][0])
+        is_finite = np.isfinite(gradients)
+        if not is_finite.all():  # of all at once: row by row takes thrice as long
+            return name, int(keys[~is_finite.all(axis=1)][0])
     return None

@@ -33,6 +33,7 @@ from the store's rows, so to the same bits.
 
     slots     which slot each key of a step has: the reader's thread, far ahead
     rows      the rows in flight, read and updated: the loop's thread
+    pieces    what one call asks for
     sending   finished steps on their way to the store, in order, at most `depth`
     workers   threads that ask and send
     exchange  what steps call

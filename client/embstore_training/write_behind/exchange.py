@@ -13,13 +13,14 @@ from embstore.checks import checked
 from embstore.commands import UpdateOptions
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
-from embstore.results import AcknowledgedUpdate, StepRecords
+from embstore.results import AcknowledgedUpdate
 from embstore_training.exchange import Exchange, finishing
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 from embstore_training.times import Times
-from embstore_training.write_behind.rows import RowsInFlight, StepSums
+from embstore_training.write_behind.pieces import Wanted, pieces
+from embstore_training.write_behind.rows import Came, Checksum, RowsInFlight, StepSums
 from embstore_training.write_behind.sending import Sending
 from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
@@ -35,8 +36,10 @@ class _Flight:
     """What is known of one step beside its batch."""
 
     placed: dict[str, Placed]
-    records: "Future[StepRecords] | None" = None  # None: not asked for yet, or nothing to ask for
+    is_expected: bool = False  # Its rows have been asked for, if there are any to ask for.
+    came: "Future[list[Came]] | None" = None  # None: there are none, or they are admitted.
     is_admitted: bool = False
+    asked_on: bool = False  # The steps after it have been asked for.
 
 
 class WriteBehind(Exchange):
@@ -79,9 +82,9 @@ class WriteBehind(Exchange):
         tables, window = self.sessions.tables(self._session.facts.tables), 2 * self._depth
         self._rows = RowsInFlight(tables, window, self._all_gather)
         self._slots = {name: TableSlots(window) for name in tables}
-        bytes_max = self.sessions.call_bytes_max()
+        self._bytes_max = self.sessions.call_bytes_max()
         self._sending = Sending(
-            self._session, self._depth, bytes_max, self._acknowledged, self._failed
+            self._session, self._depth, self._bytes_max, self._acknowledged, self._failed
         )
 
     def _acknowledged(self, number: int) -> None:
@@ -100,22 +103,38 @@ class WriteBehind(Exchange):
         )
 
     def begin(self, entry: Entry) -> None:
-        """Ask for the rows of this step and of the next ones, as far as they are announced."""
-        self._ask(entry)
+        """Be at this step, whose rows have been asked for: of a loop's first step they are now, and
+        with them those of the next ones."""
+        self._current = entry
+        if not entry.flight.is_expected:
+            self._ask(entry)
+            self._ask_on(entry)
+
+    def _ask_on(self, entry: Entry) -> None:
+        """Ask for the rows of the next steps, as far as they are announced."""
+        entry.flight.asked_on = True
         for following in self.ahead.announced(self._depth) if self.ahead is not None else ():
             if following.number <= entry.number + self._depth:
                 self._ask(following)
 
     def _ask(self, entry: Entry) -> None:
         flight: _Flight = entry.flight
-        if flight.records is None and any(len(p.new) for p in flight.placed.values()):
-            flight.records = self._readers.submit(lambda: self._read(entry))
+        if not flight.is_expected:
+            flight.is_expected = True
+            self._rows.expect(flight.placed)
+            if any(len(places.new) for places in flight.placed.values()):
+                flight.came = self._readers.submit(lambda: self._read(entry))
 
-    def _read(self, entry: Entry) -> StepRecords:
-        flight: _Flight = entry.flight
-        wanted = {name: places.new for name, places in flight.placed.items() if len(places.new)}
-        read = self.sessions.read_step
-        return self._session.call(lambda member: read(member, entry.number, wanted))
+    def _read(self, entry: Entry) -> list[Came]:
+        """Read the new rows of a step, and put them in place. Any thread."""
+        rows, placed, read = self._rows, entry.flight.placed, self.sessions.read_step
+        new = {name: places.new for name, places in placed.items() if len(places.new)}
+
+        def put(wanted: Wanted) -> Came:
+            records = self._session.call(lambda member: read(member, entry.number, wanted))
+            return rows.put(placed, wanted, records)
+
+        return [put(wanted) for wanted in pieces(new, rows.row_bytes, self._bytes_max)]
 
     def synchronize(self) -> None:
         """Wait until every finished step is acknowledged."""
@@ -151,7 +170,11 @@ class WriteBehind(Exchange):
         return True
 
     def send_for_next(self, most: int | None = None) -> None:
-        """They have been asked for long ago."""
+        """Let threads send and ask, now that the loop begins to compute."""
+        if self._sending is not None:
+            self._sending.go_on()
+        if not self._current.flight.asked_on:
+            self._ask_on(self._current)
 
     def rows(self, entry: Entry) -> dict[str, Rows]:
         """Return the rows of a step's unique keys."""
@@ -165,16 +188,17 @@ class WriteBehind(Exchange):
                 "expected the run to end after an update that was interrupted; open it again"
             )
         if not flight.is_admitted:
-            self._rows.admit(flight.placed, entry.keys, self._records(entry))
+            self._rows.admit(flight.placed, entry.keys, self._came(entry))
             flight.is_admitted = True
         return flight.placed
 
-    def _records(self, entry: Entry) -> StepRecords | None:
+    def _came(self, entry: Entry) -> list[Came]:
+        """Wait for a step's new rows."""
         flight: _Flight = entry.flight
-        if flight.records is None:
-            return None
+        if flight.came is None:
+            return []
         try:
-            return flight.records.result()
+            return flight.came.result()
         except DeadlineError:  # it was asked long before the step's turn
             return self._read(entry)
 
@@ -192,21 +216,26 @@ class WriteBehind(Exchange):
         with self._times.part("send"):
             assert self._sending is not None, "the loop has begun"
             self._sending.make_room()
-            placed, number = self._admitted(entry), entry.number
+            number, flight = entry.number, entry.flight
+            self._admitted(entry)
+            if not flight.asked_on:
+                self._ask_on(entry)
             if verb != "updated" or options is None:
                 meet(self._all_gather, _VERBS[verb])
                 send = finishing(self.sessions, number, verb)
                 self._sending.send(number, verb, 0, send)
                 return AcknowledgedUpdate(0, self._rows.t, skipped=verb == "skipped")
             own, given = self._own(entry, sums or {}, options)
-            checksum = self._rows.checksum(placed)
+            checksum = Checksum(self._rows.read(flight.placed))
             self._is_torn = True
             try:
                 is_applied = self._rows.update(number, given, options)
             except InvalidArgumentError:  # refused whole
                 self._is_torn = False
                 raise
-            send = finishing(self.sessions, number, verb, own, options, rows_checksum=checksum)
+            send = finishing(
+                self.sessions, number, verb, own, options, rows_checksum=checksum.value
+            )
             size = sum(of.gradients.nbytes for of in given.values())
             self._sending.send(number, verb, size, send)
             self._is_torn = False

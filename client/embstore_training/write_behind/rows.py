@@ -1,26 +1,40 @@
 """The rows in flight: those of the last steps, as of the step that the loop is at.
 
-They are held in slots that the reader's thread has given out (`slots`). A step is **admitted**
-once, in order, before it is looked up or finished: its new rows are put in place, with what they
-have not seen of other ranks' updates applied. Then rows are read, and the step's update changes
-them.
+They are held in slots that the reader's thread has given out (`slots`). A step goes through four
+hands, each time in the order of the steps but for the second:
+
+    expected   there is room for its new rows: the loop, `depth` steps ahead
+    put        these have come, and are in their slots: a thread that asks for rows
+    admitted   other ranks' updates that they have not seen are applied: the loop, at its turn
+    updated    its update has changed its rows: the loop
+
+**Rows may be put while the loop works.** The slots of a step's new rows are nobody else's by then:
+a key that has lost one was last used more than 2 depth steps before, and the loop has finished all
+steps up to depth + 1 before when it expects a step.
+
+**Checksums** are of the rows that an update is applied to. The loop copies these, which takes a
+fraction of the time; the thread that sends the step computes with them.
 """
 
+import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import checksum, unique
-from embstore.arrays import EMPTY_KEY, Keys, Rows
+from embstore.arrays import EMPTY_KEY, Inverse, Keys, Rows
 from embstore.commands import UpdateOptions
+from embstore.layout import VALUE_BYTES
 from embstore.results import StepRecords, TableDescription
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.rows import HostRows, Slots
 from embstore_training.replicas.update import Sums, Trained, agreed, checked, scalars_of
 from embstore_training.write_behind.slots import Placed
+
+POSITION_BYTES = 4
 
 
 class StepSums(NamedTuple):
@@ -31,11 +45,33 @@ class StepSums(NamedTuple):
     slots: Slots  # (n,)
 
 
+class Came(NamedTuple):
+    """New rows of a step that have been put in place, by one call."""
+
+    last_step: int  # that they are as of
+    slots: dict[str, Slots]  # by table
+
+
 class _Update(NamedTuple):
     """One update of one table by all ranks, for rows that come later."""
 
     sums: Sums
     scalars: Rows  # of its optimizer
+
+
+class Checksum:
+    """The checksum of a step's rows, computed when it is first asked for. Any thread."""
+
+    def __init__(self, rows: list[tuple[Rows, Rows]]) -> None:
+        self._rows, self._found = rows, 0
+        self._guard = threading.Lock()
+
+    def value(self) -> int:
+        """Return it (`embstore.arithmetic.checksum`); the rows are not kept."""
+        with self._guard:
+            if self._rows:
+                self._found, self._rows = checksum(self._rows), []
+            return self._found
 
 
 class _Table:
@@ -45,7 +81,8 @@ class _Table:
         self.config = described.config
         self.t = described.t
         self.rows = HostRows(described.config, 0)
-        self.keys = np.empty(0, np.int64)  # of each slot; EMPTY_KEY: none
+        self.keys = np.empty(0, np.int64)  # of each slot; EMPTY_KEY: none. Of several ranks only.
+        self._guard = threading.Lock()  # Rows that are put while there is made room would be lost.
 
     @property
     def trained(self) -> Trained:
@@ -54,9 +91,14 @@ class _Table:
     def make_room(self, slot_count: int) -> None:
         if slot_count > len(self.keys):
             count = max(slot_count, len(self.keys) * 5 // 4)
-            self.rows.grow(count)
+            with self._guard:
+                self.rows.grow(count)
             more = np.full(count - len(self.keys), EMPTY_KEY)
             self.keys = np.concatenate([self.keys, more])
+
+    def put(self, slots: Slots, weights: Rows, state: Rows) -> None:
+        with self._guard:
+            self.rows.write(slots, weights, state)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
         """Return the slots of those of some keys that are here, and which these are."""
@@ -67,7 +109,7 @@ class _Table:
 
 
 class RowsInFlight:
-    """The rows in flight of a session's tables. The loop's thread only."""
+    """The rows in flight of a session's tables. The loop's thread, but where it says otherwise."""
 
     def __init__(
         self,
@@ -90,27 +132,52 @@ class RowsInFlight:
         """Return the dim of a table."""
         return self._tables[name].config.dim
 
-    def admit(
-        self,
-        placed: Mapping[str, Placed],
-        keys: Mapping[str, Keys],
-        records: StepRecords | None,
-    ) -> None:
-        """Put the rows of a step in place; None: all are here."""
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Of each table: bytes of a row where it travels, and of its position."""
+        return {
+            name: POSITION_BYTES + VALUE_BYTES * (table.config.dim + table.config.state_dim)
+            for name, table in self._tables.items()
+        }
+
+    def expect(self, placed: Mapping[str, Placed]) -> None:
+        """Make room for the new rows of a step, which may be put from now on."""
         for name, places in placed.items():
             table = self._tables[name]
             table.make_room(places.slot_count)
             table.keys[places.freed] = EMPTY_KEY
-            table.keys[places.slots] = keys[name]
-        for part in records.tables if records is not None else ():
-            table, places = self._tables[part.table], placed[part.table]
-            slots = places.slots[places.new]
+
+    def put(
+        self,
+        placed: Mapping[str, Placed],
+        wanted: Mapping[str, Inverse],
+        records: StepRecords,
+    ) -> Came:
+        """Put the rows at some positions of a step in place. Any thread.
+
+        wanted : those that were asked for, (n,) by table
+        """
+        came = Came(records.last_step, {})
+        for part in records.tables:
+            slots = placed[part.table].slots[wanted[part.table]]
             assert part.state is not None, "they are asked for with their state"
-            table.rows.write(slots, part.rows, part.state)
-            for number, updates in self._updates:
-                assert records is not None
-                if number > records.last_step and part.table in updates:
-                    self._catch_up(table, slots, updates[part.table])
+            self._tables[part.table].put(slots, part.rows, part.state)
+            came.slots[part.table] = slots
+        return came
+
+    def admit(
+        self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[Came]
+    ) -> None:
+        """Have the rows of a step, all of which have been put, as of its turn."""
+        if self._all_gather is None:
+            return  # none that has come has missed an update, and none is looked for by its key
+        for name, places in placed.items():
+            self._tables[name].keys[places.slots] = keys[name]
+        for rows in came:
+            for name, slots in rows.slots.items():
+                for number, updates in self._updates:
+                    if number > rows.last_step and name in updates:
+                        self._catch_up(self._tables[name], slots, updates[name])
 
     def _catch_up(self, table: _Table, slots: Slots, update: _Update) -> None:
         """Apply an update that rows have not seen, to those of them that it names."""
@@ -123,11 +190,9 @@ class RowsInFlight:
         """Return the weights of a step's keys, (u, dim) by table, the caller's to keep."""
         return {name: self._tables[name].rows.take(places.slots) for name, places in placed.items()}
 
-    def checksum(self, placed: Mapping[str, Placed]) -> int:
-        """Return the checksum of a step's rows (`embstore.arithmetic.checksum`)."""
-        return checksum(
-            self._tables[name].rows.read(places.slots) for name, places in placed.items()
-        )
+    def read(self, placed: Mapping[str, Placed]) -> list[tuple[Rows, Rows]]:
+        """Return weights and state of a step's keys, by table, copies."""
+        return [self._tables[name].rows.read(places.slots) for name, places in placed.items()]
 
     def update(self, number: int, given: Mapping[str, StepSums], options: UpdateOptions) -> bool:
         """Apply a step's update, of all ranks; return False if it is skipped.

@@ -9,6 +9,10 @@ The first failure is kept: nothing is sent after it, and whoever sends or waits 
 A step is in the queue or it is not: its threads take steps from there themselves. So an interrupt
 (Ctrl-C) within `send` leaves none behind for which nobody comes, and which the end of the run would
 wait for; at most its threads have not been woken, which `synchronize` does.
+
+**Who goes first.** A thread that begins a call needs the interpreter for a millisecond or two, and
+so does the loop, which begins the next step at once. So a step that is sent waits until the loop
+computes (`go_on`), or waits itself; but not for long, as the loop may do something else.
 """
 
 import threading
@@ -18,6 +22,9 @@ from typing import NamedTuple
 
 from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
+
+_KEEP_BACK_S = 3e-3
+"""How long a step waits for the loop to go on: a few times what that takes for large steps."""
 
 
 class _Step(NamedTuple):
@@ -42,7 +49,11 @@ class Sending:
         `failed`, once, why no more will be."""
         self._session, self._depth, self._bytes_max = session, depth, bytes_max
         self._finished, self._failed = finished, failed
-        self._changed = threading.Condition()  # Of all below.
+        lock = threading.Lock()  # Of all below.
+        self._done, self._given = threading.Condition(lock), threading.Condition(lock)
+        """For the loop, that a step is acknowledged; for a sender, that there is one for it."""
+        self._gone_on = threading.Condition(lock)
+        self._is_kept_back = False  # The loop is between two computations.
         self._waiting: deque[_Step] = deque()
         self._out: dict[int, int] = {}  # Bytes of each step that is out, by number.
         self._failure: BaseException | None = None
@@ -59,7 +70,7 @@ class Sending:
     @property
     def is_behind(self) -> bool:
         """Whether something that was sent is not acknowledged yet, and may still be."""
-        with self._changed:
+        with self._done:
             return self._failure is None and not self._is_done()
 
     def make_room(self) -> None:
@@ -70,9 +81,16 @@ class Sending:
         self, number: int, verb: str, size: int, send: Callable[[str], AcknowledgedUpdate]
     ) -> None:
         """Have the next step "updated", "released" or "skipped" by a call; wait for nothing."""
-        with self._changed:
+        with self._given:
+            self._is_kept_back = True
             self._waiting.append(_Step(number, verb, size, send))
-            self._changed.notify_all()
+            self._given.notify()
+
+    def go_on(self) -> None:
+        """Let what was sent go, as the loop needs its thread for a while no more."""
+        with self._gone_on:
+            self._is_kept_back = False
+            self._gone_on.notify_all()
 
     def synchronize(self) -> None:
         """Wait until all that was sent is acknowledged; raise what has failed."""
@@ -80,19 +98,25 @@ class Sending:
 
     def stop(self) -> None:
         """Send nothing more; wait for nobody."""
-        with self._changed:
+        with self._given:
             self._is_stopped = True
-            self._changed.notify_all()
+            self._wake_all()
 
     def _is_done(self) -> bool:
         return not self._waiting and not self._out
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._failure is not None or condition())
+        with self._done:
+            if self._failure is None and not condition():
+                self._is_kept_back = False
+                self._wake_all()
+                self._done.wait_for(lambda: self._failure is not None or condition())
             if self._failure is not None:
                 raise self._failure
+
+    def _wake_all(self) -> None:
+        for condition in (self._done, self._given, self._gone_on):
+            condition.notify_all()
 
     def _run(self) -> None:
         """Send one step after the other. A thread's."""
@@ -101,25 +125,34 @@ class Sending:
                 self._session.finish(step.number, step.verb, step.send)
                 self._finished(step.number)
             except BaseException as failure:
-                with self._changed:
+                with self._done:
                     is_first, self._failure = self._failure is None, self._failure or failure
                 if is_first:
                     self._failed(failure)
             finally:
-                with self._changed:
+                with self._done:
                     del self._out[step.number]
-                    self._changed.notify_all()
+                    self._done.notify_all()
+                    self._given.notify()  # there may be room for another one
+                    if self._has_ended():
+                        self._wake_all()
             del step  # not kept while the next is waited for
 
     def _next(self) -> _Step | None:
         """Take the first step that waits, once there is room for it; None: no more are sent."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_ended() or self._has_room())
-            if self._has_ended():
-                return None
-            step = self._waiting.popleft()
-            self._out[step.number] = step.bytes
-            return step
+        with self._given:
+            while not self._has_ended():
+                if self._has_room() and not self._is_kept_back:
+                    step = self._waiting.popleft()
+                    self._out[step.number] = step.bytes
+                    if self._has_room():
+                        self._given.notify()
+                    return step
+                if self._has_room():
+                    self._is_kept_back = self._gone_on.wait(_KEEP_BACK_S) and self._is_kept_back
+                else:
+                    self._given.wait()
+            return None
 
     def _has_ended(self) -> bool:
         return self._is_stopped or self._failure is not None

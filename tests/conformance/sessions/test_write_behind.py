@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
+from embstore.config import Adagrad, Adam, Ftrl, Limits, RowWiseAdagrad, Sgd
 from embstore.errors import InvalidArgumentError, ReplicaMismatchError, TableHeldError
 from embstore.handles.sessions import SomeGradients
 from embstore.handles.store import Store
-from tests.conformance.cases import assert_same, config, generator, normal
+from tests.conformance.cases import assert_same, config, generator, normal, refused
 from tests.conformance.traces import cut_into_bags, values, zipf_keys
 
 ROWS, DRAWS = 900, 120
@@ -407,3 +407,32 @@ def test_a_rate_is_given_to_updates_not_to_the_table(twin):
             step.release()
             twin.reference.command_number += 1
     twin.check()
+
+
+def test_rows_of_a_step_come_in_as_many_calls_as_the_limit_asks_for(backend):
+    """A step whose weights fit a call, and whose state does not."""
+    most, draws = 1 << 16, 500
+    given = config(dim=16, rows=5_000, optimizer=Adam(0.01))
+    store, plain = (
+        backend.open_store(name, limits=Limits(call_bytes_max=most)) for name in ("run", "plain")
+    )
+    for opened in (store, plain):
+        opened.create_table("a", **given)
+    rng = generator(853)
+    with store.session(["a"], waits="none", name="run") as run:
+        for step in run.steps([{"a": rng.permutation(5_000)[:draws]} for _ in range(8)], itself):
+            keys, rows = step.batch["a"], step.lookup()["a"]
+            assert_same(rows, plain.table("a").lookup(keys))
+            step.update({"a": rows})
+            plain.table("a").update(keys, rows)
+    assert store.table("a").digest() == plain.table("a").digest()
+
+    store.sessions.open("raw", ["a"], waits="none")
+    member = store.sessions.join("raw", 0).member
+    store.sessions.announce(member, {1: {"a": np.arange(draws)}})
+    row_bytes = 4 * 3 * 16
+    with refused(store, InvalidArgumentError, "limits.call_bytes_max", str(draws * row_bytes)):
+        store.sessions.read_step(member, 1, {"a": np.arange(draws)})
+    fits = np.arange(most // row_bytes)
+    (part,) = store.sessions.read_step(member, 1, {"a": fits}).tables
+    assert_same(part.rows, plain.table("a").lookup(fits))
