@@ -120,6 +120,11 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
     return found[0]
 
 
+def set_retention(router: Router, command: c.SetRetention, call: Call) -> Checkpoint:
+    """Protect a label on every shard, or drop it."""
+    return router.all(command, call)[0]
+
+
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
 ) -> tuple[Checkpoint, ...]:
@@ -187,7 +192,7 @@ HANDLERS = {
     c.SetLearningRate: acknowledged,
     c.Flush: flush,
     c.Checkpoint: checkpoint,
-    c.SetRetention: tell,
+    c.SetRetention: set_retention,
     c.ListCheckpoints: list_checkpoints,
     c.Restore: restore,
     c.Backup: backup,
