@@ -69,7 +69,7 @@ def shown(command: Command[Any], result: Any) -> Any:
             return result.version, result.policy, result.cache_bytes, result.limits
         case c.GetStats(), _:
             return {name: result[name] for name in ("rows", "t", "learning_rate")}
-        case c.Checkpoint(), _:
+        case c.Checkpoint() | c.SetRetention(), _:
             return described(result)
         case c.Backup(), _:
             return result.label, result.command
@@ -99,7 +99,9 @@ def of_cluster(command: Command[Any], result: Any) -> Any:
 
 def described(checkpoint: Any) -> Any:
     """Return what the wire says of a checkpoint: not the number of its commit, nor places."""
-    return checkpoint.label, checkpoint.metadata, checkpoint.state.command, checkpoint.state.tables
+    state = checkpoint.state
+    whole = checkpoint.label, checkpoint.metadata, checkpoint.protected
+    return *whole, state.command, state.tables
 
 
 def equal(one: Any, other: Any) -> bool:
