@@ -36,6 +36,12 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
     info = _info(store)
     shard_map, own = info.shard_map, info.shard
     assert shard_map is not None and own is not None
+    if store.executor.rounds_rows:
+        store.close()
+        raise InvalidArgumentError(
+            'expected wire_dtype="float32" for a cluster: what several shards round is not what '
+            "one server rounds"
+        )
     stores: dict[int, Store] = {own: store}
     others = {n: a for n, a in enumerate(shard_map.shards) if n != own}
     try:

@@ -50,6 +50,10 @@ class KnownTables:
         """Ask for a table anew."""
         self._seen.pop(name, None)
 
+    def forget_all(self) -> None:
+        """Ask for every table anew."""
+        self._seen.clear()
+
     def by_id(self, command: c.Command[Any], send: Callable[[Any], T]) -> T:
         """Send a command with the ids of its tables, once more where these are other tables by now.
 
@@ -57,24 +61,26 @@ class KnownTables:
         ------
         TableNotFoundError : or whatever `send` raises.
         """
+        named = self._with_ids(command)
         try:
-            return send(self._with_ids(command))
+            return send(named)
         except TableNotFoundError:
-            if not self._forget_named(command):
+            for part in _parts(command):
+                if part.table_id is None:
+                    self.forget(part.table)
+            again = self._with_ids(command)
+            if [p.table_id for p in _parts(again)] == [p.table_id for p in _parts(named)]:
                 raise
-        return send(self._with_ids(command))
+        return send(again)
 
     def _with_ids(self, command: Any) -> Any:
-        """Return a command of several tables with the ids that their names have."""
+        """Return a command with the ids that the names of its tables have."""
         match command:
-            case c.Lookup(tables, admit):
-                return c.Lookup(tuple(map(self._with_id, tables)), admit)
-            case c.Update(tables, options):
-                return c.Update(tuple(map(self._with_id, tables)), options)
-            case c.LookupPooled(pooled, admit):
-                return c.LookupPooled(tuple(map(self._with_id, pooled)), admit)
-            case c.UpdatePooled(spread, options):
-                return c.UpdatePooled(tuple(map(self._with_id, spread)), options)
+            case c.Lookup() | c.Update() | c.LookupPooled() | c.UpdatePooled():
+                tables: Any = tuple(map(self._with_id, command.tables))
+                return replace(command, tables=tables)
+            case c.ReadRows() | c.Assign() | c.PutRows():
+                return replace(command, keys=self._with_id(command.keys))
             case c.UpdateRanks(ranks, options):
                 parts = tuple(c.Rank(tuple(map(self._with_id, rank.tables))) for rank in ranks)
                 return c.UpdateRanks(parts, options)
@@ -85,20 +91,14 @@ class KnownTables:
             return part
         return replace(part, table_id=self.find(part.table, None).table_id)
 
-    def _forget_named(self, command: Any) -> bool:
-        """Forget what was seen of tables a command names without an id; say if it names any."""
-        match command:
-            case c.Lookup(tables) | c.Update(tables):
-                parts: tuple[Any, ...] = tables
-            case c.LookupPooled(pooled):
-                parts = pooled
-            case c.UpdatePooled(spread):
-                parts = spread
-            case c.UpdateRanks(ranks):
-                parts = tuple(part for rank in ranks for part in rank.tables)
-            case _:
-                return False
-        named = [part.table for part in parts if part.table_id is None]
-        for name in named:
-            self.forget(name)
-        return bool(named)
+
+def _parts(command: Any) -> list[Any]:
+    """Return the parts of a command that name a table each."""
+    match command:
+        case c.Lookup() | c.Update() | c.LookupPooled() | c.UpdatePooled():
+            return list(command.tables)
+        case c.ReadRows() | c.Assign() | c.PutRows():
+            return [command.keys]
+        case c.UpdateRanks(ranks):
+            return [part for rank in ranks for part in rank.tables]
+    return []

@@ -2,8 +2,7 @@
 
 An update with a sum that is not finite is refused whole, or skipped whole. Each shard has some of
 the sums, so they are looked at here, before anything is sent. Almost always a bound is enough: no
-sum of n gradients is larger than n times the root of the sum of all their squares, and that is one
-pass over them.
+sum of n gradients is larger than n times the largest.
 """
 
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ _BOUND = 1e38
 Ranks = Sequence[Sequence[c.TableGradients]]
 
 
-@np.errstate(all="ignore")
-def are_small(gradients: Rows, factor: float) -> bool:
-    """Return whether gradients are finite, and their products with `factor` too, beyond doubt."""
-    flat = gradients.reshape(-1)
-    squares = float(np.dot(flat, flat)) if len(flat) else 0.0
-    return bool(np.isfinite(squares)) and max(factor, 1.0) * squares**0.5 < _BOUND
+def are_small(gradients: Rows, count: int, scale: float) -> bool:
+    """Return whether any sum of `count` gradients is finite beyond doubt, and scaled too."""
+    if not gradients.size:
+        return True
+    largest = max(float(gradients.max()), -float(gradients.min()))
+    return largest * count * max(scale, 1.0) < _BOUND  # not if it is not a number
 
 
 def nonfinite(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
@@ -47,7 +46,7 @@ def nonfinite(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
 def _first(ranks: Ranks, scale: float) -> Any:
     parts = [part for shares in ranks for part in shares]
     count = sum(len(part.keys) for part in parts)
-    if all(are_small(part.gradients, count * scale) for part in parts):
+    if all(are_small(part.gradients, count, scale) for part in parts):
         return None
     sums = []
     for part in parts:

@@ -50,7 +50,8 @@ def import_profile(router: Router, command: c.ImportProfile, call: Call) -> None
             for name, to in names.items()
         }
     except (InvalidArgumentError, TableNotFoundError):
-        return router.first(command, call)  # which says why
+        router.first(command, call)  # says why
+        raise
     commands = {}
     for shard in range(len(router.shards)):
         tables = {
@@ -101,7 +102,8 @@ def pin_hot_set(router: Router, command: c.PinHotSet, call: Call) -> HotSetFacts
     try:
         parts = {name: _parts(router, name, keys) for name, keys in given.tables.items()}
     except (InvalidArgumentError, TableNotFoundError):
-        return router.first(command, call)  # which says why
+        router.first(command, call)  # says why
+        raise
     commands = {
         shard: c.PinHotSet(
             replace(given, tables={n: k[parts[n][shard]] for n, k in given.tables.items()})

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -12,7 +12,6 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
-from embstore.errors import OutcomeUnknownError, SessionExpiredError
 from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
@@ -21,8 +20,8 @@ from embstore_client.shards.split import Owners, Split
 
 R = TypeVar("R")
 
-_THREADS_MAX = 1024
-"""Calls that wait at the same time; a thread is made when none is idle."""
+_THREADS_MAX = 1 << 20
+"""No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
 HANDLERS: dict[type[Command[Any]], Any] = (
     rows.HANDLERS | steps.HANDLERS | whole.HANDLERS | digests.HANDLERS | frequencies.HANDLERS
@@ -48,13 +47,14 @@ class Router:
         self.shards = tuple(executors)
         self.shard_map = shard_map
         self.owners = Owners(shard_map)
-        self.tables = KnownTables(self.first)
+        self.tables = KnownTables(self.described)
         self.places = steps.Places()
         self.rounds_rows = executors[0].rounds_rows
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
         self._is_closed = False
+        self._submitting = threading.Lock()
         self._writing = threading.RLock()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
 
@@ -71,19 +71,16 @@ class Router:
         call = Call(out, timeout_s, progress)
         if len(self.shards) == 1:
             return self.shards[0].execute(command, out=out, timeout_s=timeout_s, progress=progress)
-        try:
+        member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
+        with steps.leaving(self, member):
             return cast(R, HANDLERS[type(command)](self, command, call))
-        except (SessionExpiredError, OutcomeUnknownError):
-            member = getattr(command, "member", "")
-            if member and not isinstance(command, c.JoinSession):
-                steps.leave(self, member)
-            raise
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
         """Ask each shard for its rows of a step; None: nothing is gained by it."""
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
-        return steps.prefetch(self, checked(command))
+        with steps.leaving(self, command.member):
+            return steps.prefetch(self, checked(command))
 
     def warm_up(self) -> None:
         """Compile every kernel that commands need, where shards are in this process."""
@@ -92,16 +89,19 @@ class Router:
 
     def close(self) -> None:
         """End every shard's executor. A command says so from then on, as theirs do."""
-        self._is_closed = True
+        with self._submitting:
+            self._is_closed = True
         self._threads.shutdown(wait=False)
         for shard in self.shards:
             shard.close()
 
     # Calls side by side
 
-    def first(self, command: Command[R], call: Call | None = None) -> R:
+    def first(
+        self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
+    ) -> R:
         """Return what the first shard answers, of what all would answer alike."""
-        call = call or Call()
+        call = call or Call(timeout_s=timeout_s)
         return self.shards[0].execute(
             command, out=call.out, timeout_s=call.timeout_s, progress=call.progress
         )
@@ -114,18 +114,26 @@ class Router:
         EmbstoreError : the first, by shard, of those that were raised.
         """
         call = call or Call()
-        if self._is_closed:
-            return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         done = _Sums(len(commands), call.progress)
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
             return self.shards[shard].execute(command, timeout_s=call.timeout_s, progress=progress)
 
-        futures: dict[int, Future[Any]] = {
-            shard: self._threads.submit(execute, place, shard, command)
-            for place, (shard, command) in enumerate(commands.items())
-        }
+        with self._submitting:
+            is_closed = self._is_closed
+            futures: dict[int, Future[Any]] = {
+                shard: self._threads.submit(execute, place, shard, command)
+                for place, (shard, command) in enumerate(commands.items())
+                if not is_closed
+            }
+        if is_closed:  # so says the first
+            return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
+        try:
+            wait(futures.values())
+        except BaseException:  # an interrupt: what comes next must not overtake what is out
+            wait(futures.values())
+            raise
         errors = [future.exception() for future in futures.values()]
         for error in errors:
             if error is not None:
@@ -147,6 +155,10 @@ class Router:
             yield
 
     # Tables
+
+    def described(self, command: c.GetTable) -> TableDescription:
+        """Return a table with the rows that it has on every shard: one may hear of growth first."""
+        return min(self.all(command), key=lambda found: found.config.rows)
 
     @property
     def limits(self) -> Limits:

@@ -84,19 +84,25 @@ def _lookup_pooled(router: Router, command: c.LookupPooled, call: Call) -> RowsR
 
 
 def _pooled(read: RowsRead, bags: Sequence[c.Bags], out: Any) -> RowsRead:
-    tables = []
-    for table, own, given in zip(read.tables, bags, out or [None] * len(bags), strict=True):
-        pooled = pool_rows(table.rows, own.offsets, own.mode, own.weights)
-        if given is not None:
-            filled = as_out(given, pooled.shape, table.table)
-            filled[:] = pooled
-            pooled = filled
-        tables.append(replace(table, rows=pooled))
-    return RowsRead(tuple(tables))
+    found = [
+        pool_rows(table.rows, own.offsets, own.mode, own.weights)
+        for table, own in zip(read.tables, bags, strict=True)
+    ]
+    filled = [
+        as_out(given, pooled.shape, table.table)  # all before the first is written to
+        for given, pooled, table in zip(out or found, found, read.tables, strict=True)
+    ]
+    for rows, pooled in zip(filled, found, strict=True):
+        rows[:] = pooled
+    return RowsRead(tuple(replace(t, rows=r) for t, r in zip(read.tables, filled, strict=True)))
 
 
 def read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
     """Weights and state of a table's rows."""
+    return router.tables.by_id(command, lambda named: _read_rows(router, named, call))
+
+
+def _read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
     check_call_bytes(command, router.tables.config_of, router.limits)
     part = command.keys
     split, config = router.split(part), router.tables.config_of(part.table, part.table_id)
@@ -209,6 +215,10 @@ def _part(part: c.TableGradients, split: Split, shard: int) -> c.TableGradients:
 
 def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
     """Set rows."""
+    return router.tables.by_id(command, lambda named: _assign(router, named, call))
+
+
+def _assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
     part = command.keys
     check_on_host(command.rows, f"table {part.table!r}: ")
     check_call_bytes(command, router.tables.config_of, router.limits)
@@ -222,6 +232,10 @@ def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
 
 def put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
     """Set weights and state."""
+    return router.tables.by_id(command, lambda named: _put_rows(router, named, call))
+
+
+def _put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
     part, add_t = command.keys, command.add_t
     for array in (command.weights, command.state):
         check_on_host(array, f"table {part.table!r}: ")

@@ -13,17 +13,18 @@ its gradients with it: whoever goes on is told to restore a checkpoint.
 
 Several ranks may each give gradients that are finite alone, and whose sum is not. No shard could
 tell the others in time, so here a share counts as not finite when so many of it might not be:
-beyond 1e38 / (ranks * gradient_scale). A trainer of one rank is told exactly.
+beyond 1e38 / (ranks * max(gradient_scale, 1)). A trainer of one rank is told exactly.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +32,10 @@ from embstore import commands as c
 from embstore.arithmetic import pool_rows, unique
 from embstore.arrays import Rows, as_out, as_rows, check_on_host, refusal
 from embstore.errors import (
+    DeadlineError,
     EmbstoreError,
     InvalidArgumentError,
+    OutcomeUnknownError,
     SessionExpiredError,
     StepNotFoundError,
     TableNotFoundError,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from embstore_client.shards.split import Split
 
 _LEAVE_S = 5.0
+_ASK_S = 1.0
 Splits = Mapping[str, "Split"]
 """By table: which of a step's keys each shard has."""
 _LEAST_S = 1e-3
@@ -62,14 +66,16 @@ _LEAST_S = 1e-3
 class _Place:
     """What is known of a member."""
 
-    world_size: int = 0  # 0: not known, another client has joined it
+    name: str = ""  # of the session; "": another client has joined it
+    rank: int = 0
+    world_size: int = 0  # 0: not known
     joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
     steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
     """Announced, and not finished."""
 
-    def is_behind(self, shard: int, step: int) -> bool:
-        """Return whether a shard has still to finish a step that others may have finished."""
-        return not self.joined_at or self.joined_at[shard] < step
+    def behind(self, shards: int, step: int) -> list[int]:
+        """Return the shards that have still to finish a step, as far as is known."""
+        return [s for s in range(shards) if not self.joined_at or self.joined_at[s] < step]
 
 
 class Places:
@@ -77,23 +83,24 @@ class Places:
 
     def __init__(self) -> None:
         self._places: dict[str, _Place] = {}
-        self._sizes: dict[str, int] = {}  # ranks of each session that was opened here
+        self._sent: dict[tuple[str, int], tuple[int, type]] = {}
+        """By session and rank: the last step that was sent from here, and how it was to end."""
         self._lock = threading.Lock()
 
-    def opened(self, facts: SessionFacts) -> None:
-        """Note how many ranks a session has."""
-        self._sizes[facts.name] = facts.world_size
-
-    def joined(self, found: list[Membership]) -> None:
+    def joined(self, found: list[Membership], world_size: int) -> None:
         """Note a member, as it joined each shard."""
+        first, at = found[0], tuple(one.last_step for one in found)
         with self._lock:
-            size, at = self._sizes.get(found[0].name, 0), tuple(one.last_step for one in found)
-            known = self.of(found[0].member).steps  # of one that says again that it joins
+            known = self._of(first.member).steps  # of one that says again that it joins
             left = {number: step for number, step in known.items() if number > min(at)}
-            self._places[found[0].member] = _Place(size, at, left)
+            self._places[first.member] = _Place(first.name, first.rank, world_size, at, left)
 
     def of(self, member: str) -> _Place:
         """Return what is known of a member; of one that has joined elsewhere nothing."""
+        with self._lock:
+            return self._of(member)
+
+    def _of(self, member: str) -> _Place:
         return self._places.get(member) or _Place()
 
     def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Splits]]) -> None:
@@ -101,17 +108,42 @@ class Places:
         with self._lock:
             self._places.setdefault(member, _Place()).steps.update(steps)
 
+    def may_send(self, member: str, command: Any, *, is_partial: bool) -> bool:
+        """Return whether a step may be sent, and note that it is; the rest of one that some shards
+        have finished is this trainer's alone, who sent it to those."""
+        with self._lock:
+            place, sending = self._of(member), (command.step, type(command))
+            key = place.name, place.rank
+            if is_partial and self._sent.get(key) != sending:
+                return False
+            if place.name:
+                self._sent[key] = sending
+            return True
+
     def finished(self, member: str, step: int) -> None:
         """Forget a step, and those before it."""
         with self._lock:
-            steps = self.of(member).steps
+            steps = self._of(member).steps
             for number in [n for n in steps if n <= step]:
                 del steps[number]
 
-    def closed(self, member: str) -> None:
-        """Forget a member."""
+    def left(self, member: str) -> None:
+        """Forget a member, which may join again."""
         with self._lock:
             self._places.pop(member, None)
+
+    def closed(self, member: str) -> None:
+        """Forget a member and what it has sent."""
+        with self._lock:
+            place = self._places.pop(member, None) or _Place()
+            self._sent.pop((place.name, place.rank), None)
+
+    def ended(self, name: str | None) -> None:
+        """Forget a session, or all."""
+        with self._lock:
+            gone = [m for m, place in self._places.items() if name in (None, place.name)]
+            for member in gone:
+                del self._places[member]
 
 
 # Opening and closing
@@ -126,18 +158,39 @@ def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionF
         )
     with router.writing():
         facts = _furthest_back(router.all(command, call))
-    router.places.opened(facts)
+    for name in facts.tables:  # held from now on: none of them is made anew any more
+        router.tables.look_again(name, None)
     return facts
 
 
 def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
-    """Take the place of a rank on every shard."""
+    """Take the place of a rank: on the first shard, and then, as nobody else has it, on all."""
+    is_given = bool(command.member)
+    command = replace(command, member=command.member or token_hex(16))
     first = router.first(command, call)
-    command = replace(command, member=first.member)
-    others = dict.fromkeys(range(1, len(router.shards)), command)
-    found = [first, *router.each(others, call).values()]
-    router.places.joined(found)
+    try:
+        others = dict.fromkeys(range(1, len(router.shards)), command)
+        found = [first, *router.each(others, call).values()]
+        facts = router.first(c.RenewLease(first.member))
+    except BaseException:
+        if not is_given:
+            leave(router, command.member)  # nobody else knows the member
+        raise
+    for name in facts.tables:
+        router.tables.find(name, None)
+    router.places.joined(found, facts.world_size)
     return min(found, key=lambda one: one.last_step)
+
+
+@contextmanager
+def leaving(router: Router, member: str) -> Iterator[None]:
+    """Leave a session everywhere once one shard knows its member no more."""
+    try:
+        yield
+    except (SessionExpiredError, OutcomeUnknownError):
+        if member:
+            leave(router, member)
+        raise
 
 
 def leave(router: Router, member: str) -> None:
@@ -145,7 +198,7 @@ def leave(router: Router, member: str) -> None:
     all shards had forgotten it."""
     with suppress(EmbstoreError):
         router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
-    router.places.closed(member)
+    router.places.left(member)
 
 
 def renew_lease(router: Router, command: c.RenewLease, call: Call) -> SessionFacts:
@@ -166,6 +219,7 @@ def close_session(router: Router, command: c.CloseSession, call: Call) -> None:
 def end_session(router: Router, command: c.EndSession, call: Call) -> None:
     """End a session on every shard."""
     router.all(command, call)
+    router.places.ended(command.name)
 
 
 # Announcing
@@ -175,10 +229,11 @@ def announce(router: Router, command: c.Announce, call: Call) -> Announced:
     """Say which keys coming steps will use: to each shard, which of its own."""
     split: dict[int, tuple[c.StepKeys, Splits]] = {}
     for step in command.steps:
-        places = {table.table: _split(router, table) for table in step.tables}
-        if None in places.values():
-            return router.first(command, call)  # which says why
-        split[step.step] = step, cast(Splits, places)
+        try:
+            split[step.step] = step, {part.table: _split(router, part) for part in step.tables}
+        except (InvalidArgumentError, TableNotFoundError):
+            router.first(command, call)  # says why
+            raise
     commands = {
         shard: c.Announce(
             command.member,
@@ -197,15 +252,14 @@ def announce(router: Router, command: c.Announce, call: Call) -> Announced:
     )
 
 
-def _split(router: Router, table: c.StepTable) -> Split | None:
-    """Return the shards of a step's keys; None: no shard takes them, as they are out of range, or
-    repeated, or there is no such table."""
+def _split(router: Router, table: c.StepTable) -> Split:
+    """Return the shards of a step's keys, or raise what no shard takes: keys out of range, or
+    repeated, or a table that is not there."""
     check_on_host(table.keys, f"table {table.table!r}: ")
-    try:
-        split = router.split_keys(table.table, None, table.keys)
-    except (InvalidArgumentError, TableNotFoundError):
-        return None
-    return split if len(unique(table.keys)[0]) == len(table.keys) else None
+    split = router.split_keys(table.table, None, table.keys)
+    if len(unique(table.keys)[0]) < len(table.keys):
+        raise refusal(table.table, "each key once", "a repeated one")
+    return split
 
 
 def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
@@ -226,13 +280,20 @@ def lookup_step(router: Router, command: c.LookupStep, call: Call) -> RowsRead:
     for shard, read in found.items():
         for table in read.tables:
             by_table.setdefault(table.table, []).append((shard, table))
+    outs = {
+        name: as_out((call.out or {}).get(name), (len(split), _dim(router, name)), name)
+        for name, split in places.items()
+    }  # all before the first is written to
     tables = []
     for part in step.tables:
         rows = {shard: table.rows for shard, table in by_table[part.table]}
-        own = None if call.out is None else call.out.get(part.table)
-        joined = _joined(places[part.table], rows, own, part.table)
+        joined = _joined(places[part.table], rows, outs[part.table], part.table)
         tables.append(TableRows(part.table, joined, None, by_table[part.table][0][1].t))
     return RowsRead(tuple(tables))
+
+
+def _dim(router: Router, table: str) -> int:
+    return router.tables.config_of(table, None).dim
 
 
 def _joined(split: Split, rows: Mapping[int, Rows], out: Any, table: str) -> Rows:
@@ -249,42 +310,57 @@ def _with_keys(router: Router, places: Splits) -> list[int]:
 
 
 def _announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
-    """Return what was announced of a step; of another one the first shard says what is wrong.
+    """Return what was announced of a step.
 
     Raises
     ------
-    SessionExpiredError : some shards have finished the step, and its gradients are lost.
+    StepNotFoundError : nothing was here.
+    SessionExpiredError : there is no such member; some shards have finished the step.
     """
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
-    if known and not all(place.is_behind(s, command.step) for s in range(len(router.shards))):
-        raise SessionExpiredError(
-            f"step {command.step} is finished on some shards, and not on all: a trainer ended "
-            "while it was sent, and its gradients are lost; restore a checkpoint of the cluster, "
-            "and go on from there"
-        )
-    if known is None:
-        router.first(c.LookupStep(command.member, command.step))
-        raise StepNotFoundError(
-            f"step {command.step} was announced by another connection: announce it again"
-        )
-    return known
+    if known is not None:
+        _check_whole(router, place, command.step)
+        return known
+    with suppress(DeadlineError):
+        router.first(c.LookupStep(command.member, command.step), timeout_s=_ASK_S)  # says why
+    raise StepNotFoundError(
+        f"expected an announced step that is not finished, found {command.step}: another "
+        "connection has announced it; announce it again"
+    )
+
+
+def _check_whole(router: Router, place: _Place, step: int) -> None:
+    if len(place.behind(len(router.shards), step)) < len(router.shards):
+        raise _torn(step)
+
+
+def _torn(step: int) -> SessionExpiredError:
+    return SessionExpiredError(
+        f"step {step} is finished on some shards, and not on all: a trainer ended while it was "
+        "sent, and its gradients are lost; restore a checkpoint of the cluster, and go on from "
+        "there"
+    )
 
 
 class _Prefetched:
     """The rows of a step, on their way from every shard."""
 
-    def __init__(self, of_shard: dict[int, c.Prefetched], places: Splits) -> None:
+    def __init__(
+        self, router: Router, member: str, of_shard: dict[int, c.Prefetched], places: Splits
+    ) -> None:
+        self._router, self._member = router, member
         self._of_shard, self._places = of_shard, places
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
         """Wait for all rows, as `lookup_step` returns them."""
         until = None if timeout_s is None else monotonic() + timeout_s
         rows: dict[str, dict[int, Rows]] = {}
-        for shard, handle in self._of_shard.items():
-            left = None if until is None else max(until - monotonic(), _LEAST_S)
-            for table, own in handle.result(left).items():
-                rows.setdefault(table, {})[shard] = own
+        with leaving(self._router, self._member):
+            for shard, handle in self._of_shard.items():
+                left = None if until is None else max(until - monotonic(), _LEAST_S)
+                for table, own in handle.result(left).items():
+                    rows.setdefault(table, {})[shard] = own
         return {
             name: _joined(split, rows[name], None, name) for name, split in self._places.items()
         }
@@ -305,11 +381,16 @@ class _Prefetched:
 
 
 def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
-    """Ask every shard for its rows of a step."""
-    _, places = _announced(router, command)
+    """Ask every shard for its rows of a step; None: a lookup says what is wrong with it."""
+    place = router.places.of(command.member)
+    known = place.steps.get(command.step)
+    if known is None or len(place.behind(len(router.shards), command.step)) < len(router.shards):
+        return None
+    _, places = known
     found = {s: router.shards[s].prefetch(command) for s in _with_keys(router, places)}
     handles = {shard: handle for shard, handle in found.items() if handle is not None}
-    return _Prefetched(handles, places) if len(handles) == len(found) else None
+    is_whole = len(handles) == len(found)
+    return _Prefetched(router, command.member, handles, places) if is_whole else None
 
 
 def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) -> RowsRead:
@@ -378,7 +459,8 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
         return _repeated(router, command, call)
     step, places = known
     given = [_gradients(router, places, part) for part in command.tables]
-    is_finite = _is_finite(step, given, command.options, place.world_size)
+    world_size = place.world_size or router.first(c.RenewLease(command.member)).world_size
+    is_finite = _is_finite(step, given, command.options, world_size)
     if not is_finite and command.options.on_nonfinite == "refuse":
         raise _refusal(step, given, command)
     commands: dict[int, c.UpdateStep] = {}
@@ -418,7 +500,7 @@ def _gradients(router: Router, places: Splits, part: c.StepGradients) -> c.StepG
 def _is_finite(
     step: c.StepKeys, given: list[c.StepGradients], options: c.UpdateOptions, world_size: int
 ) -> bool:
-    if all(are_small(part.gradients, world_size * options.gradient_scale) for part in given):
+    if all(are_small(part.gradients, world_size, options.gradient_scale) for part in given):
         return True
     return world_size == 1 and nonfinite([_named(step, given)], options.gradient_scale) is None
 
@@ -466,8 +548,11 @@ def _finished(
     command: Any,
     call: Call,
 ) -> AcknowledgedUpdate:
-    place = router.places.of(command.member)
-    left = {s: one for s, one in commands.items() if place.is_behind(s, command.step)}
+    behind = router.places.of(command.member).behind(len(router.shards), command.step)
+    is_partial = 0 < len(behind) < len(router.shards)
+    if not router.places.may_send(command.member, command, is_partial=is_partial):
+        raise _torn(command.step)
+    left = {shard: commands[shard] for shard in behind} or commands
     answers = list(router.each(left, call).values())
     router.places.finished(command.member, command.step)
     return answers[0]

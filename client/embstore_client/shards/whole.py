@@ -75,8 +75,8 @@ def create_table(router: Router, command: c.CreateTable, call: Call) -> TableDes
 
 
 def get_table(router: Router, command: c.GetTable, call: Call) -> TableDescription:
-    """What the first shard says of a table."""
-    described = router.first(command, call)
+    """What a table is."""
+    described = router.described(command)
     router.tables.note(described)
     return described
 
@@ -150,7 +150,12 @@ def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
                 f"expected {command.label!r} to be a checkpoint of the whole cluster, found other "
                 "states of the tables on its shards: it was kept while other clients were writing"
             )
-        return router.all(command, call)[0]
+        try:
+            done = router.all(command, call)[0]
+        finally:
+            router.tables.forget_all()  # a name may be another table's
+        router.places.ended(None)
+        return done
 
 
 _LIST = c.ListCheckpoints()

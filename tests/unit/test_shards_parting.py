@@ -1,0 +1,235 @@
+"""What would leave the shards of a cluster apart: tables made anew, interrupts, half a step."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore.config import Adagrad, TableConfig, Uniform
+from embstore.errors import (
+    InvalidArgumentError,
+    SessionExpiredError,
+    StoreClosedError,
+    TableHeldError,
+    TableNotFoundError,
+)
+from embstore.handles.store import Store
+from embstore_client.shards.router import Router
+from tests.conformance.sharded import Sharded
+
+DIM, ROWS = 4, 40_000
+TABLE: dict[str, Any] = {
+    "dim": DIM,
+    "rows": ROWS,
+    "optimizer": Adagrad(0.5),
+    "initializer": Uniform(-0.1, 0.1),
+}
+KEYS = np.arange(0, ROWS, 100)
+ONES = np.ones((len(KEYS), DIM), np.float32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    backend = Sharded(tmp_path)
+    store = backend.open_store()
+    store.create_table("a", **TABLE)
+    yield store
+    backend.close()
+
+
+def other_client(store: Store) -> Store:
+    """Return another store of the same shards."""
+    router: Any = store.executor
+    return Store(Router(router.shards, router.shard_map))
+
+
+def shards_of(store: Store) -> list[Any]:
+    router: Any = store.executor
+    return list(router.shards)
+
+
+def counts(store: Store) -> list[int]:
+    """Return t of the table on each shard."""
+    return [shard.execute(c.GetTable("a")).t for shard in shards_of(store)]
+
+
+def made_anew(store: Store) -> None:
+    store.drop_table("a")
+    store.create_table("a", **TABLE, seed=2)
+
+
+def update_by_name(store: Store) -> None:
+    store.update({"a": (KEYS, ONES)})
+
+
+def assign_by_name(store: Store) -> None:
+    store.executor.execute(c.Assign(c.TableKeys("a", None, KEYS), ONES))
+
+
+def train_a_step(store: Store) -> None:
+    with store.session(["a"]) as run:
+        for step in run.steps([1], keys=lambda _: {"a": KEYS}):
+            step.update({"a": np.ones_like(step.lookup()["a"])})
+
+
+@pytest.mark.parametrize("write", [update_by_name, assign_by_name, train_a_step])
+def test_a_table_made_anew_with_another_seed_is_split_anew(store: Store, write: Any) -> None:
+    """By another client than the one that writes, and by a restore."""
+    other = other_client(store)
+    write(other)
+    store.checkpoint("first")
+    made_anew(store)
+    write(other)
+    assert store.table("a").digest() == other.table("a").digest()
+    store.restore("first")
+    write(store)
+    assert store.table("a").digest() == other.table("a").digest()
+
+
+def test_growth_that_not_every_shard_has_heard_of_is_none(store: Store) -> None:
+    grown = np.arange(ROWS, ROWS + 5000, 100)
+    shards_of(store)[0].execute(c.GrowTable("a", None, 2 * ROWS))
+    with pytest.raises(InvalidArgumentError, match="expected keys in"):
+        store.table("a").update(grown, np.ones((len(grown), DIM), np.float32))
+    assert counts(store) == [0, 0, 0]
+
+
+def test_a_table_that_one_shard_lacks_is_written_at_most_once(store: Store) -> None:
+    checked = TableConfig.checked("b", **TABLE)
+    shards_of(store)[0].execute(c.CreateTable(checked))
+    with pytest.raises(TableNotFoundError):
+        store.update({"b": (KEYS, ONES)})
+    assert shards_of(store)[0].execute(c.GetTable("b")).t <= 1
+
+
+class Held:
+    """A shard whose updates wait until they are let go."""
+
+    def __init__(self, shard: Any, kinds: tuple[type, ...] = (c.Update,)) -> None:
+        self._shard, self._kinds = shard, kinds
+        self.has_come, self.goes = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        if isinstance(command, self._kinds):
+            self.has_come.set()
+            self.goes.wait()
+        return self._shard.execute(command, **how)
+
+
+def test_an_interrupt_lets_nothing_overtake_what_is_out(store: Store) -> None:
+    router: Any = store.executor
+    held = Held(router.shards[1])
+    router.shards = (router.shards[0], held, router.shards[2])
+
+    def interrupt() -> None:
+        held.has_come.wait()
+        signal.raise_signal(signal.SIGINT)
+        held.goes.set()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.table("a").update(KEYS, ONES)
+    thread.join()
+    assert counts(store) == [1, 1, 1]
+
+
+def test_the_rest_of_a_step_is_its_senders(store: Store) -> None:
+    """Another trainer would skip on one shard what another has applied."""
+    sessions, shards = store.sessions, shards_of(store)
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"a": KEYS}})
+    for shard in shards[1:]:
+        shard.execute(c.SkipStep(member, 1))
+    for shard in shards:
+        shard.execute(c.CloseSession(member))
+    other = other_client(store).sessions
+    other.open("s", ["a"])
+    again = other.join("s", 0)
+    assert again.last_step == 0
+    other.announce(again.member, {1: {"a": KEYS}})
+    for send in (other.skip_step, other.release_step, other.lookup_step):
+        with pytest.raises(SessionExpiredError, match="restore a checkpoint of the cluster"):
+            send(again.member, 1)
+        again = other.join("s", 0) if send is other.lookup_step else rejoined(other)
+
+
+def rejoined(sessions: Any) -> Any:
+    """Join again, as a trainer does whose member has left."""
+    sessions.open("s", ["a"])
+    again = sessions.join("s", 0)
+    sessions.announce(again.member, {1: {"a": KEYS}})
+    return again
+
+
+def test_a_join_that_one_shard_refuses_leaves_the_others_free(store: Store) -> None:
+    sessions, shards = store.sessions, shards_of(store)
+    sessions.open("s", ["a"])
+    shards[1].execute(c.JoinSession("s", 0, "another client's"))
+    router = store.executor
+    with pytest.raises(TableHeldError):
+        router.execute(c.JoinSession("s", 0))
+    shards[1].execute(c.CloseSession("another client's"))
+    sessions.open("s", ["a"])
+    assert router.execute(c.JoinSession("s", 0)).last_step == 0
+
+
+def test_a_member_that_joined_elsewhere_is_judged_by_its_ranks(store: Store) -> None:
+    sessions, other = store.sessions, other_client(store).sessions
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    other.announce(member, {1: {"a": KEYS}})
+    with pytest.raises(InvalidArgumentError, match="finite"):
+        other.update_step(member, 1, {"a": 1e9 * ONES}, gradient_scale=1e30)
+    assert counts(store) == [0, 0, 0]
+    assert other.update_step(member, 1, {"a": 1e30 * ONES}).t == {"a": 1}
+
+
+def test_a_step_that_others_announced_is_not_waited_for(store: Store) -> None:
+    sessions, other = store.sessions, other_client(store).sessions
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"a": KEYS}, 2: {"a": KEYS}})
+    assert other.prefetch_step(member, 2) is None
+
+
+def test_more_ranks_than_any_pool_has_threads_wait_for_one_another(store: Store) -> None:
+    ranks = 40
+    sessions = store.sessions
+    sessions.open("s", ["a"], world_size=ranks)
+    members = [sessions.join("s", rank).member for rank in range(ranks)]
+    for member in members:
+        sessions.announce(member, {1: {"a": KEYS[:10]}})
+    gradients = {"a": ONES[:10]}
+    with ThreadPoolExecutor(ranks) as pool:
+        sent = [pool.submit(sessions.update_step, member, 1, gradients) for member in members]
+        assert [done.result().t for done in sent] == [{"a": 1}] * ranks
+
+
+def test_an_output_that_is_wrong_leaves_the_others_as_they_were(store: Store) -> None:
+    store.create_table("b", **TABLE)
+    sessions = store.sessions
+    sessions.open("s", ["a", "b"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"a": KEYS, "b": KEYS}})
+    good, wrong = np.zeros_like(ONES), np.zeros((1, DIM), np.float32)
+    with pytest.raises(InvalidArgumentError):
+        sessions.lookup_step(member, 1, out={"a": good, "b": wrong})
+    assert not good.any()
+
+
+def test_a_cluster_that_closes_says_so_to_calls(store: Store) -> None:
+    table = store.table("a")
+    store.close()
+    with pytest.raises(StoreClosedError):
+        table.update(KEYS, ONES)
