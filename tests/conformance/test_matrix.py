@@ -130,8 +130,9 @@ def test_matrix(backend, cache_bytes, trace, store):
     opened.check_integrity()
     assert digests(opened) == wanted
     done += work(opened)
-    assert done["folds"] and done["compactions"] and not done["merge_failures"]
+    assert not done["merge_failures"]
     if "one_store" in backend.offers:
+        assert done["folds"] and done["compactions"]
         assert bool(done["evictions_dirty"] and done["evictions_clean"]) == (size != "large")
         assert bool(done["calls_in_parts"]) == (size != "large")
 

@@ -299,6 +299,7 @@ def test_restore_while_rows_of_an_ended_session_are_on_their_way(open_twin, back
 
 def test_a_failed_store_leaves_no_planner_that_spins(backend):
     """The planner took up the same job again and again, and each time was told of the failure."""
+    others = planner_threads()
     store = backend.open_store()
     store.create_table("a", **TABLE)
     rank = Rank(store, Plan(("a",)), 0)
@@ -306,7 +307,7 @@ def test_a_failed_store_leaves_no_planner_that_spins(backend):
     rank.announce(steps[:1])
     await_planned(store, 1)
     until(lambda: not store.executor.sessions.stats()["planning"]["inserting"])
-    threads = planner_threads()
+    threads = [thread for thread in planner_threads() if thread not in others]
     assert len(threads) >= 2
     with pytest.raises(KeyboardInterrupt), store.executor.tables.writing(None):
         raise KeyboardInterrupt

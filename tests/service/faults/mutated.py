@@ -162,7 +162,7 @@ class Rounds:
             self._do(c.CreateTable(config))
             rows = self._rng.random((ROWS, config.dim), np.float32)
             self._do(c.Assign(c.TableKeys(config.name, None, np.arange(ROWS)), rows))
-        if kind in (c.Checkpoint, c.Restore, c.Backup, c.ListCheckpoints):
+        if kind in (c.Checkpoint, c.SetRetention, c.Restore, c.Backup, c.ListCheckpoints):
             for _ in range(3):  # as many as are kept
                 self._do(c.Checkpoint(uuid4().hex, {}))
         if kind in (c.ReadScan, c.CloseScan):
