@@ -145,13 +145,18 @@ def test_results_errors_and_digests_are_equal(here: Embedded, there: Served, see
     assert last_command(again) == last_command(near) == model.store.command_number
 
 
-@pytest.mark.parametrize("kind", [OneShard, TwoShards, Sharded])
+@pytest.fixture(params=[OneShard, TwoShards, Sharded])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sharded]:
+    backend = request.param(tmp_path / "cluster")
+    yield backend
+    backend.close()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_cluster_gives_results_errors_and_digests_of_one_store(
-    here: Embedded, tmp_path: Path, kind: type[Sharded], seed: int
+    here: Embedded, cluster: Sharded, seed: int
 ) -> None:
     author = Author(seed, model := Model())
-    cluster = kind(tmp_path / "cluster")
     near, far = (backend.open_store(**OPTIONS).executor for backend in (here, cluster))
     for number in range(COUNT):
         command = author.next()
@@ -163,7 +168,6 @@ def test_a_cluster_gives_results_errors_and_digests_of_one_store(
     assert digests(near) == digests(far) == model.digests()
     assert last_command(near) == last_command(far)
     assert far.execute(c.CheckIntegrity()) == ""
-    cluster.close()
 
 
 def last_command(executor: Executor) -> int:
