@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, dataclass
 from embstore import results
 from embstore.arrays import AccessCounts, Factors, Inverse, Keys, Offsets, Rows
 from embstore.config import TableConfig
+from embstore.durability import Retention
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore.results import Acknowledged, AcknowledgedUpdate
@@ -39,7 +40,6 @@ from embstore.values import Value
 Pooling = Literal["sum", "mean"]
 OnNonfinite = Literal["refuse", "skip"]
 ProfileSource = Literal["counted", "imported"]
-Retention = Literal["protected", "routine", "dropped"]
 Waits = results.Waits
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000

@@ -257,6 +257,7 @@ class BackgroundStore(_Behind[Store]):
     backup = unordered(Store.backup)
     flush = in_order(Store.flush)
     promote = in_order(Store.promote)
+    set_shard_map = in_order(Store.set_shard_map)
 
     export_profile = unordered(Store.export_profile)
     import_profile = in_order(Store.import_profile)

@@ -9,6 +9,7 @@ from embstore.arrays import fp32_scalar
 from embstore.checks.arguments import UINT64_MAX, Checks, expect, integer, number, one_of, text
 from embstore.checks.parts import table_name
 from embstore.config import TableConfig, check_rows
+from embstore.durability import Retention
 from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
@@ -104,7 +105,7 @@ def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
 
 def _set_retention(command: c.SetRetention) -> c.SetRetention:
     _check_may_be_kept(command.label)
-    one_of(command.retention, "retention", get_args(c.Retention))
+    one_of(command.retention, "retention", get_args(Retention))
     return command
 
 

@@ -12,6 +12,7 @@ from embstore.arrays import Rows
 from embstore.checks.arguments import mapping
 from embstore.commands import Executor, OnNonfinite, Pooling, Progress
 from embstore.config import Initializer, Limits, Optimizer, TableConfig
+from embstore.durability import Retention
 from embstore.handles import parts
 from embstore.handles.patience import patiently
 from embstore.handles.sessions import Sessions
@@ -464,7 +465,7 @@ class Store:
         """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
         return list(self.executor.execute(c.ListCheckpoints()))
 
-    def set_retention(self, label: str, retention: c.Retention) -> Checkpoint:
+    def set_retention(self, label: str, retention: Retention) -> Checkpoint:
         """Protect a kept checkpoint, have it be a routine one again, or drop it; return it as it is
         then, or was.
 

@@ -19,7 +19,7 @@ there is none, and files that nothing names are removed, at once or by the next 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from embstore.commands import Retention
+from embstore.durability import Retention
 from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.results import Checkpoint
 

@@ -15,9 +15,9 @@ from embstore.cache.arena import Arena
 from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
 from embstore.cache_split import CacheSplit
-from embstore.commands import Retention
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import Device, TableParameters
+from embstore.durability import Retention
 from embstore.errors import (
     CapacityError,
     TableExistsError,

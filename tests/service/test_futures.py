@@ -348,7 +348,7 @@ def test_closing_ends_every_wait_and_callbacks_may_call(server: Server) -> None:
 @pytest.mark.parametrize(
     ("handle", "behind", "apart"),
     [
-        (Table, BackgroundTable, {"scan"}),
+        (Table, BackgroundTable, {"scan", "leaves"}),
         (Store, BackgroundStore, {"run", "session", "close"}),
     ],
 )

@@ -55,6 +55,7 @@ BEFORE = {
 }
 """What is called before a verb."""
 OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())
+ANSWERED = sorted(JSON_VERBS.keys() - {"SetShardMap"})  # which a store refuses that is no shard
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def check_reply(name: str, found: Any, store_id: str) -> None:
     assert VERBS[name].answer(reply.SerializeToString()).context.command == reply.context.command
 
 
-@pytest.mark.parametrize("name", JSON_VERBS)
+@pytest.mark.parametrize("name", ANSWERED)
 def test_a_verb_is_called_over_rest(name: str, tmp_path: Path) -> None:
     async def scenario(rest: Rest) -> None:
         for before, body in BEFORE.get(name, []):
@@ -108,7 +109,7 @@ def test_a_verb_is_called_over_rest(name: str, tmp_path: Path) -> None:
     run(filled(tmp_path / "store"), scenario)
 
 
-@pytest.mark.parametrize("name", JSON_VERBS)
+@pytest.mark.parametrize("name", ANSWERED)
 def test_a_verb_is_called_by_the_command_line(name: str, server: Server, typed: Shell) -> None:
     for before, body in BEFORE.get(name, []):
         assert typed("call", before, json.dumps(body)).status == exits.OK
