@@ -131,7 +131,7 @@ def finishing(
         return lambda member: sessions.skip_step(member, number)
 
     def update(member: str) -> AcknowledgedUpdate:
-        found = None if rows_checksum is None else rows_checksum()
-        return sessions.update_step(member, number, sums, **vars(options), rows_checksum=found)
+        more: Any = {} if rows_checksum is None else {"rows_checksum": rows_checksum()}
+        return sessions.update_step(member, number, sums, **vars(options), **more)
 
     return update

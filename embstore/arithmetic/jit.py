@@ -89,6 +89,11 @@ def _dispatcher(function: Callable[..., Any]) -> Any:
     return dispatcher
 
 
+def _writable(formal: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the types of arguments whose arrays may all be written to."""
+    return tuple(t.copy(readonly=False) if isinstance(t, types.Array) else t for t in formal)
+
+
 class Kernel:
     """A function compiled for the one signature that its annotations name."""
 
@@ -106,8 +111,12 @@ class Kernel:
                 hints = get_type_hints(self.function, include_extras=True)
                 hints.pop("return", None)
                 dispatcher = _dispatcher(self.function)
-                dispatcher.compile(tuple(hint.__metadata__[0] for hint in hints.values()))
+                formal = tuple(hint.__metadata__[0] for hint in hints.values())
+                dispatcher.compile(formal)
                 dispatcher.disable_compile()
+                # Else the first call would register these, and a second one beside it, which finds
+                # them registered meanwhile, would be refused ("No matching definition").
+                dispatcher.typingctx.install_possible_conversions(_writable(formal), formal)
                 self._entry = dispatcher
         return self._entry
 

@@ -90,3 +90,27 @@ def test_every_kernel_is_compiled_ahead():
     sources = [path for name in ("embstore", "server") for path in (ROOT / name).rglob("*.py")]
     named = re.findall(r"^@kernel$", "".join(path.read_text("utf-8") for path in sources), re.M)
     assert len(kernels()) == len(named)
+
+
+FIRST_CALL = """
+import numpy as np
+from numba.core.typing.context import BaseContext
+from embstore.arithmetic import compiled
+
+def registered(*_):
+    raise AssertionError("a call registers conversions, and another beside it would be refused")
+
+compiled._sum_by_key.compile()
+BaseContext.install_possible_conversions = registered
+sums = np.empty((2, 3), np.float32)
+compiled._sum_by_key(np.array([0, 1, 0], np.int32), np.ones((3, 3), np.float32), sums)
+assert sums.tolist() == [[2.0] * 3, [1.0] * 3]
+"""
+
+
+def test_the_first_calls_of_a_kernel_may_come_together():
+    """What they convert is registered when it is compiled: Numba refuses a call that finds that
+    another one beside it has registered it meanwhile."""
+    words = [sys.executable, "-c", FIRST_CALL]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
