@@ -9,7 +9,10 @@ the order of the call.
     router        the executor: shards, their tables, calls side by side
     rows          commands that read and write rows
     finite        gradients that no shard alone can judge
-    steps         commands of sessions
+    places        what is known of the members of sessions
+    sessions      opened, joined, left; steps announced
+    steps         rows of announced steps
+    finishing     steps finished on all shards
     whole         commands that all shards hear as they are, and what comes of the answers
     digests       leaves of all shards, combined; scans likewise
     frequencies   profiles and hot sets, split and merged

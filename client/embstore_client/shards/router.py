@@ -15,7 +15,16 @@ from embstore.config import Limits
 from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
-from embstore_client.shards import digests, frequencies, rows, steps, whole
+from embstore_client.shards import (
+    digests,
+    finishing,
+    frequencies,
+    rows,
+    sessions,
+    steps,
+    whole,
+)
+from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
 
 R = TypeVar("R")
@@ -24,7 +33,13 @@ _THREADS_MAX = 1 << 20
 """No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
 HANDLERS: dict[type[Command[Any]], Any] = (
-    rows.HANDLERS | steps.HANDLERS | whole.HANDLERS | digests.HANDLERS | frequencies.HANDLERS
+    rows.HANDLERS
+    | sessions.HANDLERS
+    | steps.HANDLERS
+    | finishing.HANDLERS
+    | whole.HANDLERS
+    | digests.HANDLERS
+    | frequencies.HANDLERS
 )
 """handler(router, command, call) of every command."""
 
@@ -48,7 +63,7 @@ class Router:
         self.shard_map = shard_map
         self.owners = Owners(shard_map)
         self.tables = KnownTables(self.described)
-        self.places = steps.Places()
+        self.places = Places()
         self.rounds_rows = executors[0].rounds_rows
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, all but the token, by which another process can connect."""
@@ -72,14 +87,14 @@ class Router:
         if len(self.shards) == 1:
             return self.shards[0].execute(command, out=out, timeout_s=timeout_s, progress=progress)
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
-        with steps.leaving(self, member):
+        with sessions.leaving(self, member):
             return cast(R, HANDLERS[type(command)](self, command, call))
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
         """Ask each shard for its rows of a step; None: nothing is gained by it."""
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
-        with steps.leaving(self, command.member):
+        with sessions.leaving(self, command.member):
             return steps.prefetch(self, checked(command))
 
     def warm_up(self) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
     """What the cluster is: its first shard, with the memory of all. Its epoch grows with any."""
     found = router.all(command, call)
-    router._limits = found[0].limits
     context = replace(found[0].context, epoch=sum(one.context.epoch for one in found))
     return replace(
         found[0],

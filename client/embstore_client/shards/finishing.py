@@ -1,0 +1,180 @@
+"""Finishing a step on all shards.
+
+A step is finished when all shards have finished it: it may be sent again until they have, and those
+that had finished it are not sent it again. A trainer that ends within a step, so that some shards
+have it and some have not, takes its gradients with it: whoever goes on is told to restore a
+checkpoint.
+
+Several ranks may each give gradients that are finite alone, and whose sum is not. No shard could
+tell the others in time, so here a share counts as not finite when so many of it might not be:
+beyond 1e38 / (ranks * max(gradient_scale, 1)). A trainer of one rank is told exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from embstore import commands as c
+from embstore.arrays import as_rows, check_on_host, refusal
+from embstore.errors import (
+    InvalidArgumentError,
+)
+from embstore.results import (
+    AcknowledgedUpdate,
+)
+from embstore_client.shards.finite import are_small, nonfinite
+from embstore_client.shards.places import Splits
+from embstore_client.shards.steps import announced, torn
+
+if TYPE_CHECKING:
+    from embstore_client.shards.router import Call, Router
+
+
+def update_step(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
+    """One rank's gradients of a step: to each shard, those of its keys."""
+    place = router.places.of(command.member)
+    known = place.steps.get(command.step)
+    if known is None:
+        return _repeated(router, command, call)
+    step, places = known
+    given = [_gradients(router, places, part) for part in command.tables]
+    world_size = place.world_size or router.first(c.RenewLease(command.member)).world_size
+    is_finite = _is_finite(step, given, command.options, world_size)
+    if not is_finite and command.options.on_nonfinite == "refuse":
+        raise _refusal(step, given, command)
+    commands: dict[int, c.UpdateStep] = {}
+    for shard in range(len(router.shards)):
+        tables = []
+        for part in given:
+            split = places[part.table]
+            if part.positions is None:
+                own = c.StepGradients(part.table, part.gradients[split.of(shard)])
+            else:
+                mine, at = split.within(part.positions, shard)
+                own = c.StepGradients(part.table, part.gradients[mine], at)
+            tables.append(own)
+        commands[shard] = c.UpdateStep(
+            command.member, command.step, tuple(tables), command.options, is_finite=is_finite
+        )
+    return _finished(router, commands, command, call)
+
+
+def _gradients(router: Router, places: Splits, part: c.StepGradients) -> c.StepGradients:
+    check_on_host(part.gradients, f"table {part.table!r}: ")
+    if part.table not in places:
+        raise InvalidArgumentError(
+            f"expected gradients of announced tables, of {sorted(places)}, found {part.table!r}"
+        )
+    count = len(places[part.table])
+    if part.positions is not None:
+        if len(part.positions) and part.positions[-1] >= count:
+            expected = f"positions below {count}, the number of announced keys"
+            raise refusal(part.table, expected, part.positions[-1])
+        count = len(part.positions)
+    dim = router.tables.config_of(part.table, None).dim
+    rows = as_rows(part.gradients, (count, dim), part.table, "gradients")
+    return replace(part, gradients=rows)
+
+
+def _is_finite(
+    step: c.StepKeys, given: list[c.StepGradients], options: c.UpdateOptions, world_size: int
+) -> bool:
+    if all(are_small(part.gradients, world_size, options.gradient_scale) for part in given):
+        return True
+    return world_size == 1 and nonfinite([_named(step, given)], options.gradient_scale) is None
+
+
+def _named(step: c.StepKeys, given: list[c.StepGradients]) -> list[c.TableGradients]:
+    keys = {table.table: table.keys for table in step.tables}
+    return [
+        c.TableGradients(
+            part.table,
+            None,
+            keys[part.table] if part.positions is None else keys[part.table][part.positions],
+            part.gradients,
+        )
+        for part in given
+    ]
+
+
+def _refusal(
+    step: c.StepKeys, given: list[c.StepGradients], command: c.UpdateStep
+) -> InvalidArgumentError:
+    """Return why a share is refused that is not finite, or too large for the others."""
+    found = nonfinite([_named(step, given)], command.options.gradient_scale)
+    if found is None:
+        return InvalidArgumentError(
+            f"step {command.step}: expected gradients whose sum over the ranks is finite whatever "
+            "the others send, found larger ones; skip the step on all ranks, or give "
+            'on_nonfinite="skip"'
+        )
+    (part,) = found.ranks[0].tables
+    return InvalidArgumentError(
+        f"table {part.table!r}: expected finite gradients, found a sum or scaled sum that is not, "
+        f'for key {part.keys[0]}; give on_nonfinite="skip" to skip such an update'
+    )
+
+
+def finish(router: Router, command: c.ReleaseStep | c.SkipStep, call: Call) -> AcknowledgedUpdate:
+    """Release or skip a step on every shard."""
+    commands = dict.fromkeys(range(len(router.shards)), command)
+    return _finished(router, commands, command, call)
+
+
+def _finished(
+    router: Router,
+    commands: Mapping[int, c.Command[AcknowledgedUpdate]],
+    command: Any,
+    call: Call,
+) -> AcknowledgedUpdate:
+    behind = router.places.of(command.member).behind(len(router.shards), command.step)
+    is_partial = 0 < len(behind) < len(router.shards)
+    if not router.places.may_send(command.member, command, is_partial=is_partial):
+        raise torn(command.step)
+    left = {shard: commands[shard] for shard in behind} or commands
+    answers = list(router.each(left, call).values())
+    router.places.finished(command.member, command.step)
+    return answers[0]
+
+
+def _repeated(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
+    """Return what became of a step that all shards have finished."""
+    facts = router.all(c.RenewLease(command.member))
+    if min(one.last_step for one in facts) < command.step:
+        announced(router, command)
+    again = c.UpdateStep(command.member, command.step, (), command.options)
+    return router.all(again, call)[0]
+
+
+def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> AcknowledgedUpdate:
+    """Rows of a hot replica."""
+    splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
+    parts = []
+    for part in command.tables:
+        config = router.tables.config_of(part.table, None)
+        count, name = len(part.keys), part.table
+        weights = as_rows(part.weights, (count, config.dim), name, "weights")
+        state = as_rows(part.state, (count, config.state_dim), name, "state")
+        parts.append(replace(part, weights=weights, state=state))
+    commands = {
+        shard: c.PutStepRows(
+            command.member,
+            tuple(
+                c.StepPut(p.table, p.keys[own], p.weights[own], p.state[own], p.add_t)
+                for p, own in ((p, s.of(shard)) for p, s in zip(parts, splits, strict=True))
+            ),
+        )
+        for shard in range(len(router.shards))
+    }
+    with router.writing():
+        return next(iter(router.each(commands, call).values()))
+
+
+HANDLERS = {
+    c.UpdateStep: update_step,
+    c.ReleaseStep: finish,
+    c.SkipStep: finish,
+    c.PutStepRows: put_step_rows,
+}

@@ -1,0 +1,107 @@
+"""What a router knows of the members of sessions: where they stand, what they announced and sent.
+
+A step that some shards have finished, and some have not, is the trainer's alone who sent it: it has
+the gradients, and sends the rest. Whoever else goes on is told so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from embstore import commands as c
+from embstore.results import (
+    Membership,
+)
+
+if TYPE_CHECKING:
+    from embstore_client.shards.split import Split
+
+Splits = Mapping[str, "Split"]
+"""By table: which of a step's keys each shard has."""
+
+
+@dataclass
+class Place:
+    """What is known of a member."""
+
+    name: str = ""  # of the session; "": another client has joined it
+    rank: int = 0
+    world_size: int = 0  # 0: not known
+    joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
+    steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
+    """Announced, and not finished."""
+
+    def behind(self, shards: int, step: int) -> list[int]:
+        """Return the shards that have still to finish a step, as far as is known."""
+        return [s for s in range(shards) if not self.joined_at or self.joined_at[s] < step]
+
+
+class Places:
+    """What a router knows of the members of sessions. Any thread."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._sent: dict[tuple[str, int], tuple[int, type]] = {}
+        """By session and rank: the last step that was sent from here, and how it was to end."""
+        self._lock = threading.Lock()
+
+    def joined(self, found: list[Membership], world_size: int) -> None:
+        """Note a member, as it joined each shard."""
+        first, at = found[0], tuple(one.last_step for one in found)
+        with self._lock:
+            known = self._of(first.member).steps  # of one that says again that it joins
+            left = {number: step for number, step in known.items() if number > min(at)}
+            self._places[first.member] = Place(first.name, first.rank, world_size, at, left)
+
+    def of(self, member: str) -> Place:
+        """Return what is known of a member; of one that has joined elsewhere nothing."""
+        with self._lock:
+            return self._of(member)
+
+    def _of(self, member: str) -> Place:
+        return self._places.get(member) or Place()
+
+    def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Splits]]) -> None:
+        """Note steps of a member."""
+        with self._lock:
+            self._places.setdefault(member, Place()).steps.update(steps)
+
+    def may_send(self, member: str, command: Any, *, is_partial: bool) -> bool:
+        """Return whether a step may be sent, and note that it is; the rest of one that some shards
+        have finished is this trainer's alone, who sent it to those."""
+        with self._lock:
+            place, sending = self._of(member), (command.step, type(command))
+            key = place.name, place.rank
+            if is_partial and self._sent.get(key) != sending:
+                return False
+            if place.name:
+                self._sent[key] = sending
+            return True
+
+    def finished(self, member: str, step: int) -> None:
+        """Forget a step, and those before it."""
+        with self._lock:
+            steps = self._of(member).steps
+            for number in [n for n in steps if n <= step]:
+                del steps[number]
+
+    def left(self, member: str) -> None:
+        """Forget a member, which may join again."""
+        with self._lock:
+            self._places.pop(member, None)
+
+    def closed(self, member: str) -> None:
+        """Forget a member and what it has sent."""
+        with self._lock:
+            place = self._places.pop(member, None) or Place()
+            self._sent.pop((place.name, place.rank), None)
+
+    def ended(self, name: str | None) -> None:
+        """Forget a session, or all."""
+        with self._lock:
+            gone = [m for m, place in self._places.items() if name in (None, place.name)]
+            for member in gone:
+                del self._places[member]

@@ -1,0 +1,167 @@
+"""Sessions over shards: opened, joined and left on all, under one name and one member a rank.
+
+A step is announced to each shard with the keys that it has, of every table, also none, so that each
+plans its own rows.
+
+**A shard that was started again** knows no member. Then the member leaves the other shards as well,
+and its trainer is told what a server that was started again tells it: it joins again, announces
+again what is not finished, and sends again what was out (`embstore_training.rank_session`). The
+place is that of the shard that is the furthest behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from embstore import commands as c
+from embstore.arithmetic import unique
+from embstore.arrays import check_on_host, refusal
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+    TableNotFoundError,
+)
+from embstore.results import (
+    Announced,
+    Membership,
+    SessionFacts,
+)
+from embstore_client.shards.places import Splits
+
+if TYPE_CHECKING:
+    from embstore_client.shards.router import Call, Router
+    from embstore_client.shards.split import Split
+
+_LEAVE_S = 5.0
+
+
+def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionFacts:
+    """Open a session on every shard."""
+    if command.waits == "none" and command.world_size > 1:
+        raise InvalidArgumentError(
+            'expected one rank in a session with waits="none" over several shards, found '
+            f'world_size={command.world_size}; use waits="late"'
+        )
+    with router.writing():
+        facts = _furthest_back(router.all(command, call))
+    for name in facts.tables:  # held from now on: none of them is made anew any more
+        router.tables.look_again(name, None)
+    return facts
+
+
+def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
+    """Take the place of a rank: on the first shard, and then, as nobody else has it, on all."""
+    is_given = bool(command.member)
+    command = replace(command, member=command.member or token_hex(16))
+    first = router.first(command, call)
+    try:
+        others = dict.fromkeys(range(1, len(router.shards)), command)
+        found = [first, *router.each(others, call).values()]
+        facts = router.first(c.RenewLease(first.member))
+    except BaseException:
+        if not is_given:
+            leave(router, command.member)  # nobody else knows the member
+        raise
+    for name in facts.tables:
+        router.tables.find(name, None)
+    router.places.joined(found, facts.world_size)
+    return min(found, key=lambda one: one.last_step)
+
+
+@contextmanager
+def leaving(router: Router, member: str) -> Iterator[None]:
+    """Leave a session everywhere once one shard knows its member no more."""
+    try:
+        yield
+    except (SessionExpiredError, OutcomeUnknownError):
+        if member:
+            leave(router, member)
+        raise
+
+
+def leave(router: Router, member: str) -> None:
+    """Leave a session everywhere, as one shard knows the member no more: it is joined anew, as if
+    all shards had forgotten it."""
+    with suppress(EmbstoreError):
+        router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
+    router.places.left(member)
+
+
+def renew_lease(router: Router, command: c.RenewLease, call: Call) -> SessionFacts:
+    """Renew the lease of a rank on every shard."""
+    return _furthest_back(router.all(command, call))
+
+
+def _furthest_back(found: list[SessionFacts]) -> SessionFacts:
+    return min(found, key=lambda facts: facts.last_step)
+
+
+def close_session(router: Router, command: c.CloseSession, call: Call) -> None:
+    """Leave a session on every shard."""
+    router.places.closed(command.member)
+    router.all(command, call)
+
+
+def end_session(router: Router, command: c.EndSession, call: Call) -> None:
+    """End a session on every shard."""
+    router.all(command, call)
+    router.places.ended(command.name)
+
+
+def announce(router: Router, command: c.Announce, call: Call) -> Announced:
+    """Say which keys coming steps will use: to each shard, which of its own."""
+    split: dict[int, tuple[c.StepKeys, Splits]] = {}
+    for step in command.steps:
+        try:
+            split[step.step] = step, {part.table: _split(router, part) for part in step.tables}
+        except (InvalidArgumentError, TableNotFoundError):
+            router.first(command, call)  # says why
+            raise
+    commands = {
+        shard: c.Announce(
+            command.member,
+            tuple(_own(step, places, shard) for step, places in split.values()),
+            command.is_last,
+        )
+        for shard in range(len(router.shards))
+    }
+    found = list(router.each(commands, call).values())
+    router.places.announced(command.member, split)
+    return Announced(
+        min(one.announced_step for one in found),
+        min(one.planned_step for one in found),
+        any(one.held_back for one in found),
+        max(one.ranks_at_work for one in found),
+    )
+
+
+def _split(router: Router, table: c.StepTable) -> Split:
+    """Return the shards of a step's keys, or raise what no shard takes: keys out of range, or
+    repeated, or a table that is not there."""
+    check_on_host(table.keys, f"table {table.table!r}: ")
+    split = router.split_keys(table.table, None, table.keys)
+    if len(unique(table.keys)[0]) < len(table.keys):
+        raise refusal(table.table, "each key once", "a repeated one")
+    return split
+
+
+def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
+    """Return what of a step a shard has."""
+    tables = (c.StepTable(t.table, t.keys[places[t.table].of(shard)]) for t in step.tables)
+    return c.StepKeys(step.step, tuple(tables))
+
+
+HANDLERS = {
+    c.OpenSession: open_session,
+    c.JoinSession: join_session,
+    c.RenewLease: renew_lease,
+    c.CloseSession: close_session,
+    c.EndSession: end_session,
+    c.Announce: announce,
+}
