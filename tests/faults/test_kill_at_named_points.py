@@ -11,7 +11,15 @@ import pytest
 from embstore.storage.files import Files
 from tests.faults.forks import Forks
 from tests.faults.promises import check_content, commands_promised, content_of
-from tests.faults.training import LOGGED, DenseStore, labels_of, open_store, stir, train
+from tests.faults.training import (
+    COMMANDS_PER_LABEL,
+    LOGGED,
+    DenseStore,
+    labels_of,
+    open_store,
+    stir,
+    train,
+)
 
 SEED = 20260304
 POINTS = (
@@ -27,6 +35,8 @@ POINTS = (
 )
 POINTS_OF_THE_LOG = ("commands:written", "commands:synced", "commands:removed")
 IN_REPLAY = "replay:command"
+COMMANDS = 7 * COMMANDS_PER_LABEL // 2 - 1
+"""As many as there may be since the last commit: the next one commits."""
 
 
 class CrashingFiles(Files):
@@ -53,6 +63,13 @@ def train_until_crash(
         stir(store, SEED)
         if n % 4 == 0:  # else merges run beside the training
             store.executor.storage.merges.finish()
+
+
+def train_and_crash(reports: Any, path: str, commands: int, options: dict[str, Any]) -> None:
+    """The child: train, report commands, and end when so many are acknowledged."""
+    store = open_store(path, **options)
+    train(store, SEED, commands, lambda word, n: reports.send((word, n)), every=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def expected_commands(point: str, reports: list[tuple[str, int]]) -> set[int]:
@@ -82,7 +99,7 @@ def test_no_command_is_lost_where_they_are_logged(
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_replay_that_is_cut_short_is_done_again(tmp_path: Path, forks: Forks, nth: int) -> None:
-    child = forks.start(train_until_crash, str(tmp_path), "commands:synced", 30, LOGGED)
+    child = forks.start(train_and_crash, str(tmp_path), COMMANDS, LOGGED)
     assert child.wait() == -signal.SIGKILL
     reports = child.remaining()
     for _ in range(2):
