@@ -64,7 +64,9 @@ wait_for() { # seconds, what, command...
     step "$what"
 }
 
-new_token() { compose run --rm --no-deps -T embstore token add "$@" --tables '*' | tail -n 1 | tr -d '\r'; }
+new_token() { # podman-compose says much beside it
+    compose run --rm --no-deps -T embstore token add "$@" --tables '*' | tr -d '\r' | grep "^$1\."
+}
 readyz() { [ "$(curl --silent --noproxy '*' -o "$scratch/readyz" -w '%{http_code}' "http://$admin/readyz")" = "$1" ]; }
 stats() { curl --silent --fail --noproxy '*' -H "Authorization: Bearer $(<"$scratch/operator")" "http://$admin/api/v1/$1"; }
 updates() { stats tables/ads | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["table"]["t"])'; }

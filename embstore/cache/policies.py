@@ -39,12 +39,14 @@ class Policy:
         with the count of the next victim, COUNT_KEEP with the level of its profile
     queue_share : one slot in so many is queued as a victim at a time; at 64, that many scores are
         read for one victim
+    queued_calls : and at least the victims of so many calls such as the one that needs them
     ageing_touches : touches for every slot after which counts are halved; 0: never
     """
 
     name: ClassVar[str]
     counting: ClassVar[int]
     queue_share: ClassVar[int] = 64
+    queued_calls: ClassVar[int] = 1
     ageing_touches: ClassVar[int] = 0
 
     @property
@@ -79,7 +81,8 @@ class Lru(Policy):
 
     name = "lru"
     counting = COUNT_NONE
-    queue_share = 8
+    queue_share = 8  # its queue is exact, however long
+    queued_calls = 4
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
         import numpy as np

@@ -203,7 +203,9 @@ class Scores:
     def _search(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         """Ask for the slots of lowest score, of which the answer takes `count`, and queues more."""
         forgotten, slot_count = self._queue, self.slots.count
-        wanted = max(count, slot_count // self.policy.queue_share, 1)
+        policy = self.policy
+        longest = max(policy.queued_calls * count, slot_count // policy.queue_share, 1)
+        wanted = max(count, min(longest, slot_count))
         selected = self.device.slots.select_victims(
             self.slots.memory, slot_count, self.clock, wanted, count, with_rows=with_rows
         )

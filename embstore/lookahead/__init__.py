@@ -7,7 +7,8 @@ update, a release (it only read) or a skip. A session is exact: step t + 1 reads
     sessions  the verbs: open, join, announce, look up, finish a step, close
     session   a session's ranks and steps; stats: what it counts
     step      one step: what each rank announced and sent
-    planner   brings the rows of announced steps into the cache, and keeps them there
+    planner   a thread that brings the rows of announced steps into the cache
+    pinning   keeps them there, as far as there is room
     noting    learns what announced steps will use; foresight: which rows leave first then
     threads   the planner's thread, and those that read rows
     handles   what waits for a step's rows or for its end

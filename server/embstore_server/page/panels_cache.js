@@ -6,6 +6,7 @@ import { bytes, count, percent, rate, whole } from "./format.js";
 import { poolName, sum } from "./history.js";
 
 const TABLES_SHOWN = 12;
+const FEW_CALLS = 100;
 
 export function memory({ resize }) {
   const { element, head } = card("memory", "Memory by purpose", "third");
@@ -110,8 +111,10 @@ export function missRatio() {
       label: `${percent(1 - hits[today])} today`,
     }));
     chart.set(curve.cache_bytes, lines, { at: curve.cache_bytes[today], text: "today" });
-    setText(about, curve.method === "recorded" ? "from recorded calls" : "estimated from counts");
-    setText(note, `${poolName(curve)}, ${curve.tables.length} table${curve.tables.length > 1 ? "s" : ""}; the policy now is ${hitRates.policy}. What look-ahead announces does not miss.`);
+    setText(about, curve.method === "recorded" ? `from ${curve.calls} recorded calls` : "estimated from counts");
+    const few = curve.method === "recorded" && curve.calls < FEW_CALLS;
+    const hint = few ? " So few calls are mostly first uses, which miss in any cache: let more be recorded." : "";
+    setText(note, `${poolName(curve)}, ${curve.tables.length} table${curve.tables.length > 1 ? "s" : ""}; the policy now is ${hitRates.policy}. What look-ahead announces does not miss.${hint}`);
   }
   choice.onchange = () => view && set(view);
   return { element, set };

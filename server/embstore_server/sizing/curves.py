@@ -31,6 +31,7 @@ class Curve:
     optimizer: str = text("Kind of optimizer.", default="")
     tables: list[str] = text("Tables whose rows share the pool.", default=())
     method: str = text("recorded: calls were simulated; counted: from counts alone.", default="")
+    calls: int = gauge("Recorded calls that were simulated. A row's first use is a miss in them.")
     slots_now: int = gauge("Rows that the pool has room for now.")
     slots: list[int] = text("Sizes of the pool in rows, ascending; slots_now among them.")
     cache_bytes: list[int] = text("The budget that each size needs, if the pool has it alone.")
@@ -71,6 +72,7 @@ def _curve(profile: Profile, pool: Mapping[str, Any], tables: Mapping[str, Any])
         optimizer=pool["optimizer"],
         tables=names,
         method=next(iter(predicted.values())).method,
+        calls=profile.trace.calls if profile.trace is not None else 0,
         slots_now=min(now, rows),
         slots=slots.tolist(),
         cache_bytes=[cache_bytes(layout, int(count)) for count in slots],

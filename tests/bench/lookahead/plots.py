@@ -1,4 +1,5 @@
-"""The pictures: a step against the cache for each latency, and the capacity sweep with its knee."""
+"""The pictures: a step against the cache for each latency, the capacity sweep with its knee, and
+what a step waits for over a network."""
 
 import pathlib
 from typing import Any
@@ -14,6 +15,11 @@ _STYLES: dict[str, dict[str, Any]] = {
     "static": {"color": "tab:purple", "marker": "v"},
     "bound": {"color": "black", "linestyle": "--"},
 }
+_WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"color": "tab:orange", "marker": "s"},
+    "late": {"color": "tab:green", "marker": "^"},
+    "none": {"color": "tab:blue", "marker": "o", "linewidth": 2},
+}
 
 
 def draw(results: Results, stem: pathlib.Path) -> list[pathlib.Path]:
@@ -26,6 +32,8 @@ def draw(results: Results, stem: pathlib.Path) -> list[pathlib.Path]:
         paths.append(write(plt, drawn, stem, f"step-{computation_ms:g}ms"))
     if results.get("sweep"):
         paths.append(write(plt, _capacity(plt, results["sweep"]), stem, "capacity"))
+    if results.get("network"):
+        paths.append(write(plt, _network(plt, results["network"]), stem, "network"))
     return paths
 
 
@@ -79,4 +87,39 @@ def _capacity(plt: Any, sweep: dict[str, Any]) -> Any:
         ax.set_ylim(bottom=0)
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8)
+    return drawn
+
+
+def _network(plt: Any, cells: list[dict[str, Any]]) -> Any:
+    """Draw a row of axes for each number of rows, a column for each computation."""
+    rows = sorted({cell["unique_rows"] for cell in cells})
+    computations = sorted({cell["computation_ms"] for cell in cells})
+    drawn, axes = plt.subplots(
+        len(rows),
+        len(computations),
+        figsize=(3.6 * len(computations), 3 * len(rows)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for row, count in enumerate(rows):
+        for column, computation_ms in enumerate(computations):
+            ax = axes[row][column]
+            here = [
+                cell
+                for cell in cells
+                if (cell["unique_rows"], cell["computation_ms"]) == (count, computation_ms)
+            ]
+            delays = [cell["delay_ms"] for cell in here]
+            for way, style in _WAYS.items():
+                waits = [cell["ways"][way]["wait_ms"] for cell in here]
+                ax.plot(delays, waits, label=way, **style)
+            ax.axhline(0.03 * computation_ms, color="tab:red", linestyle=":", label="3 %")
+            ax.set_title(f"{count:,} rows, {computation_ms:g} ms compute", fontsize=9)
+            ax.set_ylim(bottom=0)
+            ax.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    drawn.supxlabel("network, ms each way")
+    drawn.supylabel("median step without its computation, ms")
     return drawn

@@ -102,6 +102,6 @@ def test_a_step_that_waits_for_its_share_evicts_nobodys_rows(tmp_path: Path) -> 
         planner = engine_of(store).sessions._planner
         for number in range(1, rest + 1):
             store.executor.execute(c.ReleaseStep(second.member, number))
-            until(lambda: first.session.waits_at == planner._releases)
+            until(lambda: first.session.waits_at == planner._pinning.releases)
         assert first.session.planned_step == part
         assert total(store, "evictions_clean") + total(store, "evictions_dirty") == before
