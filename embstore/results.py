@@ -172,7 +172,7 @@ class StepRecords:
 
 @dataclass(frozen=True)
 class ShardedStepRecords(StepRecords):
-    """Those of several shards, which need not be at one step; `last_step` is the earliest."""
+    """Those of shards that are at different steps; `last_step` is the earliest."""
 
     last_steps: dict[str, NDArray[np.int64]]
     """(n,) by table: the last step that each row has seen."""

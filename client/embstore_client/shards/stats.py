@@ -9,8 +9,6 @@ does not add is the first shard's.
 from collections.abc import Mapping
 from typing import Any
 
-from embstore.stats import share
-
 PARTS = ("tables", "cache", "storage", "stages")
 """Of the stats of a store, those of which shards have some each. Of a session each has all."""
 
@@ -72,18 +70,22 @@ def _of_pools(hits: str, keys: str) -> Any:
 
     def rate(whole: Mapping[str, Any]) -> float | None:
         parts = whole.get("pools", [whole])
-        return share(sum(one[hits] for one in parts), sum(one[keys] for one in parts))
+        return _share(sum(one[hits] for one in parts), sum(one[keys] for one in parts))
 
     return rate
 
 
+def _share(count: float, whole: float) -> float | None:
+    return count / whole if whole else None
+
+
 def _hit_rate(table: Mapping[str, Any]) -> float | None:
-    return share(max(table["lookup_keys"] - table["missed_rows"], 0), table["lookup_keys"])
+    return _share(max(table["lookup_keys"] - table["missed_rows"], 0), table["lookup_keys"])
 
 
 RATES: Mapping[str, Any] = {
     "hit_rate": _hit_rate,
     "access_hit_rate": _of_pools("access_hits", "accesses"),
     "unique_hit_rate": _of_pools("unique_hits", "unique_keys"),
-    "occupancy": lambda pool: share(pool["resident_rows"], pool["slots"]),
+    "occupancy": lambda pool: _share(pool["resident_rows"], pool["slots"]),
 }

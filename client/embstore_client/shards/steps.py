@@ -218,6 +218,8 @@ def read_step(router: Router, command: c.ReadStep, call: Call) -> StepRecords:
         tables.append(TableRows(part.table, rows, state, t))
         last_steps[part.table] = seen
     earliest = min(read.last_step for read in found.values())
+    if all(read.last_step == earliest for read in found.values()):
+        return StepRecords(tuple(tables), earliest)
     return ShardedStepRecords(tuple(tables), earliest, last_steps)
 
 

@@ -1,7 +1,8 @@
 """Calls and bytes of a step, as the servers count them: messages of gRPC, without its own framing.
 
 A step is a lookup and an update of the same keys. By a session the keys travel once, with the
-announcement, and the rows of a step may come in two messages, early and late.
+announcement, which may be of several steps. With waits="none" only rows that no step before had are
+read, here with their state.
 """
 
 import pathlib
@@ -12,12 +13,17 @@ from tests.bench.shards.scale import Scale
 
 
 def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
-    """Return, for each number of shards, what a step takes by plain calls and by a session."""
+    """Return, for each number of shards, what a step takes by plain calls, and by a session of
+    each kind."""
     found = {}
     for shards in scale.shards:
         cluster = Cluster(folder / f"counts-{shards}", shards, scale)
         try:
-            found[str(shards)] = {"calls": _plain(cluster, scale), "session": _run(cluster, scale)}
+            found[str(shards)] = {
+                "calls": _plain(cluster, scale),
+                "late": _run(cluster, scale, "late"),
+                "none": _run(cluster, scale, "none"),
+            }
         finally:
             cluster.close()
     return found
@@ -32,14 +38,15 @@ def _plain(cluster: Cluster, scale: Scale) -> dict[str, Any]:
     return _a_step(before, cluster.counts(), scale.counted_steps)
 
 
-def _run(cluster: Cluster, scale: Scale) -> dict[str, Any]:
+def _run(cluster: Cluster, scale: Scale, waits: Any) -> dict[str, Any]:
     gradients = scale.gradients()
-    with cluster.store.session([TABLE]) as run:
+    with cluster.store.session([TABLE], waits=waits) as run:
         before = cluster.counts()
         batches = scale.batches(scale.counted_steps)
         for step in run.steps(batches, keys=lambda keys: {TABLE: keys}):
             step.lookup()
             step.update({TABLE: gradients})
+        run.synchronize()
         after = cluster.counts()
     return _a_step(before, after, scale.counted_steps)
 
