@@ -28,7 +28,7 @@ from embstore.errors import InvalidArgumentError, ReplicaMismatchError
 from embstore.results import AcknowledgedUpdate
 from embstore_client.shards.finite import are_small, nonfinite
 from embstore_client.shards.places import Splits
-from embstore_client.shards.sessions import leave
+from embstore_client.shards.split import taken
 from embstore_client.shards.steps import announced, torn
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
         for part in given:
             split = places[part.table]
             if part.positions is None:
-                own = c.StepGradients(part.table, part.gradients[split.of(shard)])
+                own = c.StepGradients(part.table, taken(part.gradients, split.of(shard)))
             else:
                 mine, at = split.within(part.positions, shard)
-                own = c.StepGradients(part.table, part.gradients[mine], at)
+                own = c.StepGradients(part.table, taken(part.gradients, mine), at)
             tables.append(own)
         commands[shard] = c.UpdateStep(
             command.member,
@@ -154,8 +154,7 @@ def _finished(
     left = {shard: commands[shard] for shard in behind} or commands
     try:
         answers = list(router.each(left, call).values())
-    except ReplicaMismatchError as exc:
-        leave(router, command.member)
+    except ReplicaMismatchError as exc:  # so the shard says to all that was sent after it, too
         raise ReplicaMismatchError(
             f"{exc}. Other shards may have applied theirs: if the session says so, restore a "
             "checkpoint of the cluster, and go on from there"
