@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra 'ray': make test-cluster")
 
-from tests.cluster.test_on_ray import (  # noqa: E402
+from tests.cluster.test_on_ray import (
     PATIENCE_S,
     connected,
     embstore_command,
