@@ -26,7 +26,7 @@ from embstore.results import (
 )
 from embstore.sharding import ShardMap
 from embstore_client.shards.router import Router
-from embstore_client.shards.split import Owners
+from embstore_client.shards.split import Owners, taken
 from tests.bench.shards.clusters import TABLE
 from tests.bench.shards.scale import Scale
 
@@ -87,7 +87,7 @@ def _of(scale: Scale, shards: int) -> dict[str, float]:
             "split": lambda: owners.split(0, keys),
             "lookup": lambda: table.lookup(keys, out=out),
             "update": lambda: table.update(keys, gradients),
-            "copy": lambda: [gradients[part] for part in parts],
+            "copy": lambda: [taken(gradients, part) for part in parts],
         }
         found: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
