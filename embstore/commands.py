@@ -22,10 +22,19 @@ unless the name still means that table.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, dataclass_transform
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    dataclass_transform,
+    runtime_checkable,
+)
 
 from embstore import results
 from embstore.arrays import AccessCounts, Factors, Inverse, Keys, Offsets, Rows
@@ -537,6 +546,17 @@ class StepGradients(Part):
     positions: Inverse | None = None
 
 
+@runtime_checkable
+class RowsChecksum(Protocol):
+    """The checksum of a step's rows, of which shards are sent that of theirs. Any thread."""
+
+    def __index__(self) -> int:
+        """Return that of all rows (`embstore.arithmetic.checksum`)."""
+
+    def of(self, positions: Mapping[str, Inverse]) -> int:
+        """Return that of the rows at some positions, (n,) ascending, of every table."""
+
+
 class StepBags(Part):
     """Bags over occurrences of announced keys of one table."""
 
@@ -642,16 +662,17 @@ class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.
     """One rank's gradients of a step; the last rank's applies them all (rule 6).
 
     `rows_checksum` is of the rows that they were computed with, all that the rank announced
-    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied. `is_finite` is
-    False where what the rank sends to other shards is not finite, so that the whole is not.
+    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied. `is_finite`
+    says whether the whole update is, of all ranks and shards, where the sender knows; None: whoever
+    has all of it sees for itself.
     """
 
     member: str
     step: int
     tables: tuple[StepGradients, ...]
     options: UpdateOptions = UpdateOptions()
-    rows_checksum: int | None = None
-    is_finite: bool = True
+    rows_checksum: int | RowsChecksum | None = None
+    is_finite: bool | None = None
 
 
 class ReleaseStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):

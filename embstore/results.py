@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embstore.arrays import Inverse, Keys, Rows
 from embstore.config import Limits, TableConfig
 from embstore.sharding import ShardMap
@@ -161,6 +164,26 @@ class StepRecords:
     tables: tuple[TableRows, ...]
     last_step: int
     """The last step that they have seen: it was finished, and the next one was not."""
+
+    def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return which rows of each table, as an index, have seen each last step."""
+        return [(self.last_step, {part.table: slice(None) for part in self.tables})]
+
+
+@dataclass(frozen=True)
+class ShardedStepRecords(StepRecords):
+    """Those of shards that are at different steps; `last_step` is the earliest."""
+
+    last_steps: dict[str, NDArray[np.int64]]
+    """(n,) by table: the last step that each row has seen."""
+
+    def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return which rows of each table, as an index, have seen each last step."""
+        steps = {int(step) for of in self.last_steps.values() for step in np.unique(of)}
+        return [
+            (step, {name: np.flatnonzero(of == step) for name, of in self.last_steps.items()})
+            for step in sorted(steps)
+        ]
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ member that the rank has at the moment, and the time that the loop waits for the
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import sum_by_key
 from embstore.arrays import Rows
-from embstore.commands import UpdateOptions
+from embstore.commands import RowsChecksum, UpdateOptions
 from embstore.handles.sessions import Sessions, StepBags
 from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
@@ -112,6 +112,13 @@ class Exchange:
         return done
 
 
+class Judged(NamedTuple):
+    """What a trainer knows of an update that it has applied itself."""
+
+    rows_checksum: RowsChecksum  # of the rows before it
+    is_finite: bool  # of all ranks: else it is skipped
+
+
 def finishing(
     sessions: Sessions,
     number: int,
@@ -119,11 +126,11 @@ def finishing(
     sums: Mapping[str, Any] | None = None,
     options: UpdateOptions | None = None,
     *,
-    rows_checksum: Callable[[], int] | None = None,
+    judged: Judged | None = None,
 ) -> Callable[[str], AcknowledgedUpdate]:
     """Return the call of a member by which a step is "updated", "released" or "skipped".
 
-    rows_checksum : returns that of the rows before the update, in the thread that calls
+    judged : of an update that has been applied here
     """
     if verb == "released":
         return lambda member: sessions.release_step(member, number)
@@ -131,7 +138,7 @@ def finishing(
         return lambda member: sessions.skip_step(member, number)
 
     def update(member: str) -> AcknowledgedUpdate:
-        more: Any = {} if rows_checksum is None else {"rows_checksum": rows_checksum()}
+        more: Any = {} if judged is None else judged._asdict()
         return sessions.update_step(member, number, sums, **vars(options), **more)
 
     return update

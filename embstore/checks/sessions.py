@@ -177,10 +177,11 @@ def _update_step(command: c.UpdateStep) -> c.UpdateStep:
     _of_step(command)
     tables = tables_of(command.tables, _step_gradients)
     options = options_of(command.options)
-    checksum = command.rows_checksum
-    if checksum is not None:
+    checksum, is_finite = command.rows_checksum, command.is_finite
+    if not isinstance(checksum, c.RowsChecksum | None):
         checksum = integer(checksum, "rows_checksum", 0, 2**32 - 1)
-    is_finite = flag(command.is_finite, "is_finite")
+    if is_finite is not None:
+        is_finite = flag(is_finite, "is_finite")
     return c.UpdateStep(command.member, int(command.step), tables, options, checksum, is_finite)
 
 

@@ -300,7 +300,8 @@ class Sessions:
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
-        rows_checksum: int | None = None,
+        rows_checksum: int | c.RowsChecksum | None = None,
+        is_finite: bool | None = None,
         timeout_s: float | None = None,
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
@@ -309,7 +310,10 @@ class Sessions:
         are not updated.
 
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
-            announced tables and keys in their order; None: unchecked
+            announced tables and keys in their order; None: unchecked. Over shards only a
+            `embstore.commands.RowsChecksum` is compared
+        is_finite : whether the update of all ranks is, where the caller knows: False skips it (or
+            refuses it, see `on_nonfinite`)
 
         Raises
         ------
@@ -321,7 +325,7 @@ class Sessions:
             step_gradients(name, given) for name, given in mapping(gradients, "gradients").items()
         )
         options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
-        command = c.UpdateStep(member, step, named, options, rows_checksum)
+        command = c.UpdateStep(member, step, named, options, rows_checksum, is_finite)
         return self._executor.execute(command, timeout_s=timeout_s)
 
     def release_step(

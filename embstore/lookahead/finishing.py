@@ -12,6 +12,7 @@ rule 6). A release and a skip are commands too, for they move the session's plac
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from operator import index
 from time import monotonic
 from typing import Any
 
@@ -67,13 +68,14 @@ class Finishing:
                     f"session {session.name!r}: step {session.last_step + 1} must be updated, "
                     f"released or skipped before step {number}"
                 )
-        rows = self._gradients(session, found.shares[rank.rank], command)
+        sent = Sent(options, self._gradients(session, found.shares[rank.rank], command))
+        if isinstance(command, c.UpdateStep):
+            checksum = command.rows_checksum
+            checksum = None if checksum is None else index(checksum)
+            sent = replace(sent, rows_checksum=checksum, is_finite=command.is_finite)
         with self._planner.lock:
             session.check_live()
             attempt = found.attempt
-            sent = Sent(options, rows)
-            if isinstance(command, c.UpdateStep):
-                sent = Sent(options, rows, command.rows_checksum, command.is_finite)
             is_last = self._take(session, found, rank, sent)
         if is_last:
             self._finish(session, found)
@@ -127,7 +129,8 @@ class Finishing:
         read_only = tables.storage.read_only and options.verb != "update"
         bound = {name: table.table_id for name, table in session.tables.items()}
         place = SessionPlace(session.name, Place(step.number, bound))
-        is_update = options.verb == "update" and all(s.is_finite for s in step.sent.values())
+        is_finite = all(sent.is_finite is not False for sent in step.sent.values())
+        is_update = options.verb == "update" and is_finite
         is_logged = is_update and tables.frame.log is not None
         logged = _logged(session, step, options) if is_logged else None
         with tables.reading() if read_only else tables.writing(logged, place):
@@ -205,7 +208,7 @@ def _checked_gradients(
     """Return gradients as announced, of some tables; of several ranks a copy, which waits for the
     others'."""
     given = {part.table: part for part in command.tables}
-    if not command.is_finite and command.options.on_nonfinite == "refuse":
+    if command.is_finite is False and command.options.on_nonfinite == "refuse":
         raise InvalidArgumentError(
             f"session {session.name!r}: expected finite gradients, found that those for other "
             "shards are not"

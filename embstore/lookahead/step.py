@@ -253,7 +253,7 @@ class Sent:
     options: Options
     gradients: Mapping[str, StepGradients]
     rows_checksum: int | None = None
-    is_finite: bool = True
+    is_finite: bool | None = None
 
 
 @dataclass(eq=False)

@@ -3,6 +3,8 @@
 A backup is what the store itself is made of, by the same names:
 
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
+    labels/HASH-N.shard     of a shard of a cluster: its file SHARD; HASH is of the label, N is the
+                            command number
     log/N.log, base/N-P.rows   the files that these catalogues name; several may name one
 
 Files of log and base never change, and no name is used twice in the life of a store. So a second
@@ -19,9 +21,11 @@ would have to be remembered.
 **A restored directory** becomes a store with its last file, store.json: before that it is no store,
 and does not open. Its epoch is one that no life of the store has had (the time, in seconds), so
 that clients of the other life are not taken for its own. With another id, the header page of each
-file is written anew; records have no id in them.
+file is written anew; records have no id in them. What was a shard is that shard again, with the map
+that it had: all of a cluster are restored together (`embstore.storage.cluster_backups`).
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -37,15 +41,17 @@ from embstore.errors import (
 )
 from embstore.results import BackupFacts, Checkpoint
 from embstore.storage import catalogue as catalogues
+from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, PartEntry
 from embstore.storage.checking import Entry, path_of
 from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
 from embstore.storage.destinations import Destination, DirectoryDestination, Look
 from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, LOG_MAGIC, pack_header
+from embstore.storage.shard import ShardPlace
 from embstore.storage.verify import Verification, entries_of, verify_files
 
-_LABELS, _SUFFIX = "labels", ".catalogue"
+_LABELS, _SUFFIX, _PLACE_SUFFIX = "labels", ".catalogue", ".shard"
 _NAME_BYTES_MAX = 240
 _PROBLEMS_MAX = 5
 """Shown in an error."""
@@ -129,10 +135,11 @@ def back_up(
             new_files, new_bytes = new_files + 1, new_bytes + entry.bytes
         done += entry.bytes
     progress(done, total)
+    if (place := shards.read(files)) is not None:
+        to.replace(_path_of_place(label, catalogue), shards.encode(place))
     to.replace(own, catalogues.encode(catalogue))
     if not unreadable:
-        others.pop(label, None)
-        _remove_unnamed(to, [*others.values(), catalogue])
+        _remove_unnamed(to, others | {label: catalogue})
     return BackupFacts(label, catalogue.head.command, len(entries), total, new_files, new_bytes)
 
 
@@ -173,18 +180,17 @@ def restore_from(
     InvalidArgumentError : the directory is not empty.
     CorruptTableError : a file is not what was written. Whatever was raised, there is no store.
     """
-    backup = _chosen(source, label)
-    if set(target.list("")) - {LOCK, "lost+found"}:
-        raise InvalidArgumentError(
-            f"expected an empty directory, or none yet, found files in {target.root}; where a "
-            "restore was cut off, remove them"
-        )
+    label, backup = _chosen(source, label)
+    place = place_of(source, label, backup)
+    check_empty(target)
     target.make_directory("")
     epoch = max(backup.epoch, int(time.time()))
     restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
     with closing(target.lock(LOCK, shared=False)):
         try:
             _fetch_all(source, target, restored, store_id is not None, progress)
+            if place is not None:
+                shards.write(target, place)
             target.replace(catalogues.PATH, catalogues.encode(restored))
             target.reached("restore:fetched")
             write_identity(target, restored.store_id)
@@ -192,6 +198,15 @@ def restore_from(
             _remove_all(target)
             raise
     return restored
+
+
+def check_empty(target: Files) -> None:
+    """Raise InvalidArgumentError unless a directory has no files, or is not there."""
+    if set(target.list("")) - {LOCK, "lost+found"}:
+        raise InvalidArgumentError(
+            f"expected an empty directory, or none yet, found files in {target.root}; where a "
+            "restore was cut off, remove them"
+        )
 
 
 def _fetch_all(
@@ -229,21 +244,34 @@ def _header(entry: Entry, store_id: bytes) -> bytes:
 
 def _remove_all(target: Files) -> None:
     """Remove what was fetched, first what makes it a store; the next try tells what is left."""
-    for path in (IDENTITY, catalogues.PATH):
+    for path in (IDENTITY, catalogues.PATH, shards.PATH):
         target.discard(path)
         target.discard(f"{path}.new")
     for folder in ("log", "base"):
         target.discard(folder, directory=True)
 
 
-def _chosen(source: Destination, label: str | None) -> Catalogue:
-    found, _ = _backups(source)
+def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:
+    found = backups_in(source)
     if label is None and found:
-        return max(found.values(), key=lambda backup: backup.head.command)
+        return max(found.items(), key=lambda backup: backup[1].head.command)
     if label is None or label not in found:
         there = ", ".join(map(repr, sorted(found))) or "none"
         raise CheckpointNotFoundError(f"expected a backup of label {label!r}, found: {there}")
-    return found[label]
+    return label, found[label]
+
+
+def backups_in(source: Destination) -> dict[str, Catalogue]:
+    """Return the backups that are whole, by label."""
+    return _backups(source)[0]
+
+
+def place_of(source: Destination, label: str, backup: Catalogue) -> ShardPlace | None:
+    """Return which shard a backup is of; None: of none."""
+    path = _path_of_place(label, backup)
+    if path.rpartition("/")[2] not in source.list(_LABELS):
+        return None
+    return shards.decode(source.read_all(path), path)
 
 
 def _backups(source: Destination) -> tuple[dict[str, Catalogue], list[str]]:
@@ -269,10 +297,19 @@ def _path_of_label(label: str) -> str:
     return f"{_LABELS}/{name}{_SUFFIX}"
 
 
-def _remove_unnamed(source: Destination, backups: list[Catalogue]) -> None:
+def _path_of_place(label: str, backup: Catalogue) -> str:
+    """Return where the place of a backup is. Another backup of that label has another path: what is
+    cut off between the two files changes neither."""
+    name = hashlib.blake2b(label.encode(), digest_size=8).hexdigest()
+    return f"{_LABELS}/{name}-{backup.head.command}{_PLACE_SUFFIX}"
+
+
+def _remove_unnamed(source: Destination, backups: dict[str, Catalogue]) -> None:
     """Remove files that no backup names. If that fails they stay: the backup is there."""
     here = [f"{folder}/{name}" for folder in ("log", "base") for name in source.list(folder)]
-    named = {path_of(entry) for entry in entries_of(*backups)}
+    named = {path_of(entry) for entry in entries_of(*backups.values())}
+    here += [f"{_LABELS}/{n}" for n in source.list(_LABELS) if n.endswith(_PLACE_SUFFIX)]
+    named |= {_path_of_place(label, backup) for label, backup in backups.items()}
     for path in sorted({*here} - named):
         with suppress(StorageError):
             source.remove(path)

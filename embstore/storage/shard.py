@@ -87,18 +87,29 @@ class ShardPlace:
 
 def read(files: Files) -> ShardPlace | None:
     """Return which shard a directory is; None: it is none."""
-    if not files.exists(PATH):
-        return None
+    return decode(files.read_all(PATH), PATH) if files.exists(PATH) else None
+
+
+def decode(content: bytes, path: str) -> ShardPlace:
+    """Return the place of a file's content; `path` names it in errors.
+
+    Raises CorruptTableError: it is none.
+    """
     try:
-        fields = json.loads(files.read_all(PATH))
+        fields = json.loads(content)
         return ShardPlace(fields["shard"], ShardMap.from_json(json.dumps(fields["shard_map"])))
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise CorruptTableError(f"{PATH}: unreadable") from exc
+        raise CorruptTableError(f"{path}: unreadable") from exc
+
+
+def encode(place: ShardPlace) -> bytes:
+    """Return the content of the file of a place."""
+    return json.dumps(asdict(place)).encode() + b"\n"
 
 
 def write(files: Files, place: ShardPlace) -> None:
     """Note which shard a directory is; returns once it is on the disk."""
-    files.replace(PATH, json.dumps(asdict(place)).encode() + b"\n")
+    files.replace(PATH, encode(place))
 
 
 def take(files: Files, given: ShardPlace | None, *, is_used: bool) -> ShardPlace | None:

@@ -16,6 +16,8 @@ import ray
 
 from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
 from embstore.sharding import ShardMap
+from embstore.storage.files import Files
+from embstore.storage.shard import read
 from embstore_client.connecting import connect_one
 from embstore_cluster import local
 from embstore_cluster.coordinator import Coordinator, kept_plan
@@ -80,13 +82,13 @@ def start(
     """
     path = Path(data).absolute()
     kept = kept_plan(str(path))
-    count = shards if shards is not None else len(kept.shard_map.shards) if kept else 0
+    known = kept.shard_map if kept is not None else _restored_map(path)
+    count = shards if shards is not None else len(known.shards) if known else 0
     if count < 1:
         raise InvalidArgumentError(f"expected how many shards {path} is to have, found none")
-    if kept is not None and count != len(kept.shard_map.shards):
+    if known is not None and count != len(known.shards):
         raise InvalidArgumentError(
-            f"{path} has a cluster of {len(kept.shard_map.shards)} shards: expected as many, found "
-            f"{count}"
+            f"{path} has a cluster of {len(known.shards)} shards: expected as many, found {count}"
         )
     memory_bytes = 0 if num_gpus else cache_bytes
     resources = Resources(num_cpus, num_gpus, memory_bytes)
@@ -97,7 +99,7 @@ def start(
             f"a cluster {name!r} runs: see embstore cluster status, or give another --name"
         )
     plan = replace(
-        kept or _new(name, str(path), count, resources),
+        kept or _new(name, str(path), count, resources, known),
         name=name,
         data=str(path),
         resources=resources,
@@ -113,10 +115,20 @@ def start(
     return Cluster(name, str(path), plan.shard_map)
 
 
-def _new(name: str, data: str, count: int, resources: Resources) -> Plan:
+def _restored_map(path: Path) -> ShardMap | None:
+    """Return the map of shards that are there without a coordinator, as a backup is restored."""
+    place = read(Files(path / "shard-0"))
+    return None if place is None else place.shard_map
+
+
+def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap | None) -> Plan:
+    """Return the plan of a cluster at new addresses: of shards that are there, or of new ones."""
     nodes = nodes_for(count, resources)
     listens, admins = addresses(nodes)
-    shard_map = ShardMap.even(f"{name}-{uuid4().hex[:12]}", listens)
+    if known is None:
+        shard_map = ShardMap.even(f"{name}-{uuid4().hex[:12]}", listens)
+    else:
+        shard_map = replace(known, version=known.version + 1, shards=tuple(listens))
     return Plan(name, data, shard_map, tuple(admins), tuple(nodes))
 
 

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from tests.bench.greedy import ATTACKS
+from tests.bench.shards.report import GOALS
 from tests.unit.bench_runs import quick_results, reached
 
 
@@ -85,3 +86,13 @@ def test_quick_benchmark_measures_files_beside_a_copy(tmp_path: pathlib.Path) ->
     found = results["files"]["tables"]
     for kind in ("safetensors", "parquet", "npy"):
         assert all(found[kind][way]["ratio"] > 0 for way in ("export", "import"))
+
+
+def test_shards_have_calls_and_bytes_in_proportion(tmp_path: pathlib.Path) -> None:
+    results = quick_results("tests.bench.shards", tmp_path)
+    for shards, ways in results["counts"].items():
+        assert ways["calls"]["calls"] == 2 * int(shards)
+        assert ways["late"]["verbs"]["UpdateStep"] == int(shards)
+    assert results["router"].keys() == {"2", "3"}
+    assert results["steps"].keys() == {"alone", "1", "2", "3"}
+    assert reached(results["goals"]).keys() == {goal.name for goal in GOALS}

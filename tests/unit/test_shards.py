@@ -12,6 +12,7 @@ from embstore import arithmetic
 from embstore.arithmetic import partitions
 from embstore.config import Sgd, Uniform
 from embstore.engine import digests
+from embstore.engine.stats import CacheStats, PoolStats, StoreStats, TableStats
 from embstore.errors import (
     CheckpointNotFoundError,
     EmbstoreError,
@@ -21,6 +22,10 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
+from embstore.stages import StageStats
+from embstore.stats import declared
+from embstore.storage.stats import StorageStats
+from embstore_client.shards import stats as merged_stats
 from embstore_client.shards.split import Owners
 from tests.conformance.sharded import Sharded
 
@@ -114,6 +119,60 @@ def test_a_digest_that_is_overtaken_begins_again(
     writes = 1000
     with pytest.raises(OutcomeUnknownError, match="call again when its trainers rest"):
         table.digest()
+
+
+def test_leaves_and_scans_are_of_one_t(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One shard has heard an update that the others have not."""
+    table = store.table("a")
+    table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
+    leaves, rows = list(table.leaves()), sum(len(keys) for keys, _ in table.scan())
+    assert rows == ROWS
+    alone = shards_of(store)
+    alone[2].table("a").update([], np.empty((0, DIM), np.float32))
+    with pytest.raises(OutcomeUnknownError, match="a scan is opened over shards: call again"):
+        table.scan()
+    assert [one.stats()["scans"]["scans_open"] for one in alone] == [0, 0, 0]
+    with pytest.raises(OutcomeUnknownError, match="call again when its trainers rest"):
+        list(table.leaves())
+    for shard in alone[:2]:
+        shard.table("a").update([], np.empty((0, DIM), np.float32))
+    assert len(list(table.leaves())) == len(leaves)
+
+
+def test_stats_of_a_cluster_are_sums_and_rates_of_sums(store: Store) -> None:
+    table, keys = store.table("a"), np.arange(0, ROWS, 2)
+    table.update(keys, np.ones((len(keys), DIM), np.float32))
+    table.lookup(keys)
+    table.lookup(keys + 1)
+    found = store.stats()
+    shards = found["shards"]
+    assert len(shards) == 3
+    of_table = found["tables"]["a"]
+    assert of_table["resident_rows"] == 2 * len(keys)
+    assert of_table["lookup_keys"] == 2 * len(keys)
+    assert of_table["hit_rate"] == 0.5
+    assert of_table["row_bytes"] == shards[0]["tables"]["a"]["row_bytes"]
+    assert table.stats() == of_table
+    assert found["cache"]["memory_bytes"] == sum(one["cache"]["memory_bytes"] for one in shards)
+    assert found["cache"]["access_hit_rate"] == found["cache"]["unique_hit_rate"] == 0.5
+    (pool,) = found["cache"]["pools"]
+    assert (pool["unique_keys"], pool["unique_hits"]) == (2 * len(keys), len(keys))
+    assert pool["slots"] == sum(one["cache"]["pools"][0]["slots"] for one in shards)
+    assert pool["occupancy"] == pool["resident_rows"] / pool["slots"]
+    assert found["command"] == shards[0]["command"]
+
+
+def test_what_adds_is_declared_so() -> None:
+    """Counters add, and amounts do; what is of one row, one file or one moment does not."""
+    parts = (TableStats, PoolStats, CacheStats, StorageStats, StageStats)
+    names: dict[str, set[str]] = {}
+    for stat in (stat for part in parts for stat in declared(part)):
+        names.setdefault(stat.kind, set()).add(stat.name)
+    assert names["counter"] <= merged_stats.SUMS <= names["counter"] | names["gauge"]
+    rest = names["gauge"] - merged_stats.SUMS
+    assert rest == {"rows", "dim", "learning_rate", "t", "row_bytes", "commit"}
+    assert names["ratio"] == merged_stats.RATES.keys()
+    assert {*merged_stats.PARTS} <= {stat.name for stat in declared(StoreStats)}
 
 
 def test_rows_under_another_map_give_no_digest(store: Store) -> None:

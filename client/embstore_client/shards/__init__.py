@@ -14,6 +14,7 @@ the order of the call.
     steps         rows of announced steps
     finishing     steps finished on all shards
     whole         commands that all shards hear as they are, and what comes of the answers
+    stats         what of their stats adds, and the rates of the sums
     digests       leaves of all shards, combined; scans likewise
     frequencies   profiles and hot sets, split and merged
 

@@ -41,9 +41,13 @@ def get_digest(router: Router, command: c.GetDigest, call: Call) -> Digest:
             return _digest(router, described, call)
         except _ChangedError:
             described = router.first(c.GetTable(command.table, command.table_id))
-    raise OutcomeUnknownError(
-        f"table {command.table!r}: expected it not to be written while its digest is computed over "
-        "shards: call again when its trainers rest"
+    raise _written_to(command.table, "its digest is computed")
+
+
+def _written_to(table: str, what: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"table {table!r}: expected it not to be written while {what} over shards: call again when "
+        "its trainers rest"
     )
 
 
@@ -90,19 +94,25 @@ def _merged(router: Router, seed: int, pages: list[Leaves]) -> tuple[NDArray[Any
 def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
     """The next leaves of all shards; the digest is the root."""
     described = router.first(c.GetTable(command.table, command.table_id))
-    whole = get_digest(router, c.GetDigest(command.table, described.table_id), call)
-    pages = router.all(c.GetLeaves(command.table, described.table_id, command.low), call)
-    records, _ = _merged(router, described.config.seed, pages)
-    return Leaves(whole, records.tobytes())
+    for _ in range(_TRIES):
+        whole = get_digest(router, c.GetDigest(command.table, described.table_id), call)
+        pages = router.all(c.GetLeaves(command.table, described.table_id, command.low), call)
+        if all(page.digest.t == whole.t for page in pages):
+            records, _ = _merged(router, described.config.seed, pages)
+            return Leaves(whole, records.tobytes())
+    raise _written_to(command.table, "its leaves are fetched")
 
 
 # Scans
 
 
 def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
-    """Make the rows of every shard readable."""
+    """Make the rows of every shard readable, all as of one t."""
     with router.writing():
         found = router.all(command, call)
+    if len({facts.table.t for facts in found}) > 1:
+        router.all(c.CloseScan(command.scan, command.table), call)
+        raise _written_to(command.table, "a scan is opened")
     return replace(found[0], rows=sum(facts.rows for facts in found))
 
 

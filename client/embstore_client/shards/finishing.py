@@ -7,7 +7,13 @@ checkpoint.
 
 Several ranks may each give gradients that are finite alone, and whose sum is not. No shard could
 tell the others in time, so here a share counts as not finite when so many of it might not be:
-beyond 1e38 / (ranks * max(gradient_scale, 1)). A trainer of one rank is told exactly.
+beyond 1e38 / (ranks * max(gradient_scale, 1)). A trainer of one rank is told exactly. Where ranks
+have met, and applied the update themselves (`embstore_training.write_behind`), they know, and say.
+
+Each shard compares the checksum of its own rows with that of the trainer's, before it applies its
+part. So where the trainer has a wrong row, its shard refuses the step, and the others, whose rows
+were right, have it: the session ends, and the cluster goes back to a checkpoint. Rejected: that all
+shards compare before the first applies anything, as a call more for each step.
 """
 
 from __future__ import annotations
@@ -18,14 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
 from embstore.arrays import as_rows, check_on_host, refusal
-from embstore.errors import (
-    InvalidArgumentError,
-)
-from embstore.results import (
-    AcknowledgedUpdate,
-)
+from embstore.errors import InvalidArgumentError, ReplicaMismatchError
+from embstore.results import AcknowledgedUpdate
 from embstore_client.shards.finite import are_small, nonfinite
 from embstore_client.shards.places import Splits
+from embstore_client.shards.split import taken
 from embstore_client.shards.steps import announced, torn
 
 if TYPE_CHECKING:
@@ -41,7 +44,9 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
     step, places = known
     given = [_gradients(router, places, part) for part in command.tables]
     world_size = place.world_size or router.first(c.RenewLease(command.member)).world_size
-    is_finite = _is_finite(step, given, command.options, world_size)
+    is_finite = command.is_finite
+    if is_finite is None:
+        is_finite = _is_finite(step, given, command.options, world_size)
     if not is_finite and command.options.on_nonfinite == "refuse":
         raise _refusal(step, given, command)
     commands: dict[int, c.UpdateStep] = {}
@@ -50,15 +55,28 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
         for part in given:
             split = places[part.table]
             if part.positions is None:
-                own = c.StepGradients(part.table, part.gradients[split.of(shard)])
+                own = c.StepGradients(part.table, taken(part.gradients, split.of(shard)))
             else:
                 mine, at = split.within(part.positions, shard)
-                own = c.StepGradients(part.table, part.gradients[mine], at)
+                own = c.StepGradients(part.table, taken(part.gradients, mine), at)
             tables.append(own)
         commands[shard] = c.UpdateStep(
-            command.member, command.step, tuple(tables), command.options, is_finite=is_finite
+            command.member,
+            command.step,
+            tuple(tables),
+            command.options,
+            _checksum(command, places, shard),
+            is_finite,
         )
     return _finished(router, commands, command, call)
+
+
+def _checksum(command: c.UpdateStep, places: Splits, shard: int) -> int | None:
+    """Return the checksum of a shard's rows; None: only that of all rows is known, if any."""
+    of_all = command.rows_checksum
+    if of_all is None or isinstance(of_all, int):
+        return None
+    return of_all.of({name: split.of(shard) for name, split in places.items()})
 
 
 def _gradients(router: Router, places: Splits, part: c.StepGradients) -> c.StepGradients:
@@ -134,7 +152,13 @@ def _finished(
     if not router.places.may_send(command.member, command, is_partial=is_partial):
         raise torn(command.step)
     left = {shard: commands[shard] for shard in behind} or commands
-    answers = list(router.each(left, call).values())
+    try:
+        answers = list(router.each(left, call).values())
+    except ReplicaMismatchError as exc:  # so the shard says to all that was sent after it, too
+        raise ReplicaMismatchError(
+            f"{exc}. Other shards may have applied theirs: if the session says so, restore a "
+            "checkpoint of the cluster, and go on from there"
+        ) from exc
     router.places.finished(command.member, command.step)
     return answers[0]
 

@@ -23,6 +23,10 @@ Splits = Mapping[str, "Split"]
 """By table: which of a step's keys each shard has."""
 
 
+_SENT_MAX = 64
+"""Steps of a rank that are remembered as sent: more than it may have out (`depth`)."""
+
+
 @dataclass
 class Place:
     """What is known of a member."""
@@ -44,8 +48,9 @@ class Places:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
-        self._sent: dict[tuple[str, int], tuple[int, type]] = {}
-        """By session and rank: the last step that was sent from here, and how it was to end."""
+        self._sent: dict[tuple[str, int], dict[int, type]] = {}
+        """By session and rank: the last steps that were sent from here, and how they were to end. A
+        trainer that waits for nothing has several out, and a shard may be behind by all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int) -> None:
@@ -73,12 +78,14 @@ class Places:
         """Return whether a step may be sent, and note that it is; the rest of one that some shards
         have finished is this trainer's alone, who sent it to those."""
         with self._lock:
-            place, sending = self._of(member), (command.step, type(command))
-            key = place.name, place.rank
-            if is_partial and self._sent.get(key) != sending:
+            place = self._of(member)
+            sent = self._sent.get((place.name, place.rank), {})
+            if is_partial and sent.get(command.step) is not type(command):
                 return False
             if place.name:
-                self._sent[key] = sending
+                sent[command.step] = type(command)
+                kept = sorted(sent)[-_SENT_MAX:]
+                self._sent[place.name, place.rank] = {step: sent[step] for step in kept}
             return True
 
     def finished(self, member: str, step: int) -> None:
@@ -100,8 +107,10 @@ class Places:
             self._sent.pop((place.name, place.rank), None)
 
     def ended(self, name: str | None) -> None:
-        """Forget a session, or all."""
+        """Forget a session; None: all of them, which have gone back, and what was sent since."""
         with self._lock:
+            if name is None:
+                self._sent.clear()
             gone = [m for m, place in self._places.items() if name in (None, place.name)]
             for member in gone:
                 del self._places[member]

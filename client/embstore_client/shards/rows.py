@@ -15,6 +15,7 @@ from embstore.arrays import as_out, as_rows, check_on_host
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
 from embstore_client.shards.finite import nonfinite, not_a_number
+from embstore_client.shards.split import taken
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -210,7 +211,8 @@ def _updated(
 
 def _part(part: c.TableGradients, split: Split, shard: int) -> c.TableGradients:
     own = split.of(shard)
-    return c.TableGradients(part.table, part.table_id, part.keys[own], part.gradients[own])
+    gradients = taken(part.gradients, own)
+    return c.TableGradients(part.table, part.table_id, part.keys[own], gradients)
 
 
 def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:

@@ -43,11 +43,6 @@ _LEAVE_S = 5.0
 
 def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionFacts:
     """Open a session on every shard."""
-    if command.waits == "none" and command.world_size > 1:
-        raise InvalidArgumentError(
-            'expected one rank in a session with waits="none" over several shards, found '
-            f'world_size={command.world_size}; use waits="late"'
-        )
     with router.writing():
         facts = _furthest_back(router.all(command, call))
     for name in facts.tables:  # held from now on: none of them is made anew any more

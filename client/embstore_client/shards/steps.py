@@ -25,6 +25,7 @@ from embstore.errors import (
 )
 from embstore.results import (
     RowsRead,
+    ShardedStepRecords,
     StepRecords,
     TableRows,
 )
@@ -202,18 +203,24 @@ def read_step(router: Router, command: c.ReadStep, call: Call) -> StepRecords:
         if named:
             commands[shard] = c.ReadStep(command.member, command.step, tuple(named))
     found = router.each(commands, call)
-    tables = []
+    tables, last_steps = [], {}
     for part in command.tables:
         config = router.tables.config_of(part.table, None)
         rows = np.empty((len(part.positions), config.dim), np.float32)
         state = np.empty((len(part.positions), config.state_dim), np.float32)
+        seen = np.empty(len(part.positions), np.int64)
         t = 0
         for shard, read in found.items():
             for table in (one for one in read.tables if one.table == part.table):
                 mine = within[shard, part.table]
                 rows[mine], state[mine], t = table.rows, table.state, table.t
+                seen[mine] = read.last_step
         tables.append(TableRows(part.table, rows, state, t))
-    return StepRecords(tuple(tables), min(read.last_step for read in found.values()))
+        last_steps[part.table] = seen
+    earliest = min(read.last_step for read in found.values())
+    if all(read.last_step == earliest for read in found.values()):
+        return StepRecords(tuple(tables), earliest)
+    return ShardedStepRecords(tuple(tables), earliest, last_steps)
 
 
 HANDLERS = {

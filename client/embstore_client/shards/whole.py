@@ -14,6 +14,7 @@ from embstore.results import (
     ServerInfo,
     TableDescription,
 )
+from embstore_client.shards import stats
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -33,16 +34,11 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
     )
 
 
-_ADDED = ("resident_rows", "dirty_rows")
-"""Of a table's stats: what each shard has of it."""
-
-
 def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]:
-    """The stats of a table, or those of the first shard with "shards", those of each."""
+    """The stats of a table, or of the store: sums, and in "shards" those of each."""
     found = router.all(command, call)
-    if command.table:
-        return found[0] | {name: sum(one[name] for one in found) for name in _ADDED}
-    return found[0] | {"shards": found}
+    whole = stats.merged(found, command.table)
+    return whole if command.table else whole | {"shards": found}
 
 
 def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:

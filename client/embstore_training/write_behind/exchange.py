@@ -14,7 +14,7 @@ from embstore.commands import UpdateOptions
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
 from embstore.results import AcknowledgedUpdate
-from embstore_training.exchange import Exchange, finishing
+from embstore_training.exchange import Exchange, Judged, finishing
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry
 from embstore_training.replicas.ranks import AllGather, Verb, meet
@@ -130,11 +130,12 @@ class WriteBehind(Exchange):
         rows, placed, read = self._rows, entry.flight.placed, self.sessions.read_step
         new = {name: places.new for name, places in placed.items() if len(places.new)}
 
-        def put(wanted: Wanted) -> Came:
+        def put(wanted: Wanted) -> list[Came]:
             records = self._session.call(lambda member: read(member, entry.number, wanted))
             return rows.put(placed, wanted, records)
 
-        return [put(wanted) for wanted in pieces(new, rows.row_bytes, self._bytes_max)]
+        wanted = pieces(new, rows.row_bytes, self._bytes_max)
+        return [came for piece in wanted for came in put(piece)]
 
     def synchronize(self) -> None:
         """Wait until every finished step is acknowledged."""
@@ -233,9 +234,8 @@ class WriteBehind(Exchange):
             except InvalidArgumentError:  # refused whole
                 self._is_torn = False
                 raise
-            send = finishing(
-                self.sessions, number, verb, own, options, rows_checksum=checksum.value
-            )
+            judged = Judged(checksum, is_finite=is_applied)
+            send = finishing(self.sessions, number, verb, own, options, judged=judged)
             size = sum(of.gradients.nbytes for of in given.values())
             self._sending.send(number, verb, size, send)
             self._is_torn = False

@@ -46,7 +46,7 @@ class StepSums(NamedTuple):
 
 
 class Came(NamedTuple):
-    """New rows of a step that have been put in place, by one call."""
+    """New rows of a step that have been put in place, by one call, as of one step."""
 
     last_step: int  # that they are as of
     slots: dict[str, Slots]  # by table
@@ -60,18 +60,26 @@ class _Update(NamedTuple):
 
 
 class Checksum:
-    """The checksum of a step's rows, computed when it is first asked for. Any thread."""
+    """The checksum of a step's rows, computed when it is asked for
+    (`embstore.commands.RowsChecksum`). Any thread."""
 
-    def __init__(self, rows: list[tuple[Rows, Rows]]) -> None:
+    def __init__(self, rows: dict[str, tuple[Rows, Rows]]) -> None:
         self._rows, self._found = rows, 0
         self._guard = threading.Lock()
 
-    def value(self) -> int:
+    def __index__(self) -> int:
         """Return it (`embstore.arithmetic.checksum`); the rows are not kept."""
         with self._guard:
             if self._rows:
-                self._found, self._rows = checksum(self._rows), []
+                self._found, self._rows = checksum(self._rows.values()), {}
             return self._found
+
+    def of(self, positions: Mapping[str, Inverse]) -> int:
+        """Return that of some rows of every table. They are kept, for the others."""
+        return checksum(
+            (weights[positions[name]], state[positions[name]])
+            for name, (weights, state) in self._rows.items()
+        )
 
 
 class _Table:
@@ -152,18 +160,20 @@ class RowsInFlight:
         placed: Mapping[str, Placed],
         wanted: Mapping[str, Inverse],
         records: StepRecords,
-    ) -> Came:
+    ) -> list[Came]:
         """Put the rows at some positions of a step in place. Any thread.
 
         wanted : those that were asked for, (n,) by table
         """
-        came = Came(records.last_step, {})
+        put: dict[str, Slots] = {}
         for part in records.tables:
-            slots = placed[part.table].slots[wanted[part.table]]
+            put[part.table] = slots = placed[part.table].slots[wanted[part.table]]
             assert part.state is not None, "they are asked for with their state"
             self._tables[part.table].put(slots, part.rows, part.state)
-            came.slots[part.table] = slots
-        return came
+        return [
+            Came(last_step, {name: put[name][places] for name, places in own.items()})
+            for last_step, own in records.by_last_step()
+        ]
 
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[Came]
@@ -190,9 +200,9 @@ class RowsInFlight:
         """Return the weights of a step's keys, (u, dim) by table, the caller's to keep."""
         return {name: self._tables[name].rows.take(places.slots) for name, places in placed.items()}
 
-    def read(self, placed: Mapping[str, Placed]) -> list[tuple[Rows, Rows]]:
+    def read(self, placed: Mapping[str, Placed]) -> dict[str, tuple[Rows, Rows]]:
         """Return weights and state of a step's keys, by table, copies."""
-        return [self._tables[name].rows.read(places.slots) for name, places in placed.items()]
+        return {name: self._tables[name].rows.read(places.slots) for name, places in placed.items()}
 
     def update(self, number: int, given: Mapping[str, StepSums], options: UpdateOptions) -> bool:
         """Apply a step's update, of all ranks; return False if it is skipped.

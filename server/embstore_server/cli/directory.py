@@ -78,18 +78,37 @@ def restore_from(
 ) -> None:
     """Make DIR, which must be empty, the store that a backup is of; every row is verified.
 
-    If this is interrupted, DIR is no store.
+    If this is interrupted, DIR is no store. Where DEST has the backups of a cluster, DIR gets a
+    directory for each shard, all of one label.
     """
     from uuid import uuid4
 
     from embstore.storage.backup import restore_from as restore
+    from embstore.storage.cluster_backups import is_of_cluster, restore_cluster
     from embstore.storage.destinations import open_destination
     from embstore.storage.files import Files
 
+    def store_id() -> str | None:
+        return uuid4().hex if new_id else None
+
     backups = open_destination(source, write=False)
-    store_id = uuid4().hex if new_id else None
+    if is_of_cluster(backups):
+        with output.progress_of("bytes") as progress:
+            shard_map, shards = restore_cluster(source, data, label, store_id, progress)
+        document = {
+            "cluster": shard_map.cluster,
+            "shards": len(shards),
+            "command": shards[0].head.command,
+            "tables": len(shards[0].head.tables),
+        }
+        text = (
+            f"{data} has {len(shards)} shards of cluster {shard_map.cluster!r}, up to command "
+            f"{shards[0].head.command:,}"
+        )
+        output.show(document, text, as_json=as_json)
+        return
     with output.progress_of("bytes") as progress:
-        made = restore(backups, Files(data), label, store_id, progress)
+        made = restore(backups, Files(data), label, store_id(), progress)
     document = {
         "store_id": made.store_id,
         "epoch": made.epoch,

@@ -29,6 +29,7 @@ from embstore_server.caller import Caller, observe
 from embstore_server.rest.connections import CERTIFICATE_NAMES
 from embstore_server.rest.errors import refusal_of, request_id
 from embstore_server.service import Service
+from embstore_server.shards import check_alone
 
 LANE = "rest"
 """One lane for all of REST: however many dashboards there are, trainers wait for one call."""
@@ -82,9 +83,11 @@ class Call:
         return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
 
     def permitted(self, command: T) -> T:
-        """Return a command, if the caller may give it; what has no command of its own asks for one
-        that tells as much. Any thread."""
-        return self.service.permitted(self.caller, command)
+        """Return a command, if the caller may give it, and a shard alone may execute it; what has
+        no command of its own asks for one that tells as much. Any thread."""
+        command = self.service.permitted(self.caller, command)
+        check_alone(command, lambda: self.service.engine.shard)
+        return command
 
     def check_ready(self) -> None:
         """Raise StoreClosedError while the server is starting, stopping or has failed."""

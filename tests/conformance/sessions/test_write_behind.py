@@ -14,6 +14,7 @@ from embstore.errors import InvalidArgumentError, ReplicaMismatchError, TableHel
 from embstore.handles.sessions import SomeGradients
 from embstore.handles.store import Store
 from tests.conformance.cases import assert_same, config, generator, normal, refused
+from tests.conformance.meeting import Meeting
 from tests.conformance.traces import cut_into_bags, values, zipf_keys
 
 ROWS, DRAWS = 900, 120
@@ -214,7 +215,6 @@ def test_leaving_a_loop_early_keeps_what_was_finished(twin):
     twin.check()
 
 
-@pytest.mark.needs("one_store")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_give_the_bits_of_plain_calls(twin, ranks):
     """Rows of one rank are changed by gradients of the others, also before it has them."""
@@ -255,24 +255,6 @@ def test_ranks_give_the_bits_of_plain_calls(twin, ranks):
             shares.append({n: (batch[n], given[n] + np.float32(0.1) * rows[n]) for n in batch})
         twin.reference.update_ranks(shares, gradient_scale=0.5)
     twin.check()
-
-
-class Meeting:
-    """An all-gather of threads."""
-
-    def __init__(self, ranks: int) -> None:
-        self._given: list[Any] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=WAIT_S)
-
-    def of(self, rank: int) -> Any:
-        def all_gather(given: Any) -> list[Any]:
-            self._given[rank] = given
-            self._barrier.wait()
-            found = list(self._given)
-            self._barrier.wait()
-            return found
-
-        return all_gather
 
 
 class Withheld:

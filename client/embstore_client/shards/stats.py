@@ -1,0 +1,91 @@
+"""Stats of a cluster: of what shards each have some, the sums.
+
+A client has the documents that shards answer, and not the declarations that they are made of
+(`embstore.stats`), so which numbers add stands here by name; a test holds it against the
+declarations. Rates are computed from the sums, as those of a mean would favour the idle shard. What
+does not add is the first shard's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = ("tables", "cache", "storage", "stages")
+"""Of the stats of a store, those of which shards have some each. Of a session each has all."""
+
+SUMS = frozenset(
+    (
+        # tables and pools
+        *("lookup_keys", "missed_rows", "resident_rows", "dirty_rows", "resident_bytes"),
+        *("slots", "memory_bytes", "host_rows", "calls_in_parts", "parts"),
+        *("accesses", "access_hits", "unique_keys", "unique_hits"),
+        *("misses_log", "misses_base", "misses_initializer", "misses_host"),
+        *("evictions_clean", "evictions_dirty"),
+        # the cache
+        *("budget_bytes", "host_budget_bytes", "host_memory_bytes"),
+        # storage
+        *("checkpoints_bytes", "log_bytes", "log_segments", "log_rows", "log_records"),
+        *("log_index_bytes", "bytes_read", "bytes_written", "base_bytes", "base_runs"),
+        *("base_files", "folds", "base_merges", "compactions", "merge_waited_s"),
+        "merge_failures",
+        # stages
+        *("seconds", "laps"),
+    )
+)
+
+LABELS = ("dim", "optimizer")
+"""What a pool is known by."""
+
+
+def merged(found: list[dict[str, Any]], table: str) -> dict[str, Any]:
+    """Return the stats of a table, or of a store, given those of each shard."""
+    if table:
+        return _of_part(found)
+    return found[0] | {name: _of_part([one[name] for one in found]) for name in PARTS}
+
+
+def _of_part(found: list[dict[str, Any]]) -> dict[str, Any]:
+    whole = {name: _value(name, value, found) for name, value in found[0].items()}
+    return whole | {name: rate(whole) for name, rate in RATES.items() if name in whole}
+
+
+def _value(name: str, first: Any, found: list[dict[str, Any]]) -> Any:
+    given = [one[name] for one in found if name in one]
+    if name in SUMS:
+        return sum(given)
+    if isinstance(first, dict) and name != "split":
+        return _of_part(given)
+    if name == "pools":
+        return [_of_part([_of_layout(pool, pools) for pools in given]) for pool in first]
+    return first
+
+
+def _of_layout(pool: Mapping[str, Any], pools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a shard's pool of the same layout; {}: it has none yet."""
+    wanted = [pool[name] for name in LABELS]
+    return next((one for one in pools if [one[name] for name in LABELS] == wanted), {})
+
+
+def _of_pools(hits: str, keys: str) -> Any:
+    """Return how a rate follows from the sums of a pool, or from those of all pools."""
+
+    def rate(whole: Mapping[str, Any]) -> float | None:
+        parts = whole.get("pools", [whole])
+        return _share(sum(one[hits] for one in parts), sum(one[keys] for one in parts))
+
+    return rate
+
+
+def _share(count: float, whole: float) -> float | None:
+    return count / whole if whole else None
+
+
+def _hit_rate(table: Mapping[str, Any]) -> float | None:
+    return _share(max(table["lookup_keys"] - table["missed_rows"], 0), table["lookup_keys"])
+
+
+RATES: Mapping[str, Any] = {
+    "hit_rate": _hit_rate,
+    "access_hit_rate": _of_pools("access_hits", "accesses"),
+    "unique_hit_rate": _of_pools("unique_hits", "unique_keys"),
+    "occupancy": lambda pool: _share(pool["resident_rows"], pool["slots"]),
+}

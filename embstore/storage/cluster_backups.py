@@ -1,0 +1,124 @@
+"""Backups of a cluster: that of each shard in a folder of its own, `shard-N`.
+
+A backup of a shard says which one it is, and with which map. All shards of a cluster are restored
+together, of one label, so that no shard is of another time than the others: of a part of them, or
+of states that differ, there would be a store that opens, and whose model is wrong. Whether the
+backups belong together is looked at before a file is copied.
+
+    SOURCE/shard-N    backups of shard N
+    TARGET/shard-N    what is made of them: the directory of shard N
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
+from embstore.sharding import ShardMap
+from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restore_from
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.destinations import Destination, open_destination
+from embstore.storage.files import Files
+from embstore.storage.shard import ShardPlace
+
+_AGAIN = "back the cluster up again, under a label: embstore backup ... --label LABEL"
+
+
+def is_of_cluster(source: Destination) -> bool:
+    """Return whether there are backups of a cluster's shards, in folders of theirs."""
+    return bool(source.list("shard-0/labels"))
+
+
+def restore_cluster(
+    source: str,
+    target: Path,
+    label: str | None,
+    store_id: Callable[[], str | None],
+    progress: Progress,
+) -> tuple[ShardMap, list[Catalogue]]:
+    """Make the directories of all shards of a cluster; return its map and their catalogues.
+
+    Parameters
+    ----------
+    source : path or URL that has the shards' folders
+    target : directory that gets `shard-N` of each
+    label : None: that of the highest command number, of those that all shards have
+    store_id : returns the id of the next shard's store; None: that of the backup
+    progress : called with the bytes done, and of how many, of each shard
+
+    Raises
+    ------
+    CheckpointNotFoundError : not all shards have a backup of this label.
+    InvalidArgumentError : the backups are not those of all shards of one cluster, with one map, at
+        one state; a directory is not empty. Nothing has been written.
+    CorruptTableError : a file is not what was written; that shard and those after it have no store.
+    """
+    first = _folder(source, 0)
+    found = backups_in(first)
+    places = [place_of(first, name, backup) for name, backup in found.items()]
+    count = max((len(place.shard_map.shards) for place in places if place is not None), default=1)
+    sources = [_folder(source, shard) for shard in range(count)]
+    of_shards = [backups_in(one) for one in sources]
+    chosen = _label(label, of_shards)
+    backups = [of_shard[chosen] for of_shard in of_shards]
+    shard_map = _checked(
+        source, [place_of(s, chosen, b) for s, b in zip(sources, backups, strict=True)]
+    )
+    if any(backup.head.tables != backups[0].head.tables for backup in backups):
+        raise InvalidArgumentError(
+            f"{source}: expected backups {chosen!r} of one state of the tables, found that they "
+            f"differ between the shards, as others were writing; {_AGAIN}"
+        )
+    targets = [Files(target / f"shard-{shard}") for shard in range(count)]
+    for files in targets:
+        check_empty(files)
+    made = [
+        restore_from(one, files, chosen, store_id(), progress)
+        for one, files in zip(sources, targets, strict=True)
+    ]
+    return shard_map, made
+
+
+def _folder(source: str, shard: int) -> Destination:
+    return open_destination(f"{source.rstrip('/')}/shard-{shard}", write=False)
+
+
+def _label(label: str | None, of_shards: list[dict[str, Catalogue]]) -> str:
+    """Return the label to restore, which all shards have."""
+    first, *others = of_shards
+    common = {name for name in first if all(name in other for other in others)}
+    if label is None and common:
+        return max(common, key=lambda name: first[name].head.command)
+    if label is None or label not in common:
+        lacking = [n for n, names in enumerate(of_shards) if label not in names]
+        wanted = "" if label is None else f", {label!r}, which shards {lacking} have not"
+        there = ", ".join(map(repr, sorted(common))) or "none"
+        raise CheckpointNotFoundError(
+            f"expected backups of one label of all {len(of_shards)} shards{wanted}; labels that "
+            f"all have: {there}; give one of them, or {_AGAIN}"
+        )
+    return label
+
+
+def _checked(source: str, places: list[ShardPlace | None]) -> ShardMap:
+    """Return the map that the backups of all shards have."""
+    first = places[0]
+    for shard, place in enumerate(places):
+        where = f"{source.rstrip('/')}/shard-{shard}"
+        if place is None or first is None:
+            raise InvalidArgumentError(
+                f"{where}: expected the backup of a shard, found that of a store of its own: "
+                "restore it by itself"
+            )
+        if place.shard != shard or place.shard_map.cluster != first.shard_map.cluster:
+            raise InvalidArgumentError(
+                f"{where}: expected the backup of shard {shard} of cluster "
+                f"{first.shard_map.cluster!r}, found that of {place.name}: give each folder the "
+                "name of its shard"
+            )
+        if place.shard_map != first.shard_map:
+            raise InvalidArgumentError(
+                f"{where}: expected version {first.shard_map.version} of the map, as the backup of "
+                f"shard 0 has it, found version {place.shard_map.version}; {_AGAIN}"
+            )
+    assert first is not None, "there is a shard 0"
+    return first.shard_map

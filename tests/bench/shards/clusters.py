@@ -1,0 +1,87 @@
+"""Clusters of the benchmark's own: each shard is a real process, on loopback."""
+
+import json
+import pathlib
+import socket
+import urllib.request
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from embstore.handles.store import Store
+from embstore.sharding import ShardMap
+from embstore_client import connect
+from embstore_client.connecting import connect_one
+from embstore_server.launch import ServerProcess
+from tests.bench.serving import FIGURES_TIMEOUT_S
+from tests.bench.shards.scale import Scale
+from tests.bench.stores import create_table, small_grads, update_all
+
+TABLE = "ads"
+Counts = dict[str, dict[str, int]]
+"""By verb: calls, bytes to the servers, bytes from them."""
+
+_NOT_OF_STEPS = ("GetStats", "RenewLease")
+"""The benchmark's own question, and what time brings."""
+
+
+class Cluster:
+    """Shards that run, each with its part of a table, all of whose rows are written and cached.
+
+    `store` is a connection to the cluster. Commands are not logged: what that costs is measured by
+    itself, and is the same with and without a router. Not thread-safe.
+    """
+
+    def __init__(self, folder: pathlib.Path, shards: int, scale: Scale) -> None:
+        folder.mkdir(parents=True)
+        self.map = ShardMap.even("bench", _free_addresses(shards))
+        file = folder / "map.json"
+        file.write_text(self.map.to_json())
+        usual = ("--device", "cpu", "--cache-bytes", str(scale.cache_bytes))
+        usual += ("--policy", "lru", "--durability", "checkpoint", "--shard-map", str(file))
+        with ExitStack() as running:
+            self._processes = []
+            for shard, address in enumerate(self.map.shards):
+                own = ("--listen", address, "--shard", str(shard))
+                process = ServerProcess(folder / f"shard-{shard}", *usual, *own)
+                process.start()
+                running.callback(process.kill)  # a commit would write every row to disk
+                self._processes.append(process)
+            self.store = running.enter_context(connect(self.map.shards[0], transport="grpc"))
+            table = create_table(self.store, TABLE, scale.rows, scale.dim)
+            update_all(table, np.arange(scale.rows, dtype=np.int64), small_grads(scale.dim))
+            self._running = running.pop_all()
+
+    def close(self) -> None:
+        """End the servers at once."""
+        self._running.close()
+
+    def alone(self) -> Store:
+        """Return a connection to the first shard without a router; close it."""
+        return connect_one(self.map.shards[0], transport="grpc")
+
+    def counts(self) -> Counts:
+        """Return what calls of the shards cost so far, all together."""
+        found: Counts = {}
+        for process in self._processes:
+            url = f"http://{process.admin}/api/v1/stats"
+            with urllib.request.urlopen(url, timeout=FIGURES_TIMEOUT_S) as reply:
+                verbs: dict[str, Any] = json.load(reply)["verbs"]
+            for verb, told in verbs.items():
+                if verb not in _NOT_OF_STEPS:
+                    sums = found.setdefault(verb, {"calls": 0, "up_bytes": 0, "down_bytes": 0})
+                    sums["calls"] += sum(told["codes"].values())
+                    sums["up_bytes"] += int(told["received_bytes"])
+                    sums["down_bytes"] += int(told["sent_bytes"])
+        return found
+
+
+def _free_addresses(count: int) -> list[str]:
+    with ExitStack() as open_sockets:
+        found = []
+        for _ in range(count):
+            one = open_sockets.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            found.append(f"127.0.0.1:{one.getsockname()[1]}")
+    return found

@@ -1,0 +1,64 @@
+"""The goals of shards, and the table that is printed."""
+
+from typing import Any
+
+from tests.bench.report import Goal, NotMeasuredError, Results, at, closing_lines, figure
+
+_MB = 1e6
+
+
+def _split_ms(results: Results) -> float:
+    found = figure(results, "router")
+    if not found:
+        raise NotMeasuredError("more shards than one")
+    return float(max(one["split_ms"] for one in found.values()))
+
+
+GOALS = (
+    Goal("a step over one shard : one server", at("steps", "1", "ratio"), "<= 1.1 times"),
+    Goal("to find the shards of a step's keys", _split_ms, "<= 1 ms"),
+)
+
+
+def judge(results: Results) -> list[dict[str, Any]]:
+    """Return every goal with its figure."""
+    return [goal.judge(results) for goal in GOALS]
+
+
+def _count_lines(found: dict[str, Any]) -> list[str]:
+    lines = [f"{'shards':8}{'':10}{'calls':>8}{'MB up':>10}{'MB down':>10}  calls by verb, a step"]
+    for shards, ways in found.items():
+        for way, one in ways.items():
+            verbs = ", ".join(f"{verb} {calls:g}" for verb, calls in one["verbs"].items())
+            lines.append(
+                f"{shards:8}{way:10}{one['calls']:8g}{one['up_bytes'] / _MB:10.3f}"
+                f"{one['down_bytes'] / _MB:10.3f}  {verbs}"
+            )
+    return lines
+
+
+def _router_lines(found: dict[str, Any]) -> list[str]:
+    names = ("split_ms", "lookup_ms", "update_ms", "copy_ms")
+    lines = ["the router's own CPU, ms: " + ", ".join(name.removesuffix("_ms") for name in names)]
+    for shards, one in found.items():
+        lines.append(f"{shards:8}" + "".join(f"{one[name]:10.3f}" for name in names))
+    return lines
+
+
+def _step_lines(found: dict[str, Any]) -> list[str]:
+    lines = ["a step, ms, and its ratio to that without a router; quartiles of rounds"]
+    for name, one in found.items():
+        low, _, high = one["ratio_of_rounds"]
+        lines.append(
+            f"{name:8}{1e3 * one['step_s']:10.2f}{one['ratio']:8.3f}   {low:.3f} - {high:.3f}"
+        )
+    return lines
+
+
+def table(results: Results) -> str:
+    """Return the text that is printed at the end."""
+    lines: list[str] = []
+    for name, of in (("counts", _count_lines), ("router", _router_lines), ("steps", _step_lines)):
+        if name in results:
+            lines += of(results[name])
+    return "\n".join([*lines, "", *closing_lines(results)])
