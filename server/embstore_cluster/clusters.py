@@ -14,11 +14,13 @@ from uuid import uuid4
 
 import ray
 
-from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.checks.arguments import one_of
+from embstore.durability import LEVELS, Durability
+from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.sharding import ShardMap
-from embstore_client.connecting import connect_one
 from embstore_cluster import local
 from embstore_cluster.coordinator import Coordinator, kept_plan
+from embstore_cluster.looking import NOTHING, look, skew
 from embstore_cluster.placing import addresses, at_node, nodes_for
 from embstore_cluster.plan import NAMESPACE, Plan, Resources, coordinator_of
 from embstore_cluster.shard import Shard
@@ -40,6 +42,8 @@ class Cluster:
     name: str
     data: str
     shard_map: ShardMap
+    admins: tuple[str, ...]
+    """The address of each shard's REST."""
 
     @property
     def address(self) -> str:
@@ -55,6 +59,7 @@ def start(
     cache_bytes: int = CACHE_BYTES,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
+    durability: Durability = "commands",
     flags: Sequence[str] = (),
     address: str | None = None,
     timeout_s: float = READY_TIMEOUT_S,
@@ -69,6 +74,8 @@ def start(
     name : by which its actors are found; clusters on one Ray have different ones
     cache_bytes : of each shard
     num_cpus, num_gpus : what Ray keeps for each shard
+    durability : of every shard. With less than "commands", where a shard that dies has lost any,
+        the cluster goes back to its last checkpoint (`going_back`)
     flags : more of `embstore serve`, for every shard
     address : of Ray; None: that of the job, of RAY_ADDRESS or of this machine, else one is started
 
@@ -78,6 +85,7 @@ def start(
     CapacityError : Ray has no room.
     StoreClosedError : a shard did not get ready: what it said; nothing is left running.
     """
+    one_of(durability, "durability", LEVELS)
     path = Path(data).absolute()
     kept = kept_plan(str(path))
     count = shards if shards is not None else len(kept.shard_map.shards) if kept else 0
@@ -103,6 +111,7 @@ def start(
         resources=resources,
         flags=("--cache-bytes", str(cache_bytes), *flags),
         life=uuid4().hex,
+        durability=durability,
     )
     try:
         _begin(plan, timeout_s)
@@ -110,7 +119,7 @@ def start(
         _end(plan, STOP_TIMEOUT_S)
         local.end(path)
         raise
-    return Cluster(name, str(path), plan.shard_map)
+    return Cluster(name, str(path), plan.shard_map, plan.admins)
 
 
 def _new(name: str, data: str, count: int, resources: Resources) -> Plan:
@@ -164,8 +173,7 @@ def status(
 ) -> dict[str, Any]:
     """Return who has what, of a cluster that runs.
 
-    `connecting` is as of `embstore_client.connect`, for what a shard says of itself: `tables`,
-    `rows_resident`, `bytes` on its disk, `command`; None: it did not answer.
+    `connecting` is as of `embstore_client.connect`, for what a shard says of itself: see `looking`.
 
     Raises
     ------
@@ -173,27 +181,31 @@ def status(
     """
     plan, coordinator = _running(Path(data).absolute(), name, address)
     starts = ray.get(coordinator.starts.remote(), timeout=_CALL_TIMEOUT_S)
-    owners = plan.shard_map.owners
-    found = []
-    for shard, listen in enumerate(plan.shard_map.shards):
-        state = _state(plan, shard)
-        found.append(
-            {
-                "shard": shard,
-                "address": listen,
-                "admin": plan.admins[shard],
-                "node": plan.nodes[shard],
-                "partitions": owners.count(shard),
-                "restarts": max(starts[shard] - 1, 0),
-                **state,
-                **_contents(listen, connecting if state["ready"] else None),
-            }
-        )
+    owners, listens = plan.shard_map.owners, plan.shard_map.shards
+    states = [_state(plan, shard) for shard in range(len(listens))]
+    asked = {n: listens[n] for n, state in enumerate(states) if state["ready"]}
+    seen = look(asked, connecting)
+    found = [
+        {
+            "shard": shard,
+            "address": listen,
+            "admin": plan.admins[shard],
+            "node": plan.nodes[shard],
+            "partitions": owners.count(shard),
+            "restarts": max(starts[shard] - 1, 0),
+            **states[shard],
+            **seen.get(shard, NOTHING),
+        }
+        for shard, listen in enumerate(listens)
+    ]
     return {
         "name": plan.name,
         "cluster": plan.shard_map.cluster,
         "map_version": plan.shard_map.version,
         "data": plan.data,
+        "durability": plan.durability,
+        "went_back": {"times": plan.back.number, "label": plan.back.label or None},
+        "skew": skew(found),
         "shards": found,
     }
 
@@ -208,24 +220,6 @@ def _state(plan: Plan, shard: int) -> dict[str, Any]:
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
         return away
     return state
-
-
-def _contents(address: str, connecting: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a shard says that it has; None: it is not asked."""
-    if connecting is None:
-        return dict.fromkeys(("command", "tables", "rows_resident", "bytes"))
-    try:
-        with connect_one(address, wait=False, **connecting) as store:
-            stats = store.stats()
-    except EmbstoreError as exc:
-        return {**_contents(address, None), "error": str(exc)}
-    storage, tables = stats["storage"], stats["tables"]
-    return {
-        "command": stats["command"],
-        "tables": len(tables),
-        "rows_resident": sum(table["resident_rows"] for table in tables.values()),
-        "bytes": storage["log_bytes"] + storage["base_bytes"],
-    }
 
 
 def stop(

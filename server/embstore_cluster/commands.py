@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+from embstore.durability import LEVELS, Durability
 from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
@@ -29,6 +30,10 @@ def start(
     cache_bytes: Annotated[str, flag("Cache of each shard.", "BYTES")] = "1GiB",
     cpus: Annotated[float, flag("CPUs that Ray keeps for each shard.", "COUNT", min=0.0)] = 1.0,
     gpus: Annotated[float, flag("GPUs that Ray keeps for each shard.", "COUNT", min=0.0)] = 0.0,
+    durability: Annotated[
+        Durability,
+        flag("What survives the death of a shard: see the guide, Scale out.", "|".join(LEVELS)),
+    ] = "commands",
     config: Annotated[
         Path | None,
         flag("TOML file of settings of every shard; on every node.", "FILE", dir_okay=False),
@@ -53,6 +58,7 @@ def start(
             cache_bytes=budget,
             num_cpus=cpus,
             num_gpus=gpus,
+            durability=durability,
             flags=() if config is None else ("--config", str(config.absolute())),
             address=ray,
         )
@@ -89,6 +95,7 @@ def status(
 
 def _table(found: dict[str, Any]) -> Any:
     columns = ("shard", "address", "ready", "partitions", "tables", "rows in cache", "on disk")
+    rates = ("commands/s", "keys/s")
     rows = [
         (
             str(one["shard"]),
@@ -97,11 +104,15 @@ def _table(found: dict[str, Any]) -> Any:
             f"{one['partitions']:,}",
             *("?" if one[n] is None else f"{one[n]:,}" for n in ("tables", "rows_resident")),
             "?" if one["bytes"] is None else bytes_text(one["bytes"]),
+            *(
+                "?" if one[n] is None else f"{one[n]:,.0f}"
+                for n in ("commands_per_s", "keys_per_s")
+            ),
             str(one["restarts"]),
         )
         for one in found["shards"]
     ]
-    return output.rows((*columns, "restarts"), rows)
+    return output.rows((*columns, *rates, "restarts"), rows)
 
 
 @needing("ray")

@@ -2,20 +2,23 @@
 
 The file `coordinator.json` is replaced whole, and is on the disk before anybody is told what it
 says, so the coordinator is what the file is: killed at any moment, it comes back with the same
-plan. Shards ask it for the plan each time they start a server. It is asked for nothing else, so
-training goes on while it is away.
+plan. Shards ask it for the plan each time they start a server, and tell it that they have lost
+commands. It is asked for nothing else, so training goes on while it is away.
 
 Ray has one call after the other executed. A call may come twice, when the actor died in between:
 each leaves the same the second time, but for the count of starts, which is then one too large.
 """
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from embstore.errors import CorruptTableError
 from embstore.storage.files import Files
-from embstore_cluster.plan import Plan
+from embstore_cluster.going_back import newest
+from embstore_cluster.plan import NAMESPACE, Back, Plan
 
 PATH = "coordinator.json"
 
@@ -57,6 +60,10 @@ class Coordinator:
         content = {"plan": json.loads(self._plan.to_json()), "starts": self._starts}
         self._files.replace(PATH, json.dumps(content, indent=1).encode() + b"\n")
 
+    def pid(self) -> int:
+        """Return the process id of the actor, on its node."""
+        return os.getpid()
+
     def plan(self) -> Plan:
         """Return the plan."""
         return self._plan
@@ -70,3 +77,25 @@ class Coordinator:
         self._starts[shard] += 1
         self._write()
         return self._plan
+
+    def lost(self, number: int) -> None:
+        """Have the cluster go back, as a shard has lost commands since it went back for the
+        `number`th time; return when no server of before runs any more.
+
+        Raises
+        ------
+        CheckpointNotFoundError : there is no checkpoint that all shards have.
+        """
+        import ray  # here: the rest does without
+
+        plan = self._plan
+        actors = {
+            shard: ray.get_actor(plan.actor(shard), namespace=NAMESPACE)
+            for shard in range(len(plan.shard_map.shards))
+        }
+        if number == plan.back.number:
+            calls = [a.labels.remote(str(plan.directory(n))) for n, a in actors.items()]
+            label = newest(ray.get(calls))
+            self._plan = replace(plan, back=Back(number + 1, label))
+            self._write()
+        ray.get([a.begin_again.remote(self._plan.back.number) for a in actors.values()])
