@@ -414,6 +414,22 @@ class SetShardMap(Command[None], effect=Effect.TUNES):
     shard_map: ShardMap
 
 
+class HoldWrites(Command[results.Boundary], effect=Effect.TUNES):
+    """Have a shard apply no command that writes from the answer on, which says where it stands. A
+    step that waits for other ranks is not applied either, and is sent again. It holds until
+    `ReleaseWrites`, or the next map; also over a restart. `holder` says who: another one is
+    refused."""
+
+    holder: str
+
+
+class ReleaseWrites(Command[None], effect=Effect.TUNES):
+    """Have a shard take writes again, if `holder` holds them; "": whoever does. It is no error that
+    nobody does."""
+
+    holder: str = ""
+
+
 # Rows
 
 

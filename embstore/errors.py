@@ -18,6 +18,7 @@
   + RankFailedError                               a rank of a session's step died or stalled
   + ReplicaMismatchError                          rows at a trainer are not those of the store
   + StoreInUseError                               another process holds the directory
+  + WritesHeldError                               a shard takes no writes for a moment
   + DeadlineError                                 no answer in time
   + OutcomeUnknownError                           the server changed while a mutating call was out
   + CapacityError                                 disk, cache, index or a named limit is full
@@ -97,6 +98,11 @@ class ReplicaMismatchError(EmbstoreError):
 
 class StoreInUseError(EmbstoreError):
     """Another process, or another Store in this one, holds the directory."""
+
+
+class WritesHeldError(EmbstoreError):
+    """A shard of a cluster takes no command that writes, while partitions move or a checkpoint is
+    kept. A client of the cluster sends the command again by itself, until its timeout."""
 
 
 class DeadlineError(EmbstoreError):

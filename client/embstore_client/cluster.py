@@ -52,8 +52,10 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
             _check_reached(call, number, shard_map)
         for number in others:
             _check_is(_info(stores[number]), number, shard_map, own)
-        router = Router([stores[n].executor for n in range(len(shard_map.shards))], shard_map)
-        router.connected_by = cast(RemoteExecutor, store.executor).connected_by
+        own_executor = cast(RemoteExecutor, store.executor)
+        executors = [stores[n].executor for n in range(len(shard_map.shards))]
+        router = Router(executors, shard_map, timeout_s=own_executor.transport.timeout_s)
+        router.connected_by = own_executor.connected_by
         return Store(router)
     except BaseException:
         for one in stores.values():

@@ -24,7 +24,7 @@ from embstore.commands import Command, Effect, Progress
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.durability import Durability
-from embstore.engine import admin, rows
+from embstore.engine import admin, rows, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
@@ -53,6 +53,7 @@ R = TypeVar("R")
 HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     **admin.HANDLERS,
     **rows.HANDLERS,
+    **sharding.HANDLERS,
     # Scans
     c.OpenScan: lambda engine, command, progress: engine.scans.open(command, progress),
     c.ReadScan: lambda engine, command, out: engine.scans.read(command, out),
@@ -142,7 +143,8 @@ class Engine:
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
-        """Which shard of a cluster the store is; replaced whole. None: it is none."""
+        """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
+        none."""
         self._is_abandoned = False
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.

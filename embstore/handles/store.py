@@ -22,6 +22,7 @@ from embstore.profiles.profile import Profile
 from embstore.results import (
     AcknowledgedUpdate,
     BackupFacts,
+    Boundary,
     Checkpoint,
     HotSetFacts,
     ServerInfo,
@@ -553,6 +554,28 @@ class Store:
         CapacityError, StorageError : it could not be written; the shard has the map before.
         """
         self.executor.execute(c.SetShardMap(shard_map))
+
+    def hold_writes(self, holder: str) -> Boundary:
+        """Have a shard apply no command that writes from now on, until it is released or has the
+        next map, and return where it stands. It is durable when this returns.
+
+        Clients of the cluster send what is refused again, until their timeouts.
+
+        Parameters
+        ----------
+        holder : who holds them, 1 to 255 printable characters; it may hold them twice
+
+        Raises
+        ------
+        InvalidArgumentError : the store is no shard.
+        WritesHeldError : somebody else holds them.
+        CapacityError, StorageError : it could not be written; nothing is held.
+        """
+        return self.executor.execute(c.HoldWrites(holder))
+
+    def release_writes(self, holder: str = "") -> None:
+        """Have a shard take writes again, if `holder` holds them; "": whoever does."""
+        self.executor.execute(c.ReleaseWrites(holder))
 
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.

@@ -7,14 +7,20 @@ as a shard of another number or cluster, not as a store of its own, not with a m
 than one that it has had. Nor does a store that has had commands of its own become a shard: its rows
 are not those of a shard's partitions.
 
+**Held writes.** A map that gives partitions to other shards is taken by all shards or by none, at
+one boundary: whoever moves them has every shard hold its writes first (`Hold`), and then decides.
+So a hold outlives the process, like what a database has prepared: a shard that is started again
+takes no writes until it is told what was decided, by a release or by a newer map. Only a shard
+whose writes are held takes a map that moves partitions: its rows have been copied.
+
 SHARD is replaced whole, and durable before anybody is told: a shard that has acknowledged a map
 still has it after a crash. A store that is no shard has no such file.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from embstore.errors import CorruptTableError, InvalidArgumentError
+from embstore.errors import CorruptTableError, InvalidArgumentError, WritesHeldError
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 
@@ -32,6 +38,8 @@ class ShardPlace:
 
     shard: int
     shard_map: ShardMap
+    holder: str = ""
+    """Who holds its writes since it has had this map; "": nobody."""
 
     def __post_init__(self) -> None:
         count = len(self.shard_map.shards)
@@ -51,13 +59,36 @@ class ShardPlace:
         """How many partitions of each table the shard has."""
         return self.shard_map.owners.count(self.shard)
 
+    @property
+    def held(self) -> str:
+        """Why it takes no writes; "": it does."""
+        if not self.holder:
+            return ""
+        return f"{self.name} takes no writes now: {self.holder} holds them; send the call again"
+
+    def held_by(self, holder: str) -> "ShardPlace":
+        """Return the place with its writes held.
+
+        Raises
+        ------
+        WritesHeldError : somebody else holds them.
+        """
+        if self.holder not in ("", holder):
+            raise WritesHeldError(self.held)
+        return replace(self, holder=holder)
+
+    def released_by(self, holder: str) -> "ShardPlace":
+        """Return the place without the hold of a holder; of "" without any."""
+        return replace(self, holder="") if holder in ("", self.holder) else self
+
     def with_map(self, shard_map: ShardMap) -> "ShardPlace":
-        """Return the place with the next map.
+        """Return the place with the next map, and nobody who holds writes.
 
         Raises
         ------
         InvalidArgumentError : it is another cluster's, is not newer, gives this shard's address
-            another number, or a partition another shard: its rows would be taken for unwritten.
+            another number, or a partition another shard while writes are not held: its rows would
+            be taken for unwritten.
         """
         own = self.shard_map
         if shard_map.cluster != own.cluster:
@@ -71,10 +102,11 @@ class ShardPlace:
                 f"found {shard_map.version}"
             )
         place = ShardPlace(self.shard, shard_map)
-        if shard_map.owners != own.owners:
+        if shard_map.owners != own.owners and not self.holder:
             raise InvalidArgumentError(
-                f"{self.name}: expected a map that leaves every partition where it is, as their "
-                "rows cannot be moved yet; only addresses may change"
+                f"{self.name}: expected a map that leaves every partition where it is, as its "
+                "writes are not held; only addresses may change. Partitions are moved by "
+                "embstore cluster grow and drain"
             )
         address = own.shards[self.shard]
         if address in shard_map.shards and shard_map.shards.index(address) != self.shard:
@@ -91,8 +123,9 @@ def read(files: Files) -> ShardPlace | None:
         return None
     try:
         fields = json.loads(files.read_all(PATH))
-        return ShardPlace(fields["shard"], ShardMap.from_json(json.dumps(fields["shard_map"])))
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        shard_map = ShardMap.from_json(json.dumps(fields["shard_map"]))
+        return ShardPlace(fields["shard"], shard_map, str(fields.get("holder", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CorruptTableError(f"{PATH}: unreadable") from exc
 
 

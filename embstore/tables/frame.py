@@ -33,6 +33,7 @@ from embstore.errors import (
     InvalidArgumentError,
     StorageError,
     StoreClosedError,
+    WritesHeldError,
 )
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
@@ -59,6 +60,9 @@ class Frame:
         """Whether what is acknowledged survives a crash without a commit."""
         self.wrote: Callable[[], None] = lambda: None
         """Called at the end of each command that writes."""
+        self.held = ""
+        """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
+        Set inside a call."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -157,8 +161,14 @@ class Frame:
         finally:
             self._waiting.discard(token)
 
+    def check_held(self) -> None:
+        """Raise WritesHeldError while nothing may be written."""
+        if self.held:
+            raise WritesHeldError(self.held)
+
     def _begin_writing(self, command: Command[Any] | None, place: SessionPlace | None) -> None:
-        """Make sure that a command can be logged."""
+        """Make sure that a command may be executed, and can be logged."""
+        self.check_held()
         if not self.is_covered:
             self.storage.begin_tail()
         if self.log is not None and command is not LATER:

@@ -1,6 +1,7 @@
 """Opening a store as the shard that the settings name, or as none."""
 
 from embstore.engine.engine import Engine
+from embstore.engine.sharding import be
 from embstore.errors import InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore.storage import shard as shards
@@ -14,7 +15,7 @@ def take_place(settings: Settings, engine: Engine) -> None:
     Raises InvalidArgumentError: it is something else, or the file of the map is none.
     """
     is_used = engine.tables.frame.command_number > 0
-    engine.shard = shards.take(engine.storage.files, _given(settings), is_used=is_used)
+    be(engine, shards.take(engine.storage.files, _given(settings), is_used=is_used))
 
 
 def _given(settings: Settings) -> ShardPlace | None:

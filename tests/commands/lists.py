@@ -319,6 +319,8 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Restore: _plain(c.Restore, Author._label, Author._errs),
     c.Promote: _plain(c.Promote),
     c.SetShardMap: _plain(c.SetShardMap, lambda _: ShardMap.even("none", ["127.0.0.1:1"])),
+    c.HoldWrites: _plain(c.HoldWrites, lambda _: "somebody"),
+    c.ReleaseWrites: _plain(c.ReleaseWrites),
     c.Lookup: lambda a: c.Lookup(tuple(map(a._table_keys, a._names()))),
     c.LookupPooled: Author._lookup_pooled,
     c.ReadRows: lambda a: c.ReadRows(a._table_keys(a._name())),

@@ -6,6 +6,7 @@ Commands are values, so what comes between a trainer and the shards is one more 
 the order of the call.
 
     split         which of some keys each shard has
+    patience      a shard that takes no writes for a moment
     router        the executor: shards, their tables, calls side by side
     rows          commands that read and write rows
     finite        gradients that no shard alone can judge

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from embstore import commands as c
@@ -24,6 +25,7 @@ from embstore_client.shards import (
     steps,
     whole,
 )
+from embstore_client.shards.patience import TIMEOUT_S, until_taken
 from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
 
@@ -56,11 +58,21 @@ class Call:
 class Router:
     """Executes commands on all shards of a cluster. Any thread."""
 
-    def __init__(self, executors: Sequence[Executor], shard_map: ShardMap) -> None:
-        """Route to `executors`, in the order of the map's shards; they are closed with this."""
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        shard_map: ShardMap,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Route to `executors`, in the order of the map's shards; they are closed with this.
+
+        `timeout_s` is how long a shard may take no writes, where a call does not say.
+        """
         assert len(executors) == len(shard_map.shards), "one executor a shard"
         self.shards = tuple(executors)
         self.shard_map = shard_map
+        self._timeout_s = timeout_s
         self.owners = Owners(shard_map)
         self.tables = KnownTables(self.described)
         self.places = Places()
@@ -85,7 +97,7 @@ class Router:
         command = checked(command)
         call = Call(out, timeout_s, progress)
         if len(self.shards) == 1:
-            return self.shards[0].execute(command, out=out, timeout_s=timeout_s, progress=progress)
+            return self._at(0, command, call)
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
             return cast(R, HANDLERS[type(command)](self, command, call))
@@ -116,10 +128,18 @@ class Router:
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> R:
         """Return what the first shard answers, of what all would answer alike."""
-        call = call or Call(timeout_s=timeout_s)
-        return self.shards[0].execute(
-            command, out=call.out, timeout_s=call.timeout_s, progress=call.progress
+        return self._at(0, command, call or Call(timeout_s=timeout_s))
+
+    def _at(self, shard: int, command: Command[R], call: Call) -> R:
+        """Return what one shard answers."""
+        send = partial(
+            self.shards[shard].execute,
+            command,
+            out=call.out,
+            timeout_s=call.timeout_s,
+            progress=call.progress,
         )
+        return until_taken(send, call.timeout_s or self._timeout_s)
 
     def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
         """Return what shards answer to a command each, by shard; all have answered.
@@ -133,7 +153,7 @@ class Router:
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
-            return self.shards[shard].execute(command, timeout_s=call.timeout_s, progress=progress)
+            return self._at(shard, command, Call(None, call.timeout_s, progress))
 
         with self._submitting:
             is_closed = self._is_closed

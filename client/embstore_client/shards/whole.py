@@ -10,10 +10,12 @@ from embstore.errors import CheckpointNotFoundError, EmbstoreError
 from embstore.results import (
     Acknowledged,
     BackupFacts,
+    Boundary,
     Checkpoint,
     ServerInfo,
     TableDescription,
 )
+from embstore_client.boundary import hold_all
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -182,6 +184,11 @@ def tell(router: Router, command: Any, call: Call) -> None:
     router.all(command, call)
 
 
+def hold_writes(router: Router, command: c.HoldWrites, call: Call) -> Boundary:
+    """Have every shard hold its writes, at one boundary."""
+    return hold_all(router.shards, command.holder, timeout_s=call.timeout_s)
+
+
 HANDLERS = {
     c.GetServerInfo: get_server_info,
     c.GetStats: get_stats,
@@ -202,4 +209,6 @@ HANDLERS = {
     c.Backup: backup,
     c.Promote: tell,
     c.SetShardMap: tell,
+    c.HoldWrites: hold_writes,
+    c.ReleaseWrites: tell,
 }

@@ -976,6 +976,61 @@ class SetShardMapReply(_message.Message):
     context: Context
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
+class Boundary(_message.Message):
+    __slots__ = ("command", "tables", "next_table_id", "places")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
+    next_table_id: int
+    places: _containers.RepeatedCompositeFieldContainer[NamedPlace]
+    def __init__(self, command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ..., next_table_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[NamedPlace, _Mapping]]] = ...) -> None: ...
+
+class NamedPlace(_message.Message):
+    __slots__ = ("session", "step", "table_ids")
+    class TableIdsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TABLE_IDS_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    step: int
+    table_ids: _containers.ScalarMap[str, int]
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class HoldWritesRequest(_message.Message):
+    __slots__ = ("holder",)
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    def __init__(self, holder: _Optional[str] = ...) -> None: ...
+
+class HoldWritesReply(_message.Message):
+    __slots__ = ("context", "boundary")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    boundary: Boundary
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
+
+class ReleaseWritesRequest(_message.Message):
+    __slots__ = ("holder",)
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    def __init__(self, holder: _Optional[str] = ...) -> None: ...
+
+class ReleaseWritesReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
 class OpenScanRequest(_message.Message):
     __slots__ = ("scan", "table", "table_id", "label", "since")
     SCAN_FIELD_NUMBER: _ClassVar[int]
