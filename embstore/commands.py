@@ -417,10 +417,11 @@ class SetShardMap(Command[None], effect=Effect.TUNES):
 class HoldWrites(Command[results.Boundary], effect=Effect.TUNES):
     """Have a shard apply no command that writes from the answer on, which says where it stands. A
     step that waits for other ranks is not applied either, and is sent again. It holds until
-    `ReleaseWrites`, or the next map; also over a restart. `holder` says who: another one is
-    refused."""
+    `ReleaseWrites`, or the next map; also over a restart. With `lease_ms` it ends by itself when
+    that is over, and with the process. `holder` says who: another one is refused."""
 
     holder: str
+    lease_ms: int = 0
 
 
 class ReleaseWrites(Command[None], effect=Effect.TUNES):

@@ -37,13 +37,32 @@ def hold_all(
     timeout_s: float | None = None,
     pause: Callable[[float], Any] = sleep,
 ) -> Boundary:
-    """Hold the writes of all shards at one boundary, and return it. Then `release_all` ends it, or
-    the next map of the cluster.
+    """Hold the writes of all shards at one boundary, and return it, with the largest numbers of
+    any; as `hold_each`."""
+    found = hold_each(shards, holder, tries=tries, timeout_s=timeout_s, pause=pause)
+    return replace(
+        found[0],
+        command=max(one.command for one in found),
+        next_table_id=max(one.next_table_id for one in found),
+    )
+
+
+def hold_each(
+    shards: Sequence[Executor],
+    holder: str,
+    *,
+    lease_ms: int = 0,
+    tries: int = TRIES,
+    timeout_s: float | None = None,
+    pause: Callable[[float], Any] = sleep,
+) -> list[Boundary]:
+    """Hold the writes of all shards at one boundary, and return where each stands. Then
+    `release_all` ends it, or the next map of the cluster.
 
     Parameters
     ----------
     shards : the executor of each shard itself
-    holder : who holds them; of `Store.hold_writes`
+    holder, lease_ms : of `Store.hold_writes`
     timeout_s : of each call
     pause : waits for so many seconds, between two tries
 
@@ -56,17 +75,13 @@ def hold_all(
     longest_s = _PAUSE_FIRST_S
     for _ in range(tries):
         try:
-            found = _of_all(shards, c.HoldWrites(holder), timeout_s)
+            found = _of_all(shards, c.HoldWrites(holder, lease_ms), timeout_s)
         except BaseException:
             with suppress(EmbstoreError):
                 release_all(shards, holder, timeout_s=timeout_s)
             raise
         if all(one.is_of(found[0]) for one in found):
-            return replace(
-                found[0],
-                command=max(one.command for one in found),
-                next_table_id=max(one.next_table_id for one in found),
-            )
+            return found
         release_all(shards, holder, timeout_s=timeout_s)
         pause(random.uniform(0, longest_s))
         longest_s = min(2 * longest_s, _PAUSE_MAX_S)

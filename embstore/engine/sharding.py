@@ -6,14 +6,16 @@ answer none is applied, whatever was queued before.
 """
 
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
 from embstore.engine.admin import describe
-from embstore.errors import InvalidArgumentError
+from embstore.errors import InvalidArgumentError, WritesHeldError
 from embstore.results import Boundary, NamedPlace
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
+from embstore.tables.frame import Lease
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine
@@ -34,7 +36,14 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
 def hold_writes(engine: "Engine", command: c.HoldWrites, _: None) -> Boundary:
     """Take no writes from now on, and return where the store stands."""
     with engine.tables.reading():
-        _become(engine, _place_of(engine).held_by(command.holder))
+        place, frame = _place_of(engine).held_by(command.holder), engine.tables.frame
+        if frame.lease is not None and frame.lease.is_live and frame.lease.holder != command.holder:
+            raise WritesHeldError(frame.lease.why)
+        if command.lease_ms:
+            until = monotonic() + command.lease_ms / 1000
+            frame.lease = Lease(command.holder, place.held, until)
+        else:
+            _become(engine, place)
         return boundary(engine)
 
 
@@ -42,6 +51,9 @@ def release_writes(engine: "Engine", command: c.ReleaseWrites, _: None) -> None:
     """Take writes again."""
     with engine.tables.reading():
         _become(engine, _place_of(engine).released_by(command.holder))
+        frame = engine.tables.frame
+        if frame.lease is not None and command.holder in ("", frame.lease.holder):
+            frame.lease = None
 
 
 def _place_of(engine: "Engine") -> ShardPlace:

@@ -555,7 +555,7 @@ class Store:
         """
         self.executor.execute(c.SetShardMap(shard_map))
 
-    def hold_writes(self, holder: str) -> Boundary:
+    def hold_writes(self, holder: str, *, lease_ms: int = 0) -> Boundary:
         """Have a shard apply no command that writes from now on, until it is released or has the
         next map, and return where it stands. It is durable when this returns.
 
@@ -564,6 +564,8 @@ class Store:
         Parameters
         ----------
         holder : who holds them, 1 to 255 printable characters; it may hold them twice
+        lease_ms : milliseconds after which they are held no more, nor over a restart; 0: until they
+            are released
 
         Raises
         ------
@@ -571,7 +573,7 @@ class Store:
         WritesHeldError : somebody else holds them.
         CapacityError, StorageError : it could not be written; nothing is held.
         """
-        return self.executor.execute(c.HoldWrites(holder))
+        return self.executor.execute(c.HoldWrites(holder, lease_ms))
 
     def release_writes(self, holder: str = "") -> None:
         """Have a shard take writes again, if `holder` holds them; "": whoever does."""

@@ -21,6 +21,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
@@ -46,6 +47,22 @@ _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less cache_bytes"
 
 
+@dataclass(frozen=True)
+class Lease:
+    """Writes that are held for a while."""
+
+    holder: str
+    why: str
+    """What a command that writes is refused with."""
+    until: float
+    """By the monotonic clock."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether they still are."""
+        return monotonic() < self.until
+
+
 class Frame:
     """The turns of one store's calls. Any thread."""
 
@@ -63,6 +80,8 @@ class Frame:
         self.held = ""
         """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
         Set inside a call."""
+        self.lease: Lease | None = None
+        """For how long none is taken, whatever `held` says. Set inside a call."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -165,6 +184,8 @@ class Frame:
         """Raise WritesHeldError while nothing may be written."""
         if self.held:
             raise WritesHeldError(self.held)
+        if self.lease is not None and self.lease.is_live:
+            raise WritesHeldError(self.lease.why)
 
     def _begin_writing(self, command: Command[Any] | None, place: SessionPlace | None) -> None:
         """Make sure that a command may be executed, and can be logged."""

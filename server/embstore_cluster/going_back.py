@@ -93,12 +93,12 @@ def _kept(directory: Path) -> Catalogue | None:
 
 def labels(directory: Path) -> dict[str, str]:
     """Return the checkpoints on a shard's disk, oldest first: by label, what is equal on all shards
-    if it is one of the cluster. A server may have the directory."""
+    if it is one of the cluster; a shard's own is as none other. A server may have the directory."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return {}
     kept = catalogues.decode(files.read_all(catalogues.PATH)).checkpoints
-    return {one.label: identity for one in kept if (identity := identity_of(one)) is not None}
+    return {one.label: identity_of(one) or directory.name for one in kept}
 
 
 def newest(of_shards: Sequence[Mapping[str, str]]) -> str:

@@ -15,6 +15,7 @@ the order of the call.
     steps         rows of announced steps
     finishing     steps finished on all shards
     whole         commands that all shards hear as they are, and what comes of the answers
+    checkpoints   one label on all shards, at one boundary
     digests       leaves of all shards, combined; scans likewise
     frequencies   profiles and hot sets, split and merged
 

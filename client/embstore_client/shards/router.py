@@ -17,6 +17,7 @@ from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
 from embstore_client.shards import (
+    checkpoints,
     digests,
     finishing,
     frequencies,
@@ -40,6 +41,7 @@ HANDLERS: dict[type[Command[Any]], Any] = (
     | steps.HANDLERS
     | finishing.HANDLERS
     | whole.HANDLERS
+    | checkpoints.HANDLERS
     | digests.HANDLERS
     | frequencies.HANDLERS
 )

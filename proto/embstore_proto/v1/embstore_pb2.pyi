@@ -1006,10 +1006,12 @@ class NamedPlace(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class HoldWritesRequest(_message.Message):
-    __slots__ = ("holder",)
+    __slots__ = ("holder", "lease_ms")
     HOLDER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     holder: str
-    def __init__(self, holder: _Optional[str] = ...) -> None: ...
+    lease_ms: int
+    def __init__(self, holder: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class HoldWritesReply(_message.Message):
     __slots__ = ("context", "boundary")
