@@ -1,7 +1,7 @@
 """All shards of a cluster at one boundary: between the same two commands, and no write gets on.
 
 Clients send their commands to the shards side by side, so at any moment one shard may have had a
-command that another has not. All are asked to hold their writes, and each says where it stands. If
+command that another has not. All are asked to pause their writes, and each says where it stands. If
 they stand at one boundary, whatever a client had sent was applied by all of them or by none. Else
 they are let go on, and asked again a random while later.
 
@@ -29,37 +29,37 @@ TRIES = 50
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 
 
-def hold_all(
+def pause_all(
     shards: Sequence[Executor],
-    holder: str,
+    by: str,
     *,
     tries: int = TRIES,
     timeout_s: float | None = None,
-    pause: Callable[[float], Any] = sleep,
+    wait: Callable[[float], Any] = sleep,
 ) -> Boundary:
-    """Hold the writes of all shards at one boundary, and return it. Then `release_all` ends it, or
+    """Pause the writes of all shards at one boundary, and return it. Then `resume_all` ends it, or
     the next map of the cluster.
 
     Parameters
     ----------
     shards : the executor of each shard itself
-    holder : who holds them; of `Store.hold_writes`
+    by : who pauses them; of `Store.pause_writes`
     timeout_s : of each call
-    pause : waits for so many seconds, between two tries
+    wait : waits for so many seconds, between two tries
 
     Raises
     ------
-    DeadlineError : they were at different ones each time; nothing is held.
-    EmbstoreError : a shard could not be asked, or refused. Nothing is held, but on shards that were
-        not reached: whoever comes next releases them, as a hold outlives who has asked for it.
+    DeadlineError : they were at different ones each time; nothing is paused.
+    EmbstoreError : a shard could not be asked, or refused. Nothing is paused, but on shards that
+        were not reached: whoever comes next lets them go on, as a pause outlives who asked for it.
     """
     longest_s = _PAUSE_FIRST_S
     for _ in range(tries):
         try:
-            found = _of_all(shards, c.HoldWrites(holder), timeout_s)
+            found = _of_all(shards, c.PauseWrites(by), timeout_s)
         except BaseException:
             with suppress(EmbstoreError):
-                release_all(shards, holder, timeout_s=timeout_s)
+                resume_all(shards, by, timeout_s=timeout_s)
             raise
         if all(one.is_of(found[0]) for one in found):
             return replace(
@@ -67,8 +67,8 @@ def hold_all(
                 command=max(one.command for one in found),
                 next_table_id=max(one.next_table_id for one in found),
             )
-        release_all(shards, holder, timeout_s=timeout_s)
-        pause(random.uniform(0, longest_s))
+        resume_all(shards, by, timeout_s=timeout_s)
+        wait(random.uniform(0, longest_s))
         longest_s = min(2 * longest_s, _PAUSE_MAX_S)
     raise DeadlineError(
         f"expected the shards to be at one boundary, found them at different ones {tries} times: "
@@ -76,16 +76,14 @@ def hold_all(
     )
 
 
-def release_all(
-    shards: Sequence[Executor], holder: str = "", *, timeout_s: float | None = None
-) -> None:
-    """Have all shards take writes again, if `holder` holds them; "": whoever does.
+def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:
+    """Have all shards take writes again, if they are paused `by` this name; "": by whoever.
 
     Raises
     ------
     EmbstoreError : of the first shard that could not be told; the others have been.
     """
-    _of_all(shards, c.ReleaseWrites(holder), timeout_s)
+    _of_all(shards, c.ResumeWrites(by), timeout_s)
 
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:
