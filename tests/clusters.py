@@ -1,5 +1,6 @@
 """A cluster of engines of this process: each a shard, with a directory of its own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from embstore.sharding import ShardMap
 from embstore.storage import shard as shards
 from embstore.storage.files import Files
 from embstore.storage.shard import ShardPlace
+from embstore_client.moving import join, move, switch
+from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
 
 
@@ -37,11 +40,10 @@ class Cluster:
         store = embstore.open(self.root / f"shard-{number}", files=files, **self.options)
         engine: Any = store.executor
         is_used = engine.tables.frame.command_number > 0
+        commit = engine.storage.catalogue.head.commit
+        given = ShardPlace(number, shard_map or self.map)
         try:
-            be(
-                engine,
-                shards.take(files, ShardPlace(number, shard_map or self.map), is_used=is_used),
-            )
+            be(engine, shards.take(files, given, is_used=is_used, commit=commit))
         except BaseException:
             engine.close()
             raise
@@ -58,7 +60,32 @@ class Cluster:
 
     def store(self, **options: Any) -> Store:
         """Return the store of all shards, for one client; it is not closed."""
-        return Store(Router(self.shards(), self.map, **options))
+        router = Router(self.shards(), self.map, **options)
+        return Store(Following(router, lambda name: self.engines[int(name)]))
+
+    def record(self, shard_map: ShardMap) -> None:
+        """Note the map of the cluster for good."""
+        self.map = shard_map
+
+    def add(self, count: int) -> None:
+        """Have more shards join, which have no partition yet."""
+        first = len(self.map.shards)
+        numbers = range(first, first + count)
+        joined = self.map.joined_by([str(number) for number in numbers])
+        joining = [self.open(n, replace(joined, version=self.map.version)) for n in numbers]
+        join(self.shards(), joining, joined, self.record, by="the test")
+
+    def even(self, count: int, **how: Any) -> int:
+        """Have the first shards have all partitions; return how many rows were copied."""
+        after = self.map.evened(count)
+        return move(self.shards(), self.map, after, self.record, by="the test", **how)
+
+    def remove(self, count: int) -> None:
+        """Have the last shards leave, which have no partition any more."""
+        shards = self.shards()
+        switch(shards, self.map.left_by(count), self.record, by="the test")
+        for number in range(len(self.map.shards), len(shards)):
+            self.engines.pop(number).close()
 
     def close(self) -> None:
         """Close every shard."""

@@ -1,7 +1,7 @@
 """All shards of a cluster at one boundary: between the same two commands, and no write gets on.
 
 Clients send their commands to the shards side by side, so at any moment one shard may have had a
-command that another has not. All are asked to hold their writes, and each says where it stands. If
+command that another has not. All are asked to pause their writes, and each says where it stands. If
 they stand at one boundary, whatever a client had sent was applied by all of them or by none. Else
 they are let go on, and asked again a random while later.
 
@@ -29,17 +29,17 @@ TRIES = 50
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 
 
-def hold_all(
+def pause_all(
     shards: Sequence[Executor],
-    holder: str,
+    by: str,
     *,
     tries: int = TRIES,
     timeout_s: float | None = None,
-    pause: Callable[[float], Any] = sleep,
+    wait: Callable[[float], Any] = sleep,
 ) -> Boundary:
-    """Hold the writes of all shards at one boundary, and return it, with the largest numbers of
-    any; as `hold_each`."""
-    found = hold_each(shards, holder, tries=tries, timeout_s=timeout_s, pause=pause)
+    """Pause the writes of all shards at one boundary, and return it, with the largest numbers of
+    any; as `pause_each`."""
+    found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
         found[0],
         command=max(one.command for one in found),
@@ -47,43 +47,43 @@ def hold_all(
     )
 
 
-def hold_each(
+def pause_each(
     shards: Sequence[Executor],
-    holder: str,
+    by: str,
     *,
     lease_ms: int = 0,
     tries: int = TRIES,
     timeout_s: float | None = None,
-    pause: Callable[[float], Any] = sleep,
+    wait: Callable[[float], Any] = sleep,
 ) -> list[Boundary]:
-    """Hold the writes of all shards at one boundary, and return where each stands. Then
-    `release_all` ends it, or the next map of the cluster.
+    """Pause the writes of all shards at one boundary, and return where each stands. Then
+    `resume_all` ends it, or the next map of the cluster.
 
     Parameters
     ----------
     shards : the executor of each shard itself
-    holder, lease_ms : of `Store.hold_writes`
+    by, lease_ms : who pauses them, and for how long; of `Store.pause_writes`
     timeout_s : of each call
-    pause : waits for so many seconds, between two tries
+    wait : waits for so many seconds, between two tries
 
     Raises
     ------
-    DeadlineError : they were at different ones each time; nothing is held.
-    EmbstoreError : a shard could not be asked, or refused. Nothing is held, but on shards that were
-        not reached: whoever comes next releases them, as a hold outlives who has asked for it.
+    DeadlineError : they were at different ones each time; nothing is paused.
+    EmbstoreError : a shard could not be asked, or refused. Nothing is paused, but on shards that
+        were not reached: whoever comes next lets them go on, as a pause outlives who asked for it.
     """
     longest_s = _PAUSE_FIRST_S
     for _ in range(tries):
         try:
-            found = _of_all(shards, c.HoldWrites(holder, lease_ms), timeout_s)
+            found = _of_all(shards, c.PauseWrites(by, lease_ms), timeout_s)
         except BaseException:
             with suppress(EmbstoreError):
-                release_all(shards, holder, timeout_s=timeout_s)
+                resume_all(shards, by, timeout_s=timeout_s)
             raise
         if all(one.is_of(found[0]) for one in found):
             return found
-        release_all(shards, holder, timeout_s=timeout_s)
-        pause(random.uniform(0, longest_s))
+        resume_all(shards, by, timeout_s=timeout_s)
+        wait(random.uniform(0, longest_s))
         longest_s = min(2 * longest_s, _PAUSE_MAX_S)
     raise DeadlineError(
         f"expected the shards to be at one boundary, found them at different ones {tries} times: "
@@ -91,16 +91,14 @@ def hold_each(
     )
 
 
-def release_all(
-    shards: Sequence[Executor], holder: str = "", *, timeout_s: float | None = None
-) -> None:
-    """Have all shards take writes again, if `holder` holds them; "": whoever does.
+def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:
+    """Have all shards take writes again, if they are paused `by` this name; "": by whoever.
 
     Raises
     ------
     EmbstoreError : of the first shard that could not be told; the others have been.
     """
-    _of_all(shards, c.ReleaseWrites(holder), timeout_s)
+    _of_all(shards, c.ResumeWrites(by), timeout_s)
 
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:

@@ -258,8 +258,8 @@ class BackgroundStore(_Behind[Store]):
     flush = in_order(Store.flush)
     promote = in_order(Store.promote)
     set_shard_map = in_order(Store.set_shard_map)
-    hold_writes = in_order(Store.hold_writes)
-    release_writes = in_order(Store.release_writes)
+    pause_writes = in_order(Store.pause_writes)
+    resume_writes = in_order(Store.resume_writes)
 
     export_profile = unordered(Store.export_profile)
     import_profile = in_order(Store.import_profile)

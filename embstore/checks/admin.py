@@ -13,6 +13,7 @@ from embstore.durability import Retention
 from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
+from embstore.results import Boundary
 from embstore.sharding import ShardMap
 
 _PATH_CHARACTERS_MAX = 4096
@@ -100,6 +101,8 @@ def _restore(command: c.Restore) -> c.Restore:
 
 def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
     expect(isinstance(command.shard_map, ShardMap), "a ShardMap", command.shard_map)
+    boundary = command.boundary
+    expect(boundary is None or isinstance(boundary, Boundary), "a Boundary", boundary)
     return command
 
 

@@ -10,9 +10,10 @@ ranks or for the steps before; `begin` then returns a handle to poll, for a serv
 thread while it waits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -192,6 +193,7 @@ class Engine:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
+        map_version: int = 0,
     ) -> R:
         """Execute a command and return its result; see `embstore.commands.Executor`.
 
@@ -204,7 +206,7 @@ class Engine:
         try:
             if isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep):
                 self.sessions.wait_for_turn(checked(command), timeout_s)
-            result = self.begin(command, out=out, progress=progress)
+            result = self.begin(command, out=out, progress=progress, map_version=map_version)
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
@@ -236,6 +238,7 @@ class Engine:
         out: Any = None,
         progress: Progress | None = None,
         origin: Any = None,
+        map_version: int = 0,
     ) -> Any | StepOutcome | StepLookup:
         """Execute a command; of one that waits for ranks or steps, return what to wait for.
 
@@ -247,6 +250,12 @@ class Engine:
         self.standing.check(command)
         if self.tables.splitting.is_due:
             self._go_on_splitting()
+        if map_version:
+            work = partial(self._begun, command, into, origin)
+            return sharding.by_map(self, command, map_version, work)
+        return self._begun(command, into, origin)
+
+    def _begun(self, command: Command[Any], into: Any, origin: Any) -> Any:
         if origin is None or self.log is None:
             return self.execute_here(command, into)
         with self.tables.frame.having(origin):
@@ -255,10 +264,12 @@ class Engine:
             return result
 
     def look_up_resident(
-        self, commands: Sequence[c.Lookup], outs: Sequence[Any]
+        self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
         """Do what `begin` does of each of some lookups with one `admit`, as one, if every row is in
-        the cache; else return None: it would take longer."""
+        the cache; else return None: it would take longer. Nobody else has the engine."""
+        for version in map_versions:
+            sharding.check_version(self, version)
         for command in commands:
             self.standing.check(command)
         return rows.lookup_resident(self, list(map(checked, commands)), outs)

@@ -544,18 +544,21 @@ class Store:
         """
         self.executor.execute(c.Promote())
 
-    def set_shard_map(self, shard_map: ShardMap) -> None:
+    def set_shard_map(self, shard_map: ShardMap, boundary: Boundary | None = None) -> None:
         """Give a shard the next map of its cluster; it is durable when this returns.
+
+        `boundary` is where a shard takes up that has no partition yet.
 
         Raises
         ------
-        InvalidArgumentError : the store is no shard; the map is another cluster's, is not newer, or
-            gives the shard another number.
+        InvalidArgumentError : the store is no shard; the map is another cluster's, is not newer,
+            gives the shard another number, or has other owners or more shards while writes are not
+            paused.
         CapacityError, StorageError : it could not be written; the shard has the map before.
         """
-        self.executor.execute(c.SetShardMap(shard_map))
+        self.executor.execute(c.SetShardMap(shard_map, boundary))
 
-    def hold_writes(self, holder: str, *, lease_ms: int = 0) -> Boundary:
+    def pause_writes(self, by: str, *, lease_ms: int = 0) -> Boundary:
         """Have a shard apply no command that writes from now on, until it is released or has the
         next map, and return where it stands. It is durable when this returns.
 
@@ -563,21 +566,21 @@ class Store:
 
         Parameters
         ----------
-        holder : who holds them, 1 to 255 printable characters; it may hold them twice
-        lease_ms : milliseconds after which they are held no more, nor over a restart; 0: until they
-            are released
+        by : the name of who pauses them, 1 to 255 printable characters; it may do so twice
+        lease_ms : milliseconds after which they are taken again, as after a restart; 0: until they
+            are resumed
 
         Raises
         ------
         InvalidArgumentError : the store is no shard.
-        WritesHeldError : somebody else holds them.
-        CapacityError, StorageError : it could not be written; nothing is held.
+        WritesPausedError : somebody else has paused them.
+        CapacityError, StorageError : it could not be written; nothing is paused.
         """
-        return self.executor.execute(c.HoldWrites(holder, lease_ms))
+        return self.executor.execute(c.PauseWrites(by, lease_ms))
 
-    def release_writes(self, holder: str = "") -> None:
-        """Have a shard take writes again, if `holder` holds them; "": whoever does."""
-        self.executor.execute(c.ReleaseWrites(holder))
+    def resume_writes(self, by: str = "") -> None:
+        """Have a shard take writes again, if they are paused `by` this name; "": by whoever."""
+        self.executor.execute(c.ResumeWrites(by))
 
     def flush(self) -> int:
         """Write all dirty rows to the log and return how many.

@@ -34,7 +34,7 @@ from embstore.errors import (
     InvalidArgumentError,
     StorageError,
     StoreClosedError,
-    WritesHeldError,
+    WritesPausedError,
 )
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
@@ -49,9 +49,9 @@ _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less 
 
 @dataclass(frozen=True)
 class Lease:
-    """Writes that are held for a while."""
+    """Writes that are paused for a while."""
 
-    holder: str
+    by: str
     why: str
     """What a command that writes is refused with."""
     until: float
@@ -77,11 +77,11 @@ class Frame:
         """Whether what is acknowledged survives a crash without a commit."""
         self.wrote: Callable[[], None] = lambda: None
         """Called at the end of each command that writes."""
-        self.held = ""
+        self.paused = ""
         """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
         Set inside a call."""
         self.lease: Lease | None = None
-        """For how long none is taken, whatever `held` says. Set inside a call."""
+        """For how long none is taken, whatever `paused` says. Set inside a call."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -95,7 +95,11 @@ class Frame:
         return self._call()
 
     def writing(
-        self, command: Command[Any] | None, place: SessionPlace | None = None
+        self,
+        command: Command[Any] | None,
+        place: SessionPlace | None = None,
+        *,
+        even_paused: bool = False,
     ) -> AbstractContextManager[None]:
         """Run a command that writes, counted and logged if it does not raise; not in a read-only
         store.
@@ -103,8 +107,11 @@ class Frame:
         command : what does the same to an open store; None: no row or table changes; LATER: what
             `logs` is told inside
         place : where a session is afterwards
+        even_paused : also while writes are paused
+
+        Raises WritesPausedError: they are.
         """
-        return self._call((command, place))
+        return self._call((command, place), even_paused=even_paused)
 
     def logs(self, command: Command[Any]) -> None:
         """Have a command, whose arrays nobody else has, logged for the running call, before it
@@ -139,9 +146,12 @@ class Frame:
 
     @contextmanager
     def _call(
-        self, written: tuple[Command[Any] | None, SessionPlace | None] | None = None
+        self,
+        written: tuple[Command[Any] | None, SessionPlace | None] | None = None,
+        *,
+        even_paused: bool = False,
     ) -> Iterator[None]:
-        with self._turn():
+        with self.turn():
             self._begin()
             try:
                 self.storage.check_usable(write=written is not None)
@@ -149,6 +159,8 @@ class Frame:
                 if written is None:
                     yield
                 else:
+                    if not even_paused:
+                        self.check_paused()
                     self._begin_writing(*written)
                     yield
                     self.storage.begin_change()
@@ -168,8 +180,9 @@ class Frame:
                     self.close(self._close)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait for the lock, seen by work that lets calls go first."""
+    def turn(self) -> Iterator[None]:
+        """Have the engine for what goes together. Waits for the lock, seen by work that lets calls
+        go first."""
         self._check_process()
         token = object()
         self._waiting.add(token)
@@ -180,16 +193,15 @@ class Frame:
         finally:
             self._waiting.discard(token)
 
-    def check_held(self) -> None:
-        """Raise WritesHeldError while nothing may be written."""
-        if self.held:
-            raise WritesHeldError(self.held)
+    def check_paused(self) -> None:
+        """Raise WritesPausedError while nothing may be written."""
+        if self.paused:
+            raise WritesPausedError(self.paused)
         if self.lease is not None and self.lease.is_live:
-            raise WritesHeldError(self.lease.why)
+            raise WritesPausedError(self.lease.why)
 
     def _begin_writing(self, command: Command[Any] | None, place: SessionPlace | None) -> None:
-        """Make sure that a command may be executed, and can be logged."""
-        self.check_held()
+        """Make sure that a command can be logged."""
         if not self.is_covered:
             self.storage.begin_tail()
         if self.log is not None and command is not LATER:
@@ -231,7 +243,7 @@ class Frame:
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:
         """Have the engine for a command and the answer that is kept of it: no commit in between."""
-        with self._turn():
+        with self.turn():
             if self.log is not None:
                 self.log.origin = origin
             try:

@@ -23,6 +23,7 @@ there is always a state to go back to.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -31,6 +32,7 @@ from embstore.cluster_checkpoints import identity_of, marked
 from embstore.durability import Durability
 from embstore.errors import CheckpointNotFoundError
 from embstore.storage import catalogue as catalogues
+from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.contents import LOCK
 from embstore.storage.files import Files
@@ -97,8 +99,14 @@ def labels(directory: Path) -> dict[str, str]:
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return {}
-    kept = catalogues.decode(files.read_all(catalogues.PATH)).checkpoints
-    return {one.label: identity_of(one) or directory.name for one in kept}
+    kept, place = catalogues.decode(files.read_all(catalogues.PATH)).checkpoints, shards.read(files)
+    found = {}
+    for one in kept:
+        with suppress(CheckpointNotFoundError):  # it has rows of partitions that are elsewhere now
+            if place is not None:
+                place.check_label(one)
+            found[one.label] = identity_of(one) or directory.name
+    return found
 
 
 def newest(of_shards: Sequence[Mapping[str, str]]) -> str:
@@ -113,6 +121,6 @@ def newest(of_shards: Sequence[Mapping[str, str]]) -> str:
         if all(other.get(label) == identity for other in others):
             return label
     raise CheckpointNotFoundError(
-        "a shard has lost commands, and expected a checkpoint that all shards have, to go back to; "
-        "found none: restore backups of all shards"
+        "a shard has lost commands: expected a checkpoint that all shards have, kept since "
+        "partitions were moved, to go back to; found none: restore backups of all shards"
     )

@@ -15,7 +15,8 @@ def take_place(settings: Settings, engine: Engine) -> None:
     Raises InvalidArgumentError: it is something else, or the file of the map is none.
     """
     is_used = engine.tables.frame.command_number > 0
-    be(engine, shards.take(engine.storage.files, _given(settings), is_used=is_used))
+    commit, files = engine.storage.catalogue.head.commit, engine.storage.files
+    be(engine, shards.take(files, _given(settings), is_used=is_used, commit=commit))
 
 
 def _given(settings: Settings) -> ShardPlace | None:

@@ -187,7 +187,7 @@ def test_lists_have_every_verb(here: Embedded) -> None:
             if not isinstance(result := outcome(executor, command), EmbstoreError):
                 model.follow(command, result)
                 done.add(type(command))
-    of_shards = {c.SetShardMap, c.HoldWrites, c.ReleaseWrites}  # service/test_shards.py
+    of_shards = {c.SetShardMap, c.PauseWrites, c.ResumeWrites}  # service/test_shards.py
     assert done == set(COMMANDS.values()) - of_shards
 
 

@@ -49,7 +49,7 @@ COMMAND_OF = {
 }
 OF_FILES = {"ImportProfile", "PinHotSet", "SetShardMap"}
 """Their commands take files that others make; tests of access frequencies and shards have them."""
-OF_CLUSTERS = {"HoldWrites", "ReleaseWrites"}
+OF_CLUSTERS = {"PauseWrites", "ResumeWrites"}
 """Given by whoever moves partitions; an operator has `embstore call`."""
 OF_TRAINERS = {
     *("Lookup", "LookupPooled", "ReadRows", "Update", "UpdatePooled", "UpdateRanks"),

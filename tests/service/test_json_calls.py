@@ -55,7 +55,7 @@ BEFORE = {
 }
 """What is called before a verb."""
 OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())
-OF_SHARDS = {"SetShardMap", "HoldWrites", "ReleaseWrites"}
+OF_SHARDS = {"SetShardMap", "PauseWrites", "ResumeWrites"}
 ANSWERED = sorted(JSON_VERBS.keys() - OF_SHARDS)  # which a store refuses that is no shard
 
 

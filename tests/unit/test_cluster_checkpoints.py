@@ -17,7 +17,7 @@ from embstore.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     StoreClosedError,
-    WritesHeldError,
+    WritesPausedError,
 )
 from embstore.handles.store import Store
 from embstore_client.shards.router import Router
@@ -122,7 +122,7 @@ def test_a_label_of_a_shard_alone_is_left_to_it(cluster: Cluster) -> None:
         store.checkpoint("own")
     assert labels_of(first) == ["own"]
     assert [labels_of(one) for one in others] == [[], []]
-    update(store, 0)  # nothing is held any more
+    update(store, 0)  # nothing is paused any more
 
 
 def test_a_shard_that_dies_leaves_no_label(cluster: Cluster) -> None:
@@ -139,7 +139,7 @@ def test_a_shard_that_dies_leaves_no_label(cluster: Cluster) -> None:
 
 
 class Restarted:
-    """A shard that was started again just before it keeps a label: its hold is forgotten, and
+    """A shard that was started again just before it keeps a label: its lease is forgotten, and
     somebody has written."""
 
     def __init__(self, engine: Any) -> None:
@@ -151,7 +151,7 @@ class Restarted:
     def execute(self, command: Any, **options: Any) -> Any:
         if isinstance(command, c.Checkpoint) and not self.was:
             self.was = True
-            self._engine.execute(c.ReleaseWrites())
+            self._engine.execute(c.ResumeWrites())
             rows = np.zeros((1, DIM), np.float32)
             self._engine.execute(c.Assign(c.TableKeys("a", None, np.array([0])), rows))
         return self._engine.execute(command, **options)
@@ -171,19 +171,19 @@ def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster: Cluster) -> Non
 
 def test_a_lease_ends_by_itself_and_with_the_process(cluster: Cluster) -> None:
     store, shard = cluster.store(timeout_s=300.0), Store(cluster.engines[0])
-    shard.hold_writes("somebody", lease_ms=50)
+    shard.pause_writes("somebody", lease_ms=50)
     update(store, 0)  # waits
-    shard.hold_writes("somebody", lease_ms=3_600_000)
-    with pytest.raises(WritesHeldError, match="somebody holds them"):
-        shard.hold_writes("another")
-    with pytest.raises(WritesHeldError, match="somebody holds them"):
-        shard.hold_writes("another", lease_ms=1)
-    shard.release_writes("another")
-    with pytest.raises(WritesHeldError):
+    shard.pause_writes("somebody", lease_ms=3_600_000)
+    with pytest.raises(WritesPausedError, match="somebody has paused them"):
+        shard.pause_writes("another")
+    with pytest.raises(WritesPausedError, match="somebody has paused them"):
+        shard.pause_writes("another", lease_ms=1)
+    shard.resume_writes("another")
+    with pytest.raises(WritesPausedError):
         shard.table("a").update([], np.empty((0, DIM), np.float32))
-    shard.release_writes("somebody")
+    shard.resume_writes("somebody")
     update(store, 1)
-    shard.hold_writes("somebody", lease_ms=3_600_000)
+    shard.pause_writes("somebody", lease_ms=3_600_000)
     cluster.kill(0)
     cluster.open(0)
     update(cluster.store(), 2)

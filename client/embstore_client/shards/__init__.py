@@ -7,7 +7,8 @@ the order of the call.
 
     split         which of some keys each shard has
     patience      a shard that takes no writes for a moment
-    router        the executor: shards, their tables, calls side by side
+    router        the executor: shards, their tables, calls side by side, by one map
+    following     the executor by the newest map
     rows          commands that read and write rows
     finite        gradients that no shard alone can judge
     places        what is known of the members of sessions

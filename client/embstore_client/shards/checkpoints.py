@@ -2,12 +2,12 @@
 
 A label is kept on every shard while none of them takes a write, at one boundary (`boundary`), also
 beside other writers. What each shard's checkpoint holds is compared with the boundary afterwards: a
-shard whose hold has run out, or that was started again, may have written in between. Then there is
+shard whose lease has run out, or that was started again, may have written in between. Then there is
 no checkpoint, and it is tried again.
 
-Who may not hold the writes of others (it takes the right "admin" on everything) keeps the label all
-the same, and it counts if the shards have kept the same tables with as many updates: what others
-write meanwhile is seen by t, and the label is tried again.
+Who may not pause the writes of others (it takes the right "admin" on everything) keeps the label
+all the same, and it counts if the shards have kept the same tables with as many updates: what
+others write meanwhile is seen by t, and the label is tried again.
 
 Which labels are the cluster's is in the labels themselves (`embstore.cluster_checkpoints`). What a
 client that died has left of one is dropped by the next who keeps that label.
@@ -32,7 +32,7 @@ from embstore.errors import (
     PermissionDeniedError,
 )
 from embstore.results import Acknowledged, Boundary, Checkpoint
-from embstore_client.boundary import hold_each, release_all
+from embstore_client.boundary import pause_each, resume_all
 from embstore_client.shards.patience import TIMEOUT_S, until_taken
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _LEASE_MS = 30_000
-"""For as long a shard takes no writes at most, where who holds them has died."""
+"""For as long a shard takes no writes at most, where who has paused them has died."""
 
 
 def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
@@ -53,7 +53,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
     """
     with router.writing():
         for _ in range(_TRIES):
-            with _held(router, call) as boundaries:
+            with _paused(router, call) as boundaries:
                 _drop_left(router, command.label)
                 mark = token_hex(16)
                 made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
@@ -80,21 +80,20 @@ def _are_one(found: list[Checkpoint], boundaries: list[Boundary]) -> bool:
 
 
 @contextmanager
-def _held(router: Router, call: Call) -> Iterator[list[Boundary]]:
-    """Have no shard take writes; yield where each stands: nothing, where they cannot be held."""
-    holder = f"a checkpoint, {token_hex(8)}"
+def _paused(router: Router, call: Call) -> Iterator[list[Boundary]]:
+    """Have no shard take writes; yield where each stands: nothing, where they cannot be paused."""
+    by = f"a checkpoint, {token_hex(8)}"
     boundaries: list[Boundary] = []
     with suppress(PermissionDeniedError, InvalidArgumentError):  # or they are served as no shards
-        hold = partial(
-            hold_each, router.shards, holder, timeout_s=call.timeout_s, lease_ms=_LEASE_MS
-        )
-        boundaries = until_taken(hold, call.timeout_s or TIMEOUT_S)  # of another client before
+        check = partial(router.check_newest, range(len(router.shards)))
+        pause = partial(pause_each, router.shards, by, timeout_s=call.timeout_s, lease_ms=_LEASE_MS)
+        boundaries = until_taken(pause, check, call.timeout_s or TIMEOUT_S)
     try:
         yield boundaries
     finally:
         if boundaries:
             with suppress(EmbstoreError):  # its lease ends it
-                release_all(router.shards, holder, timeout_s=call.timeout_s)
+                resume_all(router.shards, by, timeout_s=call.timeout_s)
 
 
 def _drop_left(router: Router, label: str) -> None:

@@ -1,7 +1,11 @@
-"""The router: an executor over the executors of a cluster's shards."""
+"""The router: an executor over the executors of a cluster's shards, by one map of it.
+
+It never changes its map: `following` makes another one, that goes on with what is `Shared` between
+them, so that a command is split, sent and joined by one map, whatever other threads are told.
+"""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +30,14 @@ from embstore_client.shards import (
     steps,
     whole,
 )
-from embstore_client.shards.patience import TIMEOUT_S, until_taken
+from embstore_client.shards.patience import TIMEOUT_S, check_newest, until_taken
 from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
 
 R = TypeVar("R")
 
+OF_ANY_MAP = (c.GetServerInfo, c.GetStats, c.SetShardMap, c.PauseWrites, c.ResumeWrites, c.Promote)
+"""Commands that are not split by a map."""
 _THREADS_MAX = 1 << 20
 """No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
@@ -66,26 +72,25 @@ class Router:
         shard_map: ShardMap,
         *,
         timeout_s: float = TIMEOUT_S,
+        shared: "Shared | None" = None,
     ) -> None:
         """Route to `executors`, in the order of the map's shards; they are closed with this.
 
-        `timeout_s` is how long a shard may take no writes, where a call does not say.
+        `timeout_s` is how long a shard may take no writes, where a call does not say; `shared` is
+        of the router before, by another map.
         """
         assert len(executors) == len(shard_map.shards), "one executor a shard"
         self.shards = tuple(executors)
         self.shard_map = shard_map
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.owners = Owners(shard_map)
         self.tables = KnownTables(self.described)
-        self.places = Places()
+        self.shared = shared or Shared()
+        self.places = self.shared.places
         self.rounds_rows = executors[0].rounds_rows
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
-        self._is_closed = False
-        self._submitting = threading.Lock()
-        self._writing = threading.RLock()
-        self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
 
     def execute(
         self,
@@ -94,11 +99,15 @@ class Router:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
+        map_version: int = 0,
     ) -> R:
-        """Execute a command; see `embstore.commands.Executor`."""
+        """Execute a command; see `embstore.commands.Executor`.
+
+        Raises MovedError: there is a newer map; nothing has changed.
+        """
         command = checked(command)
         call = Call(out, timeout_s, progress)
-        if len(self.shards) == 1:
+        if len(self.shards) == 1 and not isinstance(command, c.GetServerInfo):
             return self._at(0, command, call)
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
@@ -118,9 +127,7 @@ class Router:
 
     def close(self) -> None:
         """End every shard's executor. A command says so from then on, as theirs do."""
-        with self._submitting:
-            self._is_closed = True
-        self._threads.shutdown(wait=False)
+        self.shared.close()
         for shard in self.shards:
             shard.close()
 
@@ -134,14 +141,23 @@ class Router:
 
     def _at(self, shard: int, command: Command[R], call: Call) -> R:
         """Return what one shard answers."""
+        is_of_any = isinstance(command, OF_ANY_MAP)
         send = partial(
             self.shards[shard].execute,
             command,
             out=call.out,
             timeout_s=call.timeout_s,
             progress=call.progress,
+            map_version=0 if is_of_any else self.shard_map.version,
         )
-        return until_taken(send, call.timeout_s or self._timeout_s)
+        check = partial(self.check_newest, {0, shard})
+        return until_taken(send, check, call.timeout_s or self.timeout_s)
+
+    def check_newest(self, shards: Iterable[int]) -> None:
+        """Raise MovedError, if one of these shards has a newer map than this router."""
+        for shard in shards:
+            found = self.shards[shard].execute(c.GetServerInfo())
+            check_newest(found, self.shard_map)
 
     def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
         """Return what shards answer to a command each, by shard; all have answered.
@@ -157,14 +173,12 @@ class Router:
             progress = None if call.progress is None else done.of(place)
             return self._at(shard, command, Call(None, call.timeout_s, progress))
 
-        with self._submitting:
-            is_closed = self._is_closed
-            futures: dict[int, Future[Any]] = {
-                shard: self._threads.submit(execute, place, shard, command)
-                for place, (shard, command) in enumerate(commands.items())
-                if not is_closed
-            }
-        if is_closed:  # so says the first
+        works = {
+            shard: partial(execute, place, shard, command)
+            for place, (shard, command) in enumerate(commands.items())
+        }
+        futures = self.shared.begin(works)
+        if futures is None:  # it is closed: so says the first
             return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         try:
             wait(futures.values())
@@ -188,7 +202,7 @@ class Router:
     def writing(self) -> Iterator[None]:
         """Have every shard get what is sent meanwhile before what another thread of this router
         sends."""
-        with self._writing:
+        with self.shared.writing:
             yield
 
     # Tables
@@ -224,6 +238,33 @@ class Router:
                 wrong = keys[(keys < 0) | (keys >= rows)][0]
                 raise refusal(table, f"keys in [0, {rows})", int(wrong))
         return self.owners.split(described.config.seed, keys)
+
+
+class Shared:
+    """What routers by different maps of one cluster have in common. Any thread."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+        self.writing = threading.RLock()
+        """Of commands that are to reach every shard in one order."""
+        self.epochs = 0
+        """To be added to the sum of the shards' epochs: what left with shards, less what came."""
+        self._is_closed = False
+        self._submitting = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
+
+    def begin(self, works: Mapping[int, Callable[[], Any]]) -> "dict[int, Future[Any]] | None":
+        """Begin work for each of some shards, on threads; None: it is closed."""
+        with self._submitting:
+            if self._is_closed:
+                return None
+            return {shard: self._threads.submit(work) for shard, work in works.items()}
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        with self._submitting:
+            self._is_closed = True
+        self._threads.shutdown(wait=False)
 
 
 def _are_in(keys: Keys, described: TableDescription) -> bool:

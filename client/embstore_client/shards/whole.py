@@ -14,7 +14,8 @@ from embstore.results import (
     ServerInfo,
     TableDescription,
 )
-from embstore_client.boundary import hold_all
+from embstore_client.boundary import pause_all
+from embstore_client.shards.patience import check_newest
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -23,14 +24,19 @@ if TYPE_CHECKING:
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
     """What the cluster is: its first shard, with the memory of all. Its epoch grows with any."""
     found = router.all(command, call)
-    context = replace(found[0].context, epoch=sum(one.context.epoch for one in found))
+    for one in found:
+        check_newest(one, router.shard_map)
+    epoch = router.shared.epochs + sum(one.context.epoch for one in found)
+    context = replace(found[0].context, epoch=epoch)
+    named = (f"{router.shard_map.version}:", *(one.process for one in found))
     return replace(
         found[0],
         context=context,
         cache_bytes=sum(one.cache_bytes for one in found),
         read_only=any(one.read_only for one in found),
         shard=None,
-        process=" ".join(filter(None, (one.process for one in found))),
+        shard_map=router.shard_map,
+        process=" ".join(filter(None, named)),  # sessions end with the map, too
     )
 
 
@@ -129,9 +135,9 @@ def tell(router: Router, command: Any, call: Call) -> None:
     router.all(command, call)
 
 
-def hold_writes(router: Router, command: c.HoldWrites, call: Call) -> Boundary:
-    """Have every shard hold its writes, at one boundary."""
-    return hold_all(router.shards, command.holder, timeout_s=call.timeout_s)
+def pause_writes(router: Router, command: c.PauseWrites, call: Call) -> Boundary:
+    """Have every shard pause its writes, at one boundary."""
+    return pause_all(router.shards, command.by, timeout_s=call.timeout_s)
 
 
 HANDLERS = {
@@ -150,6 +156,6 @@ HANDLERS = {
     c.Backup: backup,
     c.Promote: tell,
     c.SetShardMap: tell,
-    c.HoldWrites: hold_writes,
-    c.ReleaseWrites: tell,
+    c.PauseWrites: pause_writes,
+    c.ResumeWrites: tell,
 }

@@ -387,20 +387,22 @@ class AssignRequest(_message.Message):
 class PutRowsRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("origin", "keys", "weights", "state", "add_t", "trace")
+        __slots__ = ("origin", "keys", "weights", "state", "add_t", "trace", "moved")
         ORIGIN_FIELD_NUMBER: _ClassVar[int]
         KEYS_FIELD_NUMBER: _ClassVar[int]
         WEIGHTS_FIELD_NUMBER: _ClassVar[int]
         STATE_FIELD_NUMBER: _ClassVar[int]
         ADD_T_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
+        MOVED_FIELD_NUMBER: _ClassVar[int]
         origin: Origin
         keys: TableKeys
         weights: Array
         state: Array
         add_t: int
         trace: Trace
-        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., add_t: _Optional[int] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        moved: bool
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., add_t: _Optional[int] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., moved: bool = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -965,10 +967,12 @@ class PromoteReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
 class SetShardMapRequest(_message.Message):
-    __slots__ = ("shard_map",)
+    __slots__ = ("shard_map", "boundary")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     shard_map: ShardMap
-    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ...) -> None: ...
+    boundary: Boundary
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
 class SetShardMapReply(_message.Message):
     __slots__ = ("context",)
@@ -1005,15 +1009,15 @@ class NamedPlace(_message.Message):
     table_ids: _containers.ScalarMap[str, int]
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
-class HoldWritesRequest(_message.Message):
-    __slots__ = ("holder", "lease_ms")
-    HOLDER_FIELD_NUMBER: _ClassVar[int]
+class PauseWritesRequest(_message.Message):
+    __slots__ = ("by", "lease_ms")
+    BY_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
-    holder: str
+    by: str
     lease_ms: int
-    def __init__(self, holder: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, by: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
-class HoldWritesReply(_message.Message):
+class PauseWritesReply(_message.Message):
     __slots__ = ("context", "boundary")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -1021,13 +1025,13 @@ class HoldWritesReply(_message.Message):
     boundary: Boundary
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
-class ReleaseWritesRequest(_message.Message):
-    __slots__ = ("holder",)
-    HOLDER_FIELD_NUMBER: _ClassVar[int]
-    holder: str
-    def __init__(self, holder: _Optional[str] = ...) -> None: ...
+class ResumeWritesRequest(_message.Message):
+    __slots__ = ("by",)
+    BY_FIELD_NUMBER: _ClassVar[int]
+    by: str
+    def __init__(self, by: _Optional[str] = ...) -> None: ...
 
-class ReleaseWritesReply(_message.Message):
+class ResumeWritesReply(_message.Message):
     __slots__ = ("context",)
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     context: Context

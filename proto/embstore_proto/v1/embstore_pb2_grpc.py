@@ -144,15 +144,15 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.FromString,
                 _registered_method=True)
-        self.HoldWrites = channel.unary_unary(
-                '/embstore.v1.Embstore/HoldWrites',
-                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.HoldWritesRequest.SerializeToString,
-                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.HoldWritesReply.FromString,
+        self.PauseWrites = channel.unary_unary(
+                '/embstore.v1.Embstore/PauseWrites',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesReply.FromString,
                 _registered_method=True)
-        self.ReleaseWrites = channel.unary_unary(
-                '/embstore.v1.Embstore/ReleaseWrites',
-                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ReleaseWritesRequest.SerializeToString,
-                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ReleaseWritesReply.FromString,
+        self.ResumeWrites = channel.unary_unary(
+                '/embstore.v1.Embstore/ResumeWrites',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesReply.FromString,
                 _registered_method=True)
         self.Lookup = channel.unary_unary(
                 '/embstore.v1.Embstore/Lookup',
@@ -509,13 +509,13 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def HoldWrites(self, request, context):
+    def PauseWrites(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReleaseWrites(self, request, context):
+    def ResumeWrites(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -899,15 +899,15 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.SerializeToString,
             ),
-            'HoldWrites': grpc.unary_unary_rpc_method_handler(
-                    servicer.HoldWrites,
-                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.HoldWritesRequest.FromString,
-                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.HoldWritesReply.SerializeToString,
+            'PauseWrites': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseWrites,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesReply.SerializeToString,
             ),
-            'ReleaseWrites': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseWrites,
-                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ReleaseWritesRequest.FromString,
-                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ReleaseWritesReply.SerializeToString,
+            'ResumeWrites': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeWrites,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesReply.SerializeToString,
             ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
@@ -1708,7 +1708,7 @@ class Embstore(object):
             _registered_method=True)
 
     @staticmethod
-    def HoldWrites(request,
+    def PauseWrites(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1721,9 +1721,9 @@ class Embstore(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/embstore.v1.Embstore/HoldWrites',
-            embstore__proto_dot_v1_dot_embstore__pb2.HoldWritesRequest.SerializeToString,
-            embstore__proto_dot_v1_dot_embstore__pb2.HoldWritesReply.FromString,
+            '/embstore.v1.Embstore/PauseWrites',
+            embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1735,7 +1735,7 @@ class Embstore(object):
             _registered_method=True)
 
     @staticmethod
-    def ReleaseWrites(request,
+    def ResumeWrites(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1748,9 +1748,9 @@ class Embstore(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/embstore.v1.Embstore/ReleaseWrites',
-            embstore__proto_dot_v1_dot_embstore__pb2.ReleaseWritesRequest.SerializeToString,
-            embstore__proto_dot_v1_dot_embstore__pb2.ReleaseWritesReply.FromString,
+            '/embstore.v1.Embstore/ResumeWrites',
+            embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesReply.FromString,
             options,
             channel_credentials,
             insecure,

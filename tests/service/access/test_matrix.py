@@ -32,7 +32,7 @@ _REFUSED_FOR_ANOTHER_REASON = {
     "PutStepRows": InvalidArgumentError,  # steps are announced
     "ReadStep": InvalidArgumentError,  # the trainer of the session waits
     **dict.fromkeys(  # the store is no shard
-        ["SetShardMap", "HoldWrites", "ReleaseWrites"], InvalidArgumentError
+        ["SetShardMap", "PauseWrites", "ResumeWrites"], InvalidArgumentError
     ),
     "ReadScan": SessionExpiredError,  # nobody has opened it
     "SetRetention": CheckpointNotFoundError,  # nobody has made it

@@ -1,4 +1,4 @@
-"""Writes that are held: nothing is applied after the answer, over restarts, until it is over."""
+"""Writes that are paused: nothing is applied after the answer, over restarts, until it is over."""
 
 import threading
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
     StoreClosedError,
-    WritesHeldError,
+    WritesPausedError,
 )
 from embstore.handles.store import Store
-from embstore_client.boundary import hold_all, release_all
+from embstore_client.boundary import pause_all, resume_all
 from tests.clusters import Cluster
 
 DIM, ROWS = 4, 20_000
@@ -68,16 +68,16 @@ def test_what_writes_is_refused_and_the_rest_goes_on(cluster: Cluster, write: st
     shard.table("a").update(KEYS, ONES)
     shard.checkpoint("kept")
     before = shard.table("a").digest(), shard.command
-    boundary = shard.hold_writes("mover")
+    boundary = shard.pause_writes("mover")
     assert [(one.config.name, one.t) for one in boundary.tables] == [("a", 1)]
     assert (boundary.command, boundary.next_table_id, boundary.places) == (shard.command, 1, ())
-    with pytest.raises(WritesHeldError, match="mover holds them; send the call again"):
+    with pytest.raises(WritesPausedError, match="mover has paused them; send the call again"):
         WRITES[write](shard)
     assert (shard.table("a").digest(), shard.command) == before
     assert shard.lookup({"a": KEYS})["a"].shape == ONES.shape
     shard.checkpoint("meanwhile")
-    assert shard.hold_writes("mover") == boundary
-    shard.release_writes("mover")
+    assert shard.pause_writes("mover") == boundary
+    shard.resume_writes("mover")
     WRITES[write](shard)
     assert shard.command == before[1] + 1
 
@@ -90,7 +90,7 @@ def test_nothing_is_applied_after_the_answer(cluster: Cluster) -> None:
         while not ended.is_set():
             try:
                 alone(cluster).table("a").update(KEYS, ONES)
-            except WritesHeldError:
+            except WritesPausedError:
                 continue
             count += 1
         return count
@@ -98,58 +98,58 @@ def test_nothing_is_applied_after_the_answer(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(write) for _ in range(2)]
         for _ in range(20):
-            found = shard.hold_writes("mover")
+            found = shard.pause_writes("mover")
             assert [shard.command for _ in range(20)] == [found.command] * 20
-            shard.release_writes("mover")
+            shard.resume_writes("mover")
             while shard.command == found.command:
                 pass
         ended.set()
         assert sum(one.result() for one in writers) == shard.table("a").t
 
 
-def test_a_hold_is_one_holders(cluster: Cluster) -> None:
+def test_a_pause_is_ended_by_who_began_it(cluster: Cluster) -> None:
     shard = alone(cluster)
-    shard.hold_writes("mover")
-    with pytest.raises(WritesHeldError, match="mover holds them"):
-        shard.hold_writes("another")
-    shard.release_writes("another")
-    with pytest.raises(WritesHeldError):
+    shard.pause_writes("mover")
+    with pytest.raises(WritesPausedError, match="mover has paused them"):
+        shard.pause_writes("another")
+    shard.resume_writes("another")
+    with pytest.raises(WritesPausedError):
         shard.table("a").update(KEYS, ONES)
-    shard.release_writes()
-    shard.release_writes()  # nobody does: no error
+    shard.resume_writes()
+    shard.resume_writes()  # nobody does: no error
     shard.table("a").update(KEYS, ONES)
 
 
-def test_a_store_that_is_no_shard_holds_nothing(tmp_path: Path) -> None:
+def test_a_store_that_is_no_shard_pauses_nothing(tmp_path: Path) -> None:
     with embstore.open(tmp_path / "own", device="cpu") as store:
-        for call in (lambda: store.hold_writes("mover"), store.release_writes):
+        for call in (lambda: store.pause_writes("mover"), store.resume_writes):
             with pytest.raises(InvalidArgumentError, match="is no shard"):
                 call()
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_hold_outlives_the_process(cluster: Cluster, is_killed: bool) -> None:
+def test_a_pause_outlives_the_process(cluster: Cluster, is_killed: bool) -> None:
     alone(cluster).table("a").update(KEYS, ONES)
-    alone(cluster).hold_writes("mover")
+    alone(cluster).pause_writes("mover")
     if is_killed:
         cluster.kill(0)
     else:
         cluster.engines.pop(0).close()
     cluster.open(0)
     assert alone(cluster).table("a").t == 1
-    with pytest.raises(WritesHeldError, match="mover"):
+    with pytest.raises(WritesPausedError, match="mover"):
         alone(cluster).table("a").update(KEYS, ONES)
     cluster.kill(0)
     cluster.open(0, replace(cluster.map, version=2))  # what was decided meanwhile
     alone(cluster).table("a").update(KEYS, ONES)
 
 
-def test_only_a_held_shard_takes_a_map_that_moves_partitions(cluster: Cluster) -> None:
+def test_only_a_paused_shard_takes_a_map_that_moves_partitions(cluster: Cluster) -> None:
     shard, owners = alone(cluster), cluster.map.owners
     moved = replace(cluster.map, version=2, owners=(1 - owners[0], *owners[1:]))
     with pytest.raises(InvalidArgumentError, match="only addresses may change"):
         shard.set_shard_map(moved)
-    shard.hold_writes("mover")
+    shard.pause_writes("mover")
     shard.set_shard_map(moved)
     shard.table("a").update(KEYS, ONES)
     assert shard.server_info().shard_map == moved
@@ -172,27 +172,27 @@ def test_a_step_that_waits_for_ranks_is_not_applied(cluster: Cluster) -> None:
         engine: Any = cluster.engines[0]
         while not engine.sessions._registry.sessions["s"].steps[1].sent:
             pass
-        boundary = shard.hold_writes("mover")
-        with pytest.raises(WritesHeldError):
+        boundary = shard.pause_writes("mover")
+        with pytest.raises(WritesPausedError):
             send(members[1])
-        with pytest.raises(WritesHeldError):
+        with pytest.raises(WritesPausedError):
             first.result()
         assert (t_of(cluster)[0], boundary.places) == (0, ())
-        shard.release_writes("mover")
+        shard.resume_writes("mover")
         done = list(pool.map(send, members))
     assert [one.t for one in done] == [{"a": 1}] * 2
-    assert [(p.session, p.step) for p in shard.hold_writes("mover").places] == [("s", 1)]
+    assert [(p.session, p.step) for p in shard.pause_writes("mover").places] == [("s", 1)]
 
 
 def test_clients_wait_until_writes_are_taken(cluster: Cluster) -> None:
     """Shard 0 has its part of the update, which is not sent to it again."""
     store = cluster.store()
-    alone(cluster, 1).hold_writes("mover")
+    alone(cluster, 1).pause_writes("mover")
     with ThreadPoolExecutor(1) as pool:
         update = pool.submit(store.table("a").update, KEYS, ONES)
         while t_of(cluster) != [1, 0]:
             assert not update.done()
-        alone(cluster, 1).release_writes("mover")
+        alone(cluster, 1).resume_writes("mover")
         assert update.result().t == 1
     assert t_of(cluster) == [1, 1]
 
@@ -200,13 +200,13 @@ def test_clients_wait_until_writes_are_taken(cluster: Cluster) -> None:
 def test_clients_wait_no_longer_than_their_timeout(cluster: Cluster) -> None:
     store = cluster.store(timeout_s=0.05)
     for engine in cluster.shards():
-        engine.execute(c.HoldWrites("mover"))
-    with pytest.raises(WritesHeldError, match="mover"):
+        engine.execute(c.PauseWrites("mover"))
+    with pytest.raises(WritesPausedError, match="mover"):
         store.table("a").update(KEYS, ONES)
     assert t_of(cluster) == [0, 0]
 
 
-def test_all_shards_are_held_at_one_boundary(cluster: Cluster) -> None:
+def test_all_shards_are_paused_at_one_boundary(cluster: Cluster) -> None:
     """While two clients write, steps and updates; none is lost, none is done twice."""
     cluster.store().create_table("b", **{**TABLE, "optimizer": Sgd(0.5)})
     ended = threading.Event()
@@ -233,10 +233,10 @@ def test_all_shards_are_held_at_one_boundary(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         counts = [pool.submit(train), pool.submit(write)]
         for _ in range(5):
-            found = hold_all(cluster.shards(), "mover")
-            now = [engine.execute(c.HoldWrites("mover")) for engine in cluster.shards()]
+            found = pause_all(cluster.shards(), "mover")
+            now = [engine.execute(c.PauseWrites("mover")) for engine in cluster.shards()]
             assert all(one.is_of(found) for one in now)
-            release_all(cluster.shards(), "mover")
+            resume_all(cluster.shards(), "mover")
             before = {one.config.name: one.t for one in found.tables}
             while any(cluster.engines[0].execute(c.GetTable(n)).t <= before[n] for n in before):
                 pass
@@ -250,9 +250,9 @@ def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
     alone(cluster).table("a").update(KEYS, ONES)
     pauses: list[float] = []
     with pytest.raises(DeadlineError, match="at different ones 3 times"):
-        hold_all(cluster.shards(), "mover", tries=3, pause=pauses.append)
+        pause_all(cluster.shards(), "mover", tries=3, wait=pauses.append)
     assert len(pauses) == 3
-    assert [engine.shard.holder for engine in cluster.shards() if engine.shard] == ["", ""]
+    assert [engine.shard.paused_by for engine in cluster.shards() if engine.shard] == ["", ""]
 
 
 def test_a_shard_that_is_missing_leaves_the_others_free(cluster: Cluster) -> None:
@@ -261,16 +261,16 @@ def test_a_shard_that_is_missing_leaves_the_others_free(cluster: Cluster) -> Non
     with ExitStack() as stack:
         stack.callback(cluster.open, 1)
         with pytest.raises(StoreClosedError):
-            hold_all([cluster.engines[0], gone], "mover")
+            pause_all([cluster.engines[0], gone], "mover")
     alone(cluster).table("a").update(KEYS, ONES)
 
 
-def test_a_store_of_all_shards_holds_all(cluster: Cluster) -> None:
+def test_a_store_of_all_shards_pauses_all(cluster: Cluster) -> None:
     store = cluster.store(timeout_s=0.05)
     store.table("a").update(KEYS, ONES)
-    assert store.hold_writes("operator").tables[0].t == 1
-    with pytest.raises(WritesHeldError, match="operator"):
+    assert store.pause_writes("operator").tables[0].t == 1
+    with pytest.raises(WritesPausedError, match="operator"):
         store.table("a").update(KEYS, ONES)
-    store.release_writes()
+    store.resume_writes()
     store.table("a").update(KEYS, ONES)
     assert t_of(cluster) == [2, 2]
