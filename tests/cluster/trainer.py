@@ -8,7 +8,8 @@ a word, a number, and the time of the system's monotonic clock.
 
 import sys
 from contextlib import suppress
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 
 from embstore.errors import (
     EmbstoreError,
@@ -40,7 +41,7 @@ def main(address: str, rank: int, steps: int) -> None:
                 tell("ended", 0)
                 if "restore a checkpoint of the cluster" in str(ended) and rank == 0:
                     go_back(store)
-                sleep(_PAUSE_S)
+                Event().wait(_PAUSE_S)
 
 
 def go_back(store: Store) -> None:
