@@ -424,9 +424,11 @@ class PauseWrites(Command[results.Boundary], effect=Effect.TUNES):
     """Have a shard apply no command that writes from the answer on, which says where it stands. A
     step that waits for other ranks is not applied either, and is sent again. It lasts until
     `ResumeWrites`, or the next map; also over a restart. `by` says who: another one is
-    refused."""
+    refused. `until` is a boundary that others have come to: what the shard has still to hear of up
+    to there is applied; the answer says where it stands now."""
 
     by: str
+    until: results.Boundary | None = None
 
 
 class ResumeWrites(Command[None], effect=Effect.TUNES):

@@ -558,7 +558,7 @@ class Store:
         """
         self.executor.execute(c.SetShardMap(shard_map, boundary))
 
-    def pause_writes(self, by: str) -> Boundary:
+    def pause_writes(self, by: str, until: Boundary | None = None) -> Boundary:
         """Have a shard apply no command that writes from now on, until it is released or has the
         next map, and return where it stands. It is durable when this returns.
 
@@ -567,6 +567,7 @@ class Store:
         Parameters
         ----------
         by : the name of who pauses them, 1 to 255 printable characters; it may do so twice
+        until : a boundary that other shards have come to: what is before it is applied still
 
         Raises
         ------
@@ -574,7 +575,7 @@ class Store:
         WritesPausedError : somebody else has paused them.
         CapacityError, StorageError : it could not be written; nothing is paused.
         """
-        return self.executor.execute(c.PauseWrites(by))
+        return self.executor.execute(c.PauseWrites(by, until))
 
     def resume_writes(self, by: str = "") -> None:
         """Have a shard take writes again, if they are paused `by` this name; "": by whoever."""

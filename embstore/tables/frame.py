@@ -63,6 +63,9 @@ class Frame:
         self.paused = ""
         """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
         Set inside a call."""
+        self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
+        """Of a command that writes, by the place that a step of a session comes to: whether it is
+        taken all the same."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -140,7 +143,7 @@ class Frame:
                 if written is None:
                     yield
                 else:
-                    if not even_paused:
+                    if self.paused and not even_paused and not self.may_pass(written[1]):
                         self.check_paused()
                     self._begin_writing(*written)
                     yield
@@ -173,6 +176,10 @@ class Frame:
                 yield
         finally:
             self._waiting.discard(token)
+
+    def pause(self, why: str) -> None:
+        """Take no commands that write; "": take them again. Inside a call, or before the first."""
+        self.paused, self.may_pass = why, _nothing
 
     def check_paused(self) -> None:
         """Raise WritesPausedError while nothing may be written."""
@@ -269,6 +276,11 @@ class Frame:
                 return
             self.is_closed = True
             last()
+
+
+def _nothing(place: SessionPlace | None) -> bool:
+    """Let no command pass."""
+    return False
 
 
 def _is_lack(exc: BaseException) -> bool:

@@ -17,6 +17,7 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
+from embstore.errors import MovedError, OutcomeUnknownError
 from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
@@ -184,6 +185,7 @@ class Router:
             wait(futures.values())
             raise
         errors = [future.exception() for future in futures.values()]
+        _check_not_half(commands, errors)
         for error in errors:
             if error is not None:
                 raise error
@@ -263,6 +265,24 @@ class Shared:
         with self._submitting:
             self._is_closed = True
         self._threads.shutdown(wait=False)
+
+
+def _check_not_half(
+    commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
+) -> None:
+    """Raise OutcomeUnknownError, if partitions have moved while a command was applied by some
+    shards, and not by others: it cannot be sent again."""
+    has_moved = any(isinstance(error, MovedError) for error in errors)
+    if has_moved and None in errors and isinstance(next(iter(commands.values())), _COUNTED):
+        raise OutcomeUnknownError(
+            "partitions have moved while several clients wrote the same table, and this update was "
+            "applied to some of its rows only: restore a checkpoint of the cluster, or go on if "
+            "that can be borne"
+        )
+
+
+_COUNTED = (c.Update, c.UpdateRanks, c.UpdatePooled, c.PutRows, c.PutStepRows)
+"""Commands that are not the same when they are applied twice."""
 
 
 def _are_in(keys: Keys, described: TableDescription) -> bool:

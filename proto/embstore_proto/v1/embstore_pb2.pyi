@@ -1010,10 +1010,12 @@ class NamedPlace(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PauseWritesRequest(_message.Message):
-    __slots__ = ("by",)
+    __slots__ = ("by", "until")
     BY_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
     by: str
-    def __init__(self, by: _Optional[str] = ...) -> None: ...
+    until: Boundary
+    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
 class PauseWritesReply(_message.Message):
     __slots__ = ("context", "boundary")
