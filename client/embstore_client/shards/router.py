@@ -110,6 +110,8 @@ class Router:
             return self._at(0, command, call)
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
+            if member and not isinstance(command, c.CloseSession):
+                self.places.check_map(member, self.shard_map.version)
             return cast(R, HANDLERS[type(command)](self, command, call))
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
@@ -117,6 +119,7 @@ class Router:
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
         with sessions.leaving(self, command.member):
+            self.places.check_map(command.member, self.shard_map.version)
             return steps.prefetch(self, checked(command))
 
     def warm_up(self) -> None:
