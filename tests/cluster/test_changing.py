@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from embstore_client.boundary import pause_all
 from embstore_client.connecting import connect_one
 from embstore_cluster.coordinator import Coordinator, kept_plan
 from embstore_cluster.plan import Plan
+from tests.service.faults.served import until
 from tests.service.test_shards import PATIENCE_S, Shards, free_addresses
 
 DIM, ROWS = 4, 20_000
@@ -58,8 +58,7 @@ def changed(coordinator: Coordinator, count: int) -> Plan:
 
 
 def ended(coordinator: Coordinator) -> Plan:
-    while coordinator.progress()[0]:
-        sleep(0.01)
+    until(lambda: not coordinator.progress()[0])
     assert coordinator.progress()[1].error == ""
     return coordinator.plan()
 
@@ -103,8 +102,7 @@ def test_a_coordinator_that_died_has_writes_go_on(shards: Shards, plan: Plan, st
 def test_what_fails_is_said_and_leaves_the_map(shards: Shards, plan: Plan, store: Store) -> None:
     coordinator, digest = Coordinator(plan), store.table("t").digest()
     coordinator.change(3, {})  # the third has not been started
-    while coordinator.progress()[0]:
-        sleep(0.01)
+    until(lambda: not coordinator.progress()[0])
     assert "expected 1 to 2 shards" in coordinator.progress()[1].error
     assert coordinator.plan() == kept_plan(plan.data) == plan
     store.table("t").assign(KEYS[:0], GRADIENTS[:0])
