@@ -260,8 +260,9 @@ def stop(
         have, and its commands are in its log.
     """
     path = Path(data).absolute()
-    plan, _ = running(path, name, address)
-    problems = _end(plan, timeout_s)
+    plan, coordinator = running(path, name, address)
+    joining = ray.get(coordinator.joining.remote(None), timeout=_CALL_TIMEOUT_S)
+    problems = _end(joining or plan, timeout_s)
     local.end(path)
     if problems:
         raise StoreClosedError("\n".join(problems))
