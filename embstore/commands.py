@@ -423,10 +423,13 @@ class SetShardMap(Command[None], effect=Effect.TUNES):
 class PauseWrites(Command[results.Boundary], effect=Effect.TUNES):
     """Have a shard apply no command that writes from the answer on, which says where it stands. A
     step that waits for other ranks is not applied either, and is sent again. It lasts until
-    `ResumeWrites`, or the next map; also over a restart. With `lease_ms` it ends by itself when
-    that is over, and with the process. `by` says who: another one is refused."""
+    `ResumeWrites`, or the next map; also over a restart. `by` says who: another one is
+    refused. `until` is a boundary that others have come to: what the shard has still to hear of up
+    to there is applied; the answer says where it stands now. With `lease_ms` the pause ends by
+    itself when that is over, and with the process."""
 
     by: str
+    until: results.Boundary | None = None
     lease_ms: int = 0
 
 

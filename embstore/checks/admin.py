@@ -106,6 +106,14 @@ def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
     return command
 
 
+def _pause_writes(command: c.PauseWrites) -> c.PauseWrites:
+    text(command.by, "by")
+    expect(
+        command.until is None or isinstance(command.until, Boundary), "a Boundary", command.until
+    )
+    return command
+
+
 def _set_retention(command: c.SetRetention) -> c.SetRetention:
     _check_may_be_kept(command.label)
     one_of(command.retention, "retention", get_args(Retention))
@@ -156,6 +164,7 @@ ADMIN: Checks = {
     c.SetRetention: _set_retention,
     c.Restore: _restore,
     c.SetShardMap: _set_shard_map,
+    c.PauseWrites: _pause_writes,
     c.ExportProfile: _export_profile,
     c.ImportProfile: _import_profile,
     c.PinHotSet: _pin_hot_set,

@@ -11,6 +11,7 @@ What a session does is split by the map with which its ranks have joined: it end
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,10 @@ from embstore import commands as c
 from embstore.commands import Effect
 from embstore.engine.admin import describe
 from embstore.errors import InvalidArgumentError, MovedError, SessionExpiredError, WritesPausedError
-from embstore.results import Boundary, NamedPlace
+from embstore.results import Boundary, NamedPlace, Place
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
+from embstore.tables.command_log import SessionPlace
 from embstore.tables.frame import Lease
 from embstore.tables.state import TableState
 
@@ -34,7 +36,7 @@ def be(engine: "Engine", place: ShardPlace | None) -> None:
     """Have a store be this shard, or none, from now on. Inside a call, or before the first."""
     engine.shard = place
     engine.scans.owns = None if place is None else place.owns
-    engine.tables.frame.paused = "" if place is None else place.refusal
+    engine.tables.frame.pause("" if place is None else place.refusal)
 
 
 def _place_of(engine: "Engine") -> ShardPlace:
@@ -96,18 +98,18 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
         commit = engine.storage.catalogue.head.commit
         place = _place_of(engine).with_map(command.shard_map, commit)
         if command.boundary is not None:
-            _take_up(engine, place, command.boundary)
+            _adopt(engine, place, command.boundary)
         engine.storage.check_usable(write=True)
         shards.write(engine.storage.files, place)
         paused = tables.frame.paused
         be(engine, place)
         if place.since == place.shard_map.version:
-            tables.frame.paused = paused  # until all sessions have ended that go by the map before
+            tables.frame.pause(paused)  # until all sessions have ended that go by the map before
     if place.since == place.shard_map.version:
         _end_sessions(engine)
         with tables.reading():
             if engine.shard is not None:
-                tables.frame.paused = engine.shard.refusal
+                tables.frame.pause(engine.shard.refusal)
 
 
 def _end_sessions(engine: "Engine") -> None:
@@ -117,23 +119,35 @@ def _end_sessions(engine: "Engine") -> None:
     engine.scans.end_all()
 
 
-def _take_up(engine: "Engine", place: ShardPlace, boundary: Boundary) -> None:
+def _adopt(engine: "Engine", place: ShardPlace, boundary: Boundary) -> None:
     """Have a shard without a partition stand where the others stand. Inside a call."""
-    own = _place_of(engine)
+    own, tables, storage = _place_of(engine), engine.tables, engine.storage
     if own.partitions or place.partitions:
         raise InvalidArgumentError(
-            f"{own.name} has partitions: expected a shard that has none, to take up where the "
-            "others are"
+            f"{own.name} has partitions: expected a shard that has none, to begin where the others "
+            "are"
         )
     engine.sessions.release_ended()
-    engine.tables.check_unheld("take up a boundary", engine.tables.by_id.values())
-    before = list(engine.tables.by_id.values())  # of an earlier try, or of a shard that had left
+    before = list(tables.by_id.values())  # of an earlier try, or of a shard that had left
+    tables.check_unheld("give it the tables of a cluster", before)
+    storage.begin_change()
     engine.hot_pins.release_tables(before, are_dropped=True)
     for table in before:
+        storage.drop_table(table.table_id)
+        tables.remove(table)
         engine.frequencies.forget(table)
-    engine.tables.take_up(boundary)
-    for table in engine.tables.by_id.values():
+    for described in sorted(boundary.tables, key=lambda one: one.table_id):  # as they were made
+        storage.next_table_id = described.table_id
+        table, _ = tables.create(described.config)
+        table.t = described.t
         engine.frequencies.load(table)
+    storage.next_table_id = boundary.next_table_id
+    for name in list(tables.places):
+        tables.drop_place(name)
+    for one in boundary.places:
+        tables.note_place(one.session, Place(one.step, dict(one.table_ids)))
+    tables.frame.command_number = boundary.command
+    tables.commit()
 
 
 # Paused writes
@@ -146,11 +160,25 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
         if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
             raise WritesPausedError(frame.lease.why)
         if command.lease_ms:
-            until = monotonic() + command.lease_ms / 1000
-            frame.lease = Lease(command.by, place.refusal, until)
+            ends = monotonic() + command.lease_ms / 1000
+            be(engine, engine.shard)  # nothing passes, but what `until` lets
+            frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)
+        if command.until is not None:
+            frame.may_pass = partial(_is_before, engine, command.until)
         return boundary(engine)
+
+
+def _is_before(engine: "Engine", until: Boundary, place: SessionPlace | None) -> bool:
+    """Tell whether a command that writes is to be applied up to a boundary: a step of a session by
+    its number, another one as long as a table lacks updates. Inside a call."""
+    if place is not None:
+        return any(
+            one.session == place.session and place.place.step <= one.step for one in until.places
+        )
+    tables = engine.tables.by_id
+    return any(one.table_id in tables and tables[one.table_id].t < one.t for one in until.tables)
 
 
 def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:
@@ -166,7 +194,7 @@ def _become(engine: "Engine", place: ShardPlace) -> None:
     if place != engine.shard:
         engine.storage.check_usable(write=True)
         shards.write(engine.storage.files, place)
-        be(engine, place)
+    be(engine, place)
 
 
 def boundary(engine: "Engine") -> Boundary:

@@ -558,7 +558,9 @@ class Store:
         """
         self.executor.execute(c.SetShardMap(shard_map, boundary))
 
-    def pause_writes(self, by: str, *, lease_ms: int = 0) -> Boundary:
+    def pause_writes(
+        self, by: str, until: Boundary | None = None, *, lease_ms: int = 0
+    ) -> Boundary:
         """Have a shard apply no command that writes from now on, until it is released or has the
         next map, and return where it stands. It is durable when this returns.
 
@@ -567,7 +569,8 @@ class Store:
         Parameters
         ----------
         by : the name of who pauses them, 1 to 255 printable characters; it may do so twice
-        lease_ms : milliseconds after which they are taken again, as after a restart; 0: until they
+        until : a boundary that other shards have come to: what is before it is applied still
+        lease_ms : milliseconds after which writes are taken again, as after a restart; 0: when they
             are resumed
 
         Raises
@@ -576,7 +579,7 @@ class Store:
         WritesPausedError : somebody else has paused them.
         CapacityError, StorageError : it could not be written; nothing is paused.
         """
-        return self.executor.execute(c.PauseWrites(by, lease_ms))
+        return self.executor.execute(c.PauseWrites(by, until, lease_ms))
 
     def resume_writes(self, by: str = "") -> None:
         """Have a shard take writes again, if they are paused `by` this name; "": by whoever."""

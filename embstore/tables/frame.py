@@ -82,6 +82,9 @@ class Frame:
         Set inside a call."""
         self.lease: Lease | None = None
         """For how long none is taken, whatever `paused` says. Set inside a call."""
+        self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
+        """Of a command that writes, by the place that a step of a session comes to: whether it is
+        taken all the same."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -159,7 +162,7 @@ class Frame:
                 if written is None:
                     yield
                 else:
-                    if not even_paused:
+                    if not even_paused and self.is_paused and not self.may_pass(written[1]):
                         self.check_paused()
                     self._begin_writing(*written)
                     yield
@@ -192,6 +195,15 @@ class Frame:
                 yield
         finally:
             self._waiting.discard(token)
+
+    def pause(self, why: str) -> None:
+        """Take no commands that write; "": take them again. Inside a call, or before the first."""
+        self.paused, self.may_pass = why, _nothing
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing may be written."""
+        return bool(self.paused) or (self.lease is not None and self.lease.is_live)
 
     def check_paused(self) -> None:
         """Raise WritesPausedError while nothing may be written."""
@@ -290,6 +302,11 @@ class Frame:
                 return
             self.is_closed = True
             last()
+
+
+def _nothing(place: SessionPlace | None) -> bool:
+    """Let no command pass."""
+    return False
 
 
 def _is_lack(exc: BaseException) -> bool:

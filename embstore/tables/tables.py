@@ -25,7 +25,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.layout import Layout
-from embstore.results import Boundary, Checkpoint, Place, TableEntry
+from embstore.results import Checkpoint, Place, TableEntry
 from embstore.storage.labels import retained
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
@@ -199,33 +199,6 @@ class Tables:
             self._add(entry, config, self._pool(config))
         self.places = dict(head.places)
         self._place_ages = Ages(self.places)
-
-    def take_up(self, boundary: Boundary) -> None:
-        """Have no rows, and the tables, places and command number of a boundary; committed.
-
-        Raises
-        ------
-        CapacityError : the cache has no room for the tables.
-        """
-        storage = self.storage
-        storage.begin_change()
-        for table in list(self.by_id.values()):
-            storage.drop_table(table.table_id)
-            self.remove(table)
-        for described in sorted(boundary.tables, key=lambda one: one.table_id):  # as they were made
-            config = described.config
-            rate = float(config.optimizer.learning_rate)
-            entry = TableEntry(
-                described.table_id, config.identity(), config.rows, rate, described.t
-            )
-            pool = self._pool(config)
-            storage.create_table(entry)
-            self._add(entry, config, pool)
-        storage.next_table_id = boundary.next_table_id
-        self.frame.command_number = boundary.command
-        self.places = {one.session: Place(one.step, dict(one.table_ids)) for one in boundary.places}
-        self._place_ages = Ages(self.places)
-        self.commit()
 
     # What has to be true
 

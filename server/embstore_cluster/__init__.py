@@ -6,7 +6,7 @@
         ...
     embstore_cluster.stop(data="/data/ads")
 
-Or on the command line: `embstore cluster start|status|stop`.
+Or on the command line: `embstore cluster start|status|grow|drain|stop`.
 
     plan          what a cluster is: the map, who runs where, with which flags; a value
     coordinator   the actor that has the plan, in a file of its own
@@ -17,6 +17,8 @@ Or on the command line: `embstore cluster start|status|stop`.
     placing       on which nodes, and at which ports
     looking       what shards say of themselves
     clusters      start, status, stop
+    growing       grow, drain
+    changing      what the coordinator does for that
 
 **What dies, and what brings it back.** A shard's server that ends by itself is started again by its
 actor. An actor that ends is started again by Ray, and its server has ended with it. The coordinator
@@ -30,17 +32,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from embstore_cluster.clusters import Cluster, start, status, stop
+    from embstore_cluster.growing import drain, grow
 
-__all__ = ["Cluster", "start", "status", "stop"]
+__all__ = ["Cluster", "drain", "grow", "start", "status", "stop"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from embstore_cluster import clusters
+        from embstore_cluster import clusters, growing
 
-        return getattr(clusters, name)
+        return getattr(growing if name in ("drain", "grow") else clusters, name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -6,8 +6,8 @@ resources are the new ones.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +33,15 @@ STOP_TIMEOUT_S = 120.0
 _CALL_TIMEOUT_S = 60.0
 _CONCURRENCY = 8
 """Calls of a shard's actor side by side: some wait."""
+
+
+LASTING: dict[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "max_restarts": -1,
+    "max_task_retries": -1,
+}
+"""Of the actors of a cluster: Ray starts them again, whoever began them has ended."""
 
 
 @dataclass(frozen=True)
@@ -130,33 +139,38 @@ def _new(name: str, data: str, count: int, resources: Resources) -> Plan:
 
 
 def _begin(plan: Plan, timeout_s: float) -> None:
-    lasting: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "max_restarts": -1,
-        "max_task_retries": -1,
-    }
     here = at_node(ray.util.get_node_ip_address())
     coordinator = (
         ray.remote(Coordinator)
-        .options(name=plan.coordinator, num_cpus=0, resources=here, **lasting)
+        .options(name=plan.coordinator, num_cpus=0, resources=here, **LASTING)
         .remote(plan)
     )
     ray.get(coordinator.plan.remote(), timeout=timeout_s)
-    actors = [
-        ray.remote(Shard)
-        .options(
-            name=plan.actor(shard),
-            max_concurrency=_CONCURRENCY,
-            resources=at_node(node),
-            **plan.resources.options(),
-            **lasting,
+    started(plan, range(len(plan.nodes)), timeout_s)
+
+
+def started(plan: Plan, numbers: Iterable[int], timeout_s: float) -> None:
+    """Start the actors of some shards, and return when each is ready.
+
+    Raises
+    ------
+    StoreClosedError : one did not get ready.
+    """
+    calls = {}
+    for shard in numbers:
+        actor = _actor(plan.actor(shard)) or (
+            ray.remote(Shard)
+            .options(
+                name=plan.actor(shard),
+                max_concurrency=_CONCURRENCY,
+                resources=at_node(plan.nodes[shard]),
+                **plan.resources.options(),
+                **LASTING,
+            )
+            .remote(plan.name, shard)
         )
-        .remote(plan.name, shard)
-        for shard, node in enumerate(plan.nodes)
-    ]
-    calls = [actor.wait_ready.remote(timeout_s) for actor in actors]
-    for shard, state in enumerate(ray.get(calls, timeout=timeout_s)):
+        calls[shard] = actor.wait_ready.remote(timeout_s)
+    for shard, state in zip(calls, ray.get(list(calls.values()), timeout=timeout_s), strict=True):
         if not state["ready"]:
             raise StoreClosedError(
                 f"shard {shard} of cluster {plan.name!r} did not get ready"
@@ -179,7 +193,7 @@ def status(
     ------
     StoreClosedError : no cluster of that name runs.
     """
-    plan, coordinator = _running(Path(data).absolute(), name, address)
+    plan, coordinator = running(Path(data).absolute(), name, address)
     starts = ray.get(coordinator.starts.remote(), timeout=_CALL_TIMEOUT_S)
     owners, listens = plan.shard_map.owners, plan.shard_map.shards
     states = [_state(plan, shard) for shard in range(len(listens))]
@@ -198,8 +212,10 @@ def status(
         }
         for shard, listen in enumerate(listens)
     ]
+    is_changing, progress = ray.get(coordinator.progress.remote(), timeout=_CALL_TIMEOUT_S)
     return {
         "name": plan.name,
+        "change": {"is_running": is_changing, **asdict(progress)},
         "cluster": plan.shard_map.cluster,
         "map_version": plan.shard_map.version,
         "data": plan.data,
@@ -238,8 +254,9 @@ def stop(
         have, and its commands are in its log.
     """
     path = Path(data).absolute()
-    plan, _ = _running(path, name, address)
-    problems = _end(plan, timeout_s)
+    plan, coordinator = running(path, name, address)
+    joining = ray.get(coordinator.joining.remote(None), timeout=_CALL_TIMEOUT_S)
+    problems = _end(joining or plan, timeout_s)
     local.end(path)
     if problems:
         raise StoreClosedError("\n".join(problems))
@@ -247,25 +264,31 @@ def stop(
 
 def _end(plan: Plan, timeout_s: float) -> list[str]:
     """End the actors, shards first; return what went wrong."""
-    actors = {shard: _actor(plan.actor(shard)) for shard in range(len(plan.nodes))}
-    there = {shard: actor for shard, actor in actors.items() if actor is not None}
-    calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}
-    problems = []
-    for shard, call in calls.items():
-        try:
-            ended = ray.get(call, timeout=timeout_s)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as exc:
-            ended = str(exc)
-        if ended != 0:
-            problems.append(f"shard {shard} of cluster {plan.name!r} ended with {ended}")
-        ray.kill(there[shard], no_restart=True)
+    problems = ended(plan, range(len(plan.nodes)), timeout_s)
     coordinator = _actor(plan.coordinator)
     if coordinator is not None:
         ray.kill(coordinator, no_restart=True)
     return problems
 
 
-def _running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
+def ended(plan: Plan, numbers: Iterable[int], timeout_s: float) -> list[str]:
+    """End the actors of some shards; return what went wrong."""
+    actors = {shard: _actor(plan.actor(shard)) for shard in numbers}
+    there = {shard: actor for shard, actor in actors.items() if actor is not None}
+    calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}
+    problems = []
+    for shard, call in calls.items():
+        try:
+            status = ray.get(call, timeout=timeout_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as exc:
+            status = str(exc)
+        if status != 0:
+            problems.append(f"shard {shard} of cluster {plan.name!r} ended with {status}")
+        ray.kill(there[shard], no_restart=True)
+    return problems
+
+
+def running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
     """Return the plan of a cluster that runs, and its coordinator."""
     local.attach(data, address=address, cpus=None)
     coordinator = _actor(coordinator_of(name))

@@ -1,4 +1,4 @@
-"""`embstore cluster start`, `status` and `stop`."""
+"""`embstore cluster start`, `status`, `grow`, `drain` and `stop`."""
 
 import os
 from pathlib import Path
@@ -113,6 +113,80 @@ def _table(found: dict[str, Any]) -> Any:
         for one in found["shards"]
     ]
     return output.rows((*columns, *rates, "restarts"), rows)
+
+
+@needing("ray")
+def grow(
+    *,
+    shards: Annotated[int, flag("How many it is to have.", "COUNT", min=1)],
+    data: _Data = _DATA,
+    name: _Name = _NAME,
+    ray: _Ray = None,
+    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have more shards, each with its share of the partitions, while clients read and write.
+
+    What fails half way leaves the partitions where they are; give the command again.
+    """
+    _change("grow", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
+
+
+@needing("ray")
+def drain(
+    *,
+    shards: Annotated[int, flag("How many are to stay.", "COUNT", min=1)],
+    data: _Data = _DATA,
+    name: _Name = _NAME,
+    ray: _Ray = None,
+    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have fewer shards: the last ones give their partitions to the others, and end.
+
+    What fails half way leaves the partitions where they are; give the command again.
+    """
+    _change("drain", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
+
+
+def _change(
+    verb: str,
+    shards: int,
+    data: Path,
+    name: str,
+    ray: str | None,
+    tls_ca: Path | None,
+    token_file: Path | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with output.progress_of("rows copied") as progress:
+        from embstore_cluster import growing
+
+        work = growing.grow if verb == "grow" else growing.drain
+        token = None if token_file is None else token_file.read_text().strip()
+        cluster = work(
+            shards=shards,
+            data=data,
+            name=name,
+            address=ray,
+            report=lambda found: progress(found.rows, 0),
+            tls_ca=None if tls_ca is None else str(tls_ca.absolute()),
+            token=token,
+            insecure=insecure,
+        )
+    count = len(cluster.shard_map.shards)
+    document = {
+        "name": name,
+        "shards": list(cluster.shard_map.shards),
+        "map_version": cluster.shard_map.version,
+    }
+    output.show(document, f"the cluster has {count} shards", as_json=as_json)
 
 
 @needing("ray")

@@ -356,4 +356,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
 
 _RARE = {c.DropTable, c.SetRetention, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
 """What takes away what other commands need."""
-_EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 5)]
+_PAUSES = {c.PauseWrites, c.ResumeWrites}
+"""After which nothing is written until the other comes."""
+_EVERY = [k for k in _WRITERS if k not in _PAUSES for _ in range(1 if k in _RARE else 5)]

@@ -39,8 +39,8 @@ CHANGES: dict[int, Callable[[Cluster], Any]] = {
 """What is done before a command of the list."""
 
 
-OF_SHARDS = (c.SetShardMap, c.PauseWrites, c.ResumeWrites)
-"""Of one shard, or of whoever changes the map."""
+OF_SHARDS = (c.SetShardMap,)
+"""Of one shard."""
 
 
 @pytest.fixture(autouse=True)

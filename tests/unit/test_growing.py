@@ -19,12 +19,14 @@ from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
     MovedError,
+    OutcomeUnknownError,
     SessionExpiredError,
     WritesPausedError,
 )
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.moving import resolve
+from embstore_client.shards.router import Router
 from tests.clusters import Cluster
 from tests.service.faults.test_resumed_runs import (
     RANKS,
@@ -445,3 +447,43 @@ def test_one_shard_becomes_several_under_its_client(tmp_path: Path) -> None:
     goes_on(store)
     one_digest(cluster, [0, 1, 2, 3, 99, 99])
     cluster.close()
+
+
+class Late:
+    """A shard whose updates wait until they are let go."""
+
+    def __init__(self, shard: Any, goes: threading.Event) -> None:
+        self._shard, self._goes = shard, goes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        if isinstance(command, c.Update):
+            self._goes.wait()
+        return self._shard.execute(command, **how)
+
+
+def test_an_update_that_is_half_applied_is_not_applied_twice(cluster: Cluster) -> None:
+    """Two clients write one table: each has its update on other shards when writes are paused, and
+    as many updates are everywhere."""
+    fill(cluster.store())
+    cluster.add(1)
+    goes, shards = threading.Event(), cluster.shards()
+    late = [{1}, {0, 2}]
+    clients = [
+        Store(Router([Late(s, goes) if n in own else s for n, s in enumerate(shards)], cluster.map))
+        for own in late
+    ]
+    tables = [client.table("a") for client in clients]
+    with ThreadPoolExecutor(2) as pool:
+        updates = [pool.submit(table.update, *batch(99)) for table in tables]
+        while [shard.execute(c.GetTable("a")).t for shard in shards] != [5, 5, 5]:
+            pass
+        cluster.even(3)
+        goes.set()
+        for update in updates:
+            with pytest.raises(OutcomeUnknownError, match="several clients wrote the same table"):
+                update.result()
+    assert [shard.execute(c.GetTable("a")).t for shard in shards] == [5, 5, 5]
+    goes_on(cluster.store())

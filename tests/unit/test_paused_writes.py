@@ -251,7 +251,7 @@ def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
     pauses: list[float] = []
     with pytest.raises(DeadlineError, match="at different ones 3 times"):
         pause_all(cluster.shards(), "mover", tries=3, wait=pauses.append)
-    assert len(pauses) == 3
+    assert len(pauses) > 3  # some of them for the one that is behind
     assert [engine.shard.paused_by for engine in cluster.shards() if engine.shard] == ["", ""]
 
 

@@ -109,7 +109,6 @@ class Following:
             ) - sum(_info(one).context.epoch for one in executors if one not in before)
             after = Router(executors, newest, timeout_s=router.timeout_s, shared=shared)
             after.connected_by = router.connected_by
-            shared.places.ended(None)
             self.router = after
 
     def _infos(self, router: Router) -> dict[Executor, ServerInfo]:

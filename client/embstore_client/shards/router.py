@@ -17,6 +17,7 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
+from embstore.errors import MovedError, OutcomeUnknownError
 from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
@@ -111,6 +112,8 @@ class Router:
             return self._at(0, command, call)
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
+            if member and not isinstance(command, c.CloseSession):
+                self.places.check_map(member, self.shard_map.version)
             return cast(R, HANDLERS[type(command)](self, command, call))
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
@@ -118,6 +121,7 @@ class Router:
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
         with sessions.leaving(self, command.member):
+            self.places.check_map(command.member, self.shard_map.version)
             return steps.prefetch(self, checked(command))
 
     def warm_up(self) -> None:
@@ -186,6 +190,7 @@ class Router:
             wait(futures.values())
             raise
         errors = [future.exception() for future in futures.values()]
+        _check_not_half(commands, errors)
         for error in errors:
             if error is not None:
                 raise error
@@ -265,6 +270,24 @@ class Shared:
         with self._submitting:
             self._is_closed = True
         self._threads.shutdown(wait=False)
+
+
+def _check_not_half(
+    commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
+) -> None:
+    """Raise OutcomeUnknownError, if partitions have moved while a command was applied by some
+    shards, and not by others: it cannot be sent again."""
+    has_moved = any(isinstance(error, MovedError) for error in errors)
+    if has_moved and None in errors and isinstance(next(iter(commands.values())), _COUNTED):
+        raise OutcomeUnknownError(
+            "partitions have moved while several clients wrote the same table, and this update was "
+            "applied to some of its rows only: restore a checkpoint of the cluster, or go on if "
+            "that can be borne"
+        )
+
+
+_COUNTED = (c.Update, c.UpdateRanks, c.UpdatePooled, c.PutRows, c.PutStepRows)
+"""Commands that are not the same when they are applied twice."""
 
 
 def _are_in(keys: Keys, described: TableDescription) -> bool:

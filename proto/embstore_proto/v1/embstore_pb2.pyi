@@ -1010,12 +1010,14 @@ class NamedPlace(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PauseWritesRequest(_message.Message):
-    __slots__ = ("by", "lease_ms")
+    __slots__ = ("by", "until", "lease_ms")
     BY_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     by: str
+    until: Boundary
     lease_ms: int
-    def __init__(self, by: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Boundary, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class PauseWritesReply(_message.Message):
     __slots__ = ("context", "boundary")

@@ -61,7 +61,8 @@ class Recorded:
 def executors(addresses: Any) -> Iterator[list[Executor]]:
     """Yield a connection to each shard itself."""
     with ExitStack() as stack:
-        stores = [connect_one(address, timeout_s=PATIENCE_S) for address in addresses]
+        patience = {"timeout_s": PATIENCE_S, "connect_timeout_s": PATIENCE_S}
+        stores = [connect_one(address, **patience) for address in addresses]
         yield [stack.enter_context(store).executor for store in stores]
 
 
@@ -105,15 +106,19 @@ def test_ranks_go_on_while_movers_and_shards_are_killed(
     servers = [ForkedServer(forks, quick_path / f"shard-{n}", **options, shard=n) for n in range(3)]
     first = ShardMap.even("ads", [server.address for server in servers[:2]])
     joined = first.joined_by([servers[2].address])
-    recorded.record(replace(joined, version=1))
-    servers[2].start()
     recorded.record(first)
     for server in servers[:2]:
         server.start()
+    pending = Recorded(quick_path / "joining.json")
+    pending.record(replace(joined, version=1))
+    servers[2]._options["shard_map"] = pending.path
+    servers[2].start()
     progress = Progress()
     with ExitStack() as stack:
         stores = [
-            stack.enter_context(connect(servers[n % 2].address, timeout_s=PATIENCE_S))
+            stack.enter_context(
+                connect(servers[n % 2].address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+            )
             for n in range(RANKS)
         ]
         make_tables(stores[0])
@@ -128,6 +133,7 @@ def test_ranks_go_on_while_movers_and_shards_are_killed(
         some_steps()
         with executors(joined.shards) as shards:
             moving.join(shards[:2], shards[2:], joined, recorded.record, by="a mover")
+        servers[2]._options["shard_map"] = recorded.path
         some_steps()
         for number, stage in enumerate(STAGES):
             version, count = recorded.map.version, 3 - number % 2
