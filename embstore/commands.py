@@ -143,6 +143,7 @@ class Executor(Protocol):
         out: Any = None,
         timeout_s: float | None = None,
         progress: "Progress | None" = None,
+        map_version: int = 0,
     ) -> R:
         """Execute a command and return its result.
 
@@ -154,6 +155,8 @@ class Executor(Protocol):
             as the executor was told to wait, or the session
         progress : of a command that takes long: called between its pieces with what is done, and of
             how much; what it raises ends some of them (`GetDigest`, say)
+        map_version : of a shard: of the map by which the command was split; 0: it is for this
+            shard, whatever the map
 
         Raises
         ------
@@ -417,10 +420,33 @@ class Promote(Command[None], effect=Effect.TUNES):
 
 
 class SetShardMap(Command[None], effect=Effect.TUNES):
-    """Give a shard the next map of its cluster; commands after it are by that map. It is durable
-    when it is acknowledged."""
+    """Give a shard the next map of its cluster; commands after it are by that map, and it takes
+    writes again. It is durable when it is acknowledged. Where the map has other owners or shards,
+    sessions end, as with a restart. `boundary` is for a shard that has no partition yet: it takes
+    up there, with the tables and places of the others."""
 
     shard_map: ShardMap
+    boundary: results.Boundary | None = None
+
+
+class PauseWrites(Command[results.Boundary], effect=Effect.TUNES):
+    """Have a shard apply no command that writes from the answer on, which says where it stands. A
+    step that waits for other ranks is not applied either, and is sent again. It lasts until
+    `ResumeWrites`, or the next map; also over a restart. `by` says who: another one is
+    refused. `until` is a boundary that others have come to: what the shard has still to hear of up
+    to there is applied; the answer says where it stands now. With `lease_ms` the pause ends by
+    itself when that is over, and with the process."""
+
+    by: str
+    until: results.Boundary | None = None
+    lease_ms: int = 0
+
+
+class ResumeWrites(Command[None], effect=Effect.TUNES):
+    """Have a shard take writes again, if they are paused `by` this name; "": by whoever. It is no
+    error that nobody has."""
+
+    by: str = ""
 
 
 # Rows
@@ -475,12 +501,15 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
 
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
-    """Set weights and state, and add to t: rows trained elsewhere (rule 7)."""
+    """Set weights and state, and add to t: rows trained elsewhere (rule 7). `moved`: of partitions
+    that another shard has still, which nobody reads here: so also while writes are paused, or a
+    session holds the table."""
 
     keys: TableKeys
     weights: Rows
     state: Rows
     add_t: int
+    moved: bool = False
 
 
 # Scans

@@ -18,6 +18,8 @@
   + RankFailedError                               a rank of a session's step died or stalled
   + ReplicaMismatchError                          rows at a trainer are not those of the store
   + StoreInUseError                               another process holds the directory
+  + WritesPausedError                               a shard takes no writes for a moment
+  + MovedError                                    a shard has another map than the caller
   + DeadlineError                                 no answer in time
   + OutcomeUnknownError                           the server changed while a mutating call was out
   + CapacityError                                 disk, cache, index or a named limit is full
@@ -97,6 +99,16 @@ class ReplicaMismatchError(EmbstoreError):
 
 class StoreInUseError(EmbstoreError):
     """Another process, or another Store in this one, holds the directory."""
+
+
+class WritesPausedError(EmbstoreError):
+    """A shard of a cluster takes no command that writes, while partitions move or a checkpoint is
+    kept. A client of the cluster sends the command again by itself, until its timeout."""
+
+
+class MovedError(EmbstoreError):
+    """A command was split by another map of the cluster than the shard has. A client of the cluster
+    asks for the newest map, and sends the command again by that."""
 
 
 class DeadlineError(EmbstoreError):

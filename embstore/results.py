@@ -352,6 +352,34 @@ class State:
 
 
 @dataclass(frozen=True)
+class NamedPlace:
+    """The place of a session that may be resumed, with its name."""
+
+    session: str
+    step: int
+    table_ids: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Where a store stands between two commands, but for its rows."""
+
+    command: int
+    """The number of the last command."""
+    tables: tuple[TableDescription, ...]
+    """By name."""
+    next_table_id: int
+    """Of the next table that is made."""
+    places: tuple[NamedPlace, ...]
+    """By session."""
+
+    def is_of(self, other: "Boundary") -> bool:
+        """Tell whether two shards stand at one boundary: they have the same tables, with as many
+        updates, and sessions have come as far."""
+        return (self.tables, self.places) == (other.tables, other.places)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A state kept under a label, with what the caller wanted to find beside it."""
 

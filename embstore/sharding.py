@@ -6,7 +6,7 @@ asks any of them for it. When partitions move, the map gets the next version.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from embstore.errors import InvalidArgumentError
@@ -57,6 +57,49 @@ class ShardMap:
         """Return the first map of a cluster: every shard has about as many partitions."""
         given = tuple(shards)
         return cls(cluster, 1, given, tuple(p % max(len(given), 1) for p in range(PARTITIONS)))
+
+    # The next maps
+
+    def joined_by(self, shards: "tuple[str, ...] | list[str]") -> "ShardMap":
+        """Return the next map, with more shards, that have no partition yet."""
+        return replace(self, version=self.version + 1, shards=(*self.shards, *shards))
+
+    def evened(self, count: int) -> "ShardMap":
+        """Return the next map, in which the first `count` shards have about as many partitions, and
+        the others none. As few as can be move."""
+        if not 1 <= count <= len(self.shards):
+            raise InvalidArgumentError(
+                f"shard map: expected 1 to {len(self.shards)} shards to have partitions, found "
+                f"{count}"
+            )
+        has = [self.owners.count(shard) for shard in range(len(self.shards))]
+        least, more = divmod(PARTITIONS, count)
+        fullest = sorted(range(count), key=lambda shard: -has[shard])[:more]
+        is_to_have = [
+            least + (shard in fullest) if shard < count else 0 for shard in range(len(has))
+        ]
+        wanting = [n for n in range(count) for _ in range(is_to_have[n] - has[n])]
+        owners, left = (
+            list(self.owners),
+            [max(h - t, 0) for h, t in zip(has, is_to_have, strict=True)],
+        )
+        for partition in reversed(range(PARTITIONS)):
+            owner = owners[partition]
+            if left[owner]:
+                left[owner] -= 1
+                owners[partition] = wanting.pop()
+        return replace(self, version=self.version + 1, owners=tuple(owners))
+
+    def left_by(self, count: int) -> "ShardMap":
+        """Return the next map, without the last `count` shards, which have no partition.
+
+        Raises
+        ------
+        InvalidArgumentError : one of them has some.
+        """
+        return replace(
+            self, version=self.version + 1, shards=self.shards[: len(self.shards) - count]
+        )
 
     def to_json(self) -> str:
         """Return the map as the text of a file."""

@@ -16,6 +16,7 @@ from embstore.handles.store import Store
 from embstore.results import ServerInfo
 from embstore.sharding import ShardMap
 from embstore_client.executor import RemoteExecutor
+from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
 
 _THREADS_MAX = 32
@@ -52,9 +53,11 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
             _check_reached(call, number, shard_map)
         for number in others:
             _check_is(_info(stores[number]), number, shard_map, own)
-        router = Router([stores[n].executor for n in range(len(shard_map.shards))], shard_map)
-        router.connected_by = cast(RemoteExecutor, store.executor).connected_by
-        return Store(router)
+        own_executor = cast(RemoteExecutor, store.executor)
+        executors = [stores[n].executor for n in range(len(shard_map.shards))]
+        router = Router(executors, shard_map, timeout_s=own_executor.transport.timeout_s)
+        router.connected_by = own_executor.connected_by
+        return Store(Following(router, lambda address: connect_to(address).executor))
     except BaseException:
         for one in stores.values():
             with suppress(EmbstoreError):

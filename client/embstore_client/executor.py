@@ -44,6 +44,7 @@ from embstore.results import (
 )
 from embstore_client.device_calls import message_for, named
 from embstore_client.known_tables import KnownTables
+from embstore_client.map_version import split_by
 from embstore_client.narrow_shares import narrower
 from embstore_client.shares import UniqueKeys, summed
 from embstore_client.step_rows import Assembly, StepRows
@@ -105,11 +106,18 @@ class RemoteExecutor:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
+        map_version: int = 0,
     ) -> R:
         """Execute a command on the server; see `embstore.commands.Executor`.
 
         Raises DeadlineError where the server did not answer in time, else what it answered.
         """
+        with split_by(map_version):
+            return self._executed(command, out, timeout_s, progress)
+
+    def _executed(
+        self, command: Command[R], out: Any, timeout_s: float | None, progress: Progress | None
+    ) -> R:
         if isinstance(command, c.GrowTable | c.SetLearningRate):
             command = cast(Command[R], replace(command, members=tuple(self._places)))
         command = checked(command)

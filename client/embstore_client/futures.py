@@ -258,6 +258,8 @@ class BackgroundStore(_Behind[Store]):
     flush = in_order(Store.flush)
     promote = in_order(Store.promote)
     set_shard_map = in_order(Store.set_shard_map)
+    pause_writes = in_order(Store.pause_writes)
+    resume_writes = in_order(Store.resume_writes)
 
     export_profile = unordered(Store.export_profile)
     import_profile = in_order(Store.import_profile)

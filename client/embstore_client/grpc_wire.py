@@ -18,9 +18,11 @@ import grpc
 
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
+from embstore_client import map_version
 from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
+from embstore_proto.envelope import MAP_METADATA
 from embstore_proto.frame import Framed, Message, Received
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
 from embstore_proto.verbs import SERVICE, Verb
@@ -172,7 +174,7 @@ class GrpcWire:
     def _call_options(self, deadline: float) -> dict[str, Any]:
         return {
             "timeout": max(deadline - monotonic(), 0.001),
-            "metadata": self._metadata if self._traceparent is None else self._traced(),
+            "metadata": _mapped(self._metadata if self._traceparent is None else self._traced()),
             "wait_for_ready": self._was_connected,
         }
 
@@ -181,6 +183,12 @@ class GrpcWire:
         assert self._traceparent is not None
         span = self._traceparent()
         return (*self._metadata, ("traceparent", span)) if span else self._metadata
+
+
+def _mapped(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call that may have been split by a map."""
+    version = map_version.current()
+    return (*metadata, (MAP_METADATA, str(version))) if version else metadata
 
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
+from embstore_client import map_version
 from embstore_client.copying import copy
 from embstore_client.device_area import DeviceSide
 from embstore_client.device_calls import DeviceMessage
@@ -240,6 +241,8 @@ class _Call:
             message.write(view, copy)
         if self._wire.traceparent is not None and (span := self._wire.traceparent()):
             front.append(frames.trace(span))
+        if version := map_version.current():
+            front.append(frames.map_version(version))
         seconds = max(self._deadline - monotonic(), 0.001)
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)

@@ -13,6 +13,7 @@ from embstore.durability import Retention
 from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
+from embstore.results import Boundary
 from embstore.sharding import ShardMap
 
 _PATH_CHARACTERS_MAX = 4096
@@ -100,6 +101,16 @@ def _restore(command: c.Restore) -> c.Restore:
 
 def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
     expect(isinstance(command.shard_map, ShardMap), "a ShardMap", command.shard_map)
+    boundary = command.boundary
+    expect(boundary is None or isinstance(boundary, Boundary), "a Boundary", boundary)
+    return command
+
+
+def _pause_writes(command: c.PauseWrites) -> c.PauseWrites:
+    text(command.by, "by")
+    expect(
+        command.until is None or isinstance(command.until, Boundary), "a Boundary", command.until
+    )
     return command
 
 
@@ -153,6 +164,7 @@ ADMIN: Checks = {
     c.SetRetention: _set_retention,
     c.Restore: _restore,
     c.SetShardMap: _set_shard_map,
+    c.PauseWrites: _pause_writes,
     c.ExportProfile: _export_profile,
     c.ImportProfile: _import_profile,
     c.PinHotSet: _pin_hot_set,

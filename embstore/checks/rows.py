@@ -86,6 +86,7 @@ def _put_rows(command: c.PutRows) -> c.PutRows:
         rows_of(command.weights, count, name, "weights"),
         rows_of(command.state, count, name, "state"),
         added_t(command.add_t, name),
+        flag(command.moved, "moved"),
     )
 
 

@@ -17,7 +17,6 @@ from embstore.errors import (
     SessionExpiredError,
 )
 from embstore.results import Acknowledged, TableDescription
-from embstore.storage import shard as shards
 from embstore.storage.labels import check_loses_none
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState, check_writer
@@ -266,6 +265,8 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
 def _check_restore(engine: "Engine", label: str) -> None:
     """Refuse a checkpoint that cannot be gone back to."""
     checkpoint = engine.storage.kept(label)
+    if engine.shard is not None:
+        engine.shard.check_label(checkpoint)
     check_loses_none(engine.storage.catalogue.checkpoints, checkpoint)
     engine.tables.check_room_for(checkpoint)
 
@@ -284,20 +285,6 @@ def promote(engine: "Engine", command: c.Promote, _: None) -> None:
     """A leader stays the leader; a server promotes its standby before the command gets here."""
     if engine.standing.replaced_by:
         raise PermissionDeniedError(engine.standing.refusal)
-
-
-def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
-    """Take the next map, once it is on the disk."""
-    with engine.tables.reading():
-        if engine.shard is None:
-            raise InvalidArgumentError(
-                "this store is no shard of a cluster, and has no map: serve it with --shard-map "
-                "and --shard"
-            )
-        engine.storage.check_usable(write=True)
-        place = engine.shard.with_map(command.shard_map)
-        shards.write(engine.storage.files, place)
-        engine.shard = place
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
@@ -326,6 +313,5 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.Backup: backup,
     c.Restore: restore,
     c.Promote: promote,
-    c.SetShardMap: set_shard_map,
     c.ClearCounts: clear_counts,
 }

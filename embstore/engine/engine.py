@@ -10,9 +10,10 @@ ranks or for the steps before; `begin` then returns a handle to poll, for a serv
 thread while it waits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -24,7 +25,7 @@ from embstore.commands import Command, Effect, Progress
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.durability import Durability
-from embstore.engine import admin, rows
+from embstore.engine import admin, rows, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
@@ -53,6 +54,7 @@ R = TypeVar("R")
 HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     **admin.HANDLERS,
     **rows.HANDLERS,
+    **sharding.HANDLERS,
     # Scans
     c.OpenScan: lambda engine, command, progress: engine.scans.open(command, progress),
     c.ReadScan: lambda engine, command, out: engine.scans.read(command, out),
@@ -142,7 +144,8 @@ class Engine:
         self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
-        """Which shard of a cluster the store is; replaced whole. None: it is none."""
+        """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
+        none."""
         self._is_abandoned = False
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
@@ -190,6 +193,7 @@ class Engine:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
+        map_version: int = 0,
     ) -> R:
         """Execute a command and return its result; see `embstore.commands.Executor`.
 
@@ -202,7 +206,7 @@ class Engine:
         try:
             if isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep):
                 self.sessions.wait_for_turn(checked(command), timeout_s)
-            result = self.begin(command, out=out, progress=progress)
+            result = self.begin(command, out=out, progress=progress, map_version=map_version)
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
@@ -234,6 +238,7 @@ class Engine:
         out: Any = None,
         progress: Progress | None = None,
         origin: Any = None,
+        map_version: int = 0,
     ) -> Any | StepOutcome | StepLookup:
         """Execute a command; of one that waits for ranks or steps, return what to wait for.
 
@@ -245,6 +250,12 @@ class Engine:
         self.standing.check(command)
         if self.tables.splitting.is_due:
             self._go_on_splitting()
+        if map_version:
+            work = partial(self._begun, command, into, origin)
+            return sharding.by_map(self, command, map_version, work)
+        return self._begun(command, into, origin)
+
+    def _begun(self, command: Command[Any], into: Any, origin: Any) -> Any:
         if origin is None or self.log is None:
             return self.execute_here(command, into)
         with self.tables.frame.having(origin):
@@ -253,10 +264,12 @@ class Engine:
             return result
 
     def look_up_resident(
-        self, commands: Sequence[c.Lookup], outs: Sequence[Any]
+        self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
         """Do what `begin` does of each of some lookups with one `admit`, as one, if every row is in
-        the cache; else return None: it would take longer."""
+        the cache; else return None: it would take longer. Nobody else has the engine."""
+        for version in map_versions:
+            sharding.check_version(self, version)
         for command in commands:
             self.standing.check(command)
         return rows.lookup_resident(self, list(map(checked, commands)), outs)

@@ -16,6 +16,7 @@ from embstore import commands as c
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, as_out, refusal
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.device.base import Gradients
+from embstore.engine.sharding import check_moved
 from embstore.errors import InvalidArgumentError
 from embstore.lookahead.handles import Allocate
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
@@ -226,12 +227,15 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
 
 def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdate:
     """Set weights and state of one table's rows."""
-    with engine.tables.writing(command):
+    moved, command = command.moved, replace(command, moved=False)  # that is not logged
+    with engine.tables.writing(command, even_paused=moved):
         _check_bytes(engine, command)
         table = engine.tables.find(command.keys.table, command.keys.table_id)
         keys = keys_of(table, command.keys.keys)
+        if moved:
+            check_moved(engine, table, keys)
         put = _put_of(table, keys, command.weights, command.state, command.add_t)
-        writes.put_rows([put])
+        writes.put_rows([put], table.writer if moved else "")
         return _acknowledged(engine, [put.share])
 
 

@@ -18,14 +18,16 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore import commands as c
-from embstore.arrays import KEY_MASK, Rows
+from embstore.arrays import KEY_MASK, Keys, Rows
 from embstore.commands import Progress
 from embstore.config import TableConfig
 from embstore.engine.commits import OwnCommits
@@ -71,6 +73,9 @@ class Scans:
         self._commits = commits
         self._lock = threading.Lock()
         self._open: dict[str, _Scan] = {}
+        self.owns: Callable[[int, Keys], NDArray[np.bool_]] | None = None
+        """Of a shard: which keys of a table, by its seed, are of its partitions. Others have rows
+        here that were moved away, or are arriving; a scan leaves them out."""
         self._openings = 0  # so far; each has its number as of its snapshot
         self._ended_at = 0  # what was taken up to this opening has ended
 
@@ -142,7 +147,8 @@ class Scans:
                 )
         described = TableDescription(entry.config(), table_id, entry.t)
         facts = ScanFacts(described, state.command, 0, since.command, since_t)
-        return facts, storage.snapshot(table_id, state.commit, since.commit)
+        wanted = None if self.owns is None else partial(self.owns, described.config.seed)
+        return facts, storage.snapshot(table_id, state.commit, since.commit, wanted)
 
     def read(self, command: c.ReadScan, out: Out | None = None) -> ScannedRows:
         """Return a page of a scan.

@@ -7,14 +7,31 @@ as a shard of another number or cluster, not as a store of its own, not with a m
 than one that it has had. Nor does a store that has had commands of its own become a shard: its rows
 are not those of a shard's partitions.
 
+**Paused writes.** A map that gives partitions to other shards is taken by all shards or by none, at
+one boundary: whoever moves them has every shard pause its writes first, and then decides.
+So a pause outlives the process, like what a database has prepared: a shard that is started again
+takes no writes until it is told what was decided, by a release or by a newer map. Only a shard
+whose writes are paused takes a map that moves partitions: its rows have been copied.
+
 SHARD is replaced whole, and durable before anybody is told: a shard that has acknowledged a map
 still has it after a crash. A store that is no shard has no such file.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from embstore.errors import CorruptTableError, InvalidArgumentError
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic import partitions
+from embstore.arrays import Keys
+from embstore.errors import (
+    CheckpointNotFoundError,
+    CorruptTableError,
+    InvalidArgumentError,
+    WritesPausedError,
+)
+from embstore.results import Checkpoint
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 
@@ -32,6 +49,12 @@ class ShardPlace:
 
     shard: int
     shard_map: ShardMap
+    paused_by: str = ""
+    """Who has paused its writes since it has had this map; "": nobody."""
+    since: int = 0
+    """The first version by which commands were split as by this map; 0: this one."""
+    moved_commit: int = 0
+    """The last commit before partitions were moved: labels up to there are of another map."""
 
     def __post_init__(self) -> None:
         count = len(self.shard_map.shards)
@@ -51,13 +74,57 @@ class ShardPlace:
         """How many partitions of each table the shard has."""
         return self.shard_map.owners.count(self.shard)
 
-    def with_map(self, shard_map: ShardMap) -> "ShardPlace":
-        """Return the place with the next map.
+    def owns(self, seed: int, keys: Keys) -> NDArray[np.bool_]:
+        """Tell which keys of a table are of the shard's partitions."""
+        owners = np.array(self.shard_map.owners, np.int32)
+        mine: NDArray[np.bool_] = (owners == self.shard)[partitions(seed, keys)]
+        return mine
+
+    @property
+    def refusal(self) -> str:
+        """Why it takes no writes; "": it does."""
+        if not self.paused_by:
+            return ""
+        who = self.paused_by
+        return f"{self.name} takes no writes now: {who} has paused them; send the call again"
+
+    def paused(self, by: str) -> "ShardPlace":
+        """Return the place with its writes paused.
+
+        Raises
+        ------
+        WritesPausedError : somebody else has paused them.
+        """
+        if self.paused_by not in ("", by):
+            raise WritesPausedError(self.refusal)
+        return replace(self, paused_by=by)
+
+    def resumed(self, by: str) -> "ShardPlace":
+        """Return the place that takes writes, if `by` has paused them; "": whoever has."""
+        return replace(self, paused_by="") if by in ("", self.paused_by) else self
+
+    def check_label(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointNotFoundError, if partitions were moved since a checkpoint was kept."""
+        if checkpoint.state.commit <= self.moved_commit:
+            raise CheckpointNotFoundError(
+                f"{self.name}: checkpoint {checkpoint.label!r} was kept before partitions were "
+                "moved, and has rows of partitions that are elsewhere now: restore one that was "
+                "kept after that"
+            )
+
+    def is_split_as(self, version: int) -> bool:
+        """Tell whether a command that was split by the map of a version is split as by this one."""
+        return (self.since or self.shard_map.version) <= version <= self.shard_map.version
+
+    def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":
+        """Return the place with the next map, where writes are taken. `commit` is the last one of
+        the store.
 
         Raises
         ------
         InvalidArgumentError : it is another cluster's, is not newer, gives this shard's address
-            another number, or a partition another shard: its rows would be taken for unwritten.
+            another number, or a partition another shard while writes are not paused: its rows would
+            be taken for unwritten.
         """
         own = self.shard_map
         if shard_map.cluster != own.cluster:
@@ -70,11 +137,20 @@ class ShardPlace:
                 f"{self.name} has version {own.version} of the map: expected a higher version, "
                 f"found {shard_map.version}"
             )
-        place = ShardPlace(self.shard, shard_map)
-        if shard_map.owners != own.owners:
+        moves = shard_map.owners != own.owners
+        is_same = not moves and len(shard_map.shards) == len(own.shards)
+        since = self.since or own.version
+        place = ShardPlace(
+            self.shard,
+            shard_map,
+            since=since if is_same else shard_map.version,
+            moved_commit=commit if moves else self.moved_commit,
+        )
+        if not is_same and self.partitions and not self.paused_by:
             raise InvalidArgumentError(
-                f"{self.name}: expected a map that leaves every partition where it is, as their "
-                "rows cannot be moved yet; only addresses may change"
+                f"{self.name}: expected a map that leaves every partition where it is, and has as "
+                "many shards, as its writes are not paused; only addresses may change. Partitions "
+                "are moved by embstore cluster grow and drain"
             )
         address = own.shards[self.shard]
         if address in shard_map.shards and shard_map.shards.index(address) != self.shard:
@@ -97,8 +173,10 @@ def decode(content: bytes, path: str) -> ShardPlace:
     """
     try:
         fields = json.loads(content)
-        return ShardPlace(fields["shard"], ShardMap.from_json(json.dumps(fields["shard_map"])))
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        shard_map = ShardMap.from_json(json.dumps(fields["shard_map"]))
+        numbers = [int(fields.get(name, 0)) for name in ("since", "moved_commit")]
+        return ShardPlace(fields["shard"], shard_map, str(fields.get("paused_by", "")), *numbers)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CorruptTableError(f"{path}: unreadable") from exc
 
 
@@ -112,12 +190,15 @@ def write(files: Files, place: ShardPlace) -> None:
     files.replace(PATH, encode(place))
 
 
-def take(files: Files, given: ShardPlace | None, *, is_used: bool) -> ShardPlace | None:
+def take(
+    files: Files, given: ShardPlace | None, *, is_used: bool, commit: int
+) -> ShardPlace | None:
     """Return the place of a directory that is opened as a shard, or, with None, as none; note it.
 
     Parameters
     ----------
     is_used : the store has had commands
+    commit : the last one of the store
 
     Raises
     ------
@@ -145,6 +226,9 @@ def take(files: Files, given: ShardPlace | None, *, is_used: bool) -> ShardPlace
     seen, found = noted.shard_map, given.shard_map
     if found == seen:
         return noted
+    if not noted.partitions and not given.partitions:  # it has nothing that counts
+        write(files, given)
+        return given
     if found.version < seen.version:
         raise InvalidArgumentError(
             f"{noted.name} has had version {seen.version} of the map: expected that or a higher "
@@ -157,6 +241,6 @@ def take(files: Files, given: ShardPlace | None, *, is_used: bool) -> ShardPlace
             "a mistake; take the map that the other shards have, or that of "
             f"{files.path(PATH)}"
         )
-    place = noted.with_map(found)
+    place = noted.with_map(found, commit)
     write(files, place)
     return place

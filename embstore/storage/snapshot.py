@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.storage.copying import Stored, cuts_of, group_counts, newest, rows_between
 from embstore.storage.key_index import GROUP_BITS
 from embstore.storage.run import Run
@@ -37,6 +38,7 @@ class Snapshot:
     ----------
     commit : rows as of this one, which is the head's or that of a kept checkpoint
     since : of those, the ones that were logged after this one, which is likewise; 0: all
+    wanted : says which of some keys are of the snapshot; None: all
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Snapshot:
         segments: Sequence[Segment],
         commit: int,
         since: int = 0,
+        wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
     ) -> None:
+        self._wanted = wanted
         self._low, self._high = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
         self._runs = [run for run in runs if since < run[0].entry.commit <= commit]
         self._segments = [s for s in segments if since < s.commit <= commit]
@@ -105,7 +109,10 @@ class Snapshot:
             begin, end = np.searchsorted(self._log.keys, [low, high])
             parts.append(self._log.at(slice(begin, end)))
         parts = [part for part in parts if len(part.keys)] or parts[:1]
-        return newest(parts) if parts else Stored.none()
+        if not parts:
+            return Stored.none()
+        found = newest(parts)
+        return found if self._wanted is None else found.at(self._wanted(found.keys & KEY_MASK))
 
     def _logged(self, segment: Segment) -> Stored:
         """Return the records of the table in a segment, oldest first."""

@@ -11,12 +11,15 @@ whole; so the store opens at its last commit after a crash at any instant, witho
 contents.py says what happens when the disk fails.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
-from embstore.arrays import KEY_BITS
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, Keys
 from embstore.config import Limits
 from embstore.errors import (
     CheckpointExistsError,
@@ -232,10 +235,16 @@ class Storage:
         self.merges.look_again()
         self.merges.poll()
 
-    def snapshot(self, table_id: int, commit: int, since: int = 0) -> Snapshot:
+    def snapshot(
+        self,
+        table_id: int,
+        commit: int,
+        since: int = 0,
+        wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
+    ) -> Snapshot:
         """Return the rows that a table had at a kept commit, or the head's, of those that were
-        logged after another one."""
-        return Snapshot(table_id, self.base.runs, self.log.segments, commit, since)
+        logged after another one, and that are wanted."""
+        return Snapshot(table_id, self.base.runs, self.log.segments, commit, since, wanted)
 
     def restore(self, label: str, command: int) -> State:
         """Make a kept checkpoint the head again; what is newer is gone, under a new epoch."""

@@ -21,6 +21,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
@@ -33,6 +34,7 @@ from embstore.errors import (
     InvalidArgumentError,
     StorageError,
     StoreClosedError,
+    WritesPausedError,
 )
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
@@ -43,6 +45,22 @@ LATER: Any = object()
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less cache_bytes"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Writes that are paused for a while."""
+
+    by: str
+    why: str
+    """What a command that writes is refused with."""
+    until: float
+    """By the monotonic clock."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether they still are."""
+        return monotonic() < self.until
 
 
 class Frame:
@@ -59,6 +77,14 @@ class Frame:
         """Whether what is acknowledged survives a crash without a commit."""
         self.wrote: Callable[[], None] = lambda: None
         """Called at the end of each command that writes."""
+        self.paused = ""
+        """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
+        Set inside a call."""
+        self.lease: Lease | None = None
+        """For how long none is taken, whatever `paused` says. Set inside a call."""
+        self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
+        """Of a command that writes, by the place that a step of a session comes to: whether it is
+        taken all the same."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -72,7 +98,11 @@ class Frame:
         return self._call()
 
     def writing(
-        self, command: Command[Any] | None, place: SessionPlace | None = None
+        self,
+        command: Command[Any] | None,
+        place: SessionPlace | None = None,
+        *,
+        even_paused: bool = False,
     ) -> AbstractContextManager[None]:
         """Run a command that writes, counted and logged if it does not raise; not in a read-only
         store.
@@ -80,8 +110,11 @@ class Frame:
         command : what does the same to an open store; None: no row or table changes; LATER: what
             `logs` is told inside
         place : where a session is afterwards
+        even_paused : also while writes are paused
+
+        Raises WritesPausedError: they are.
         """
-        return self._call((command, place))
+        return self._call((command, place), even_paused=even_paused)
 
     def logs(self, command: Command[Any]) -> None:
         """Have a command, whose arrays nobody else has, logged for the running call, before it
@@ -116,9 +149,12 @@ class Frame:
 
     @contextmanager
     def _call(
-        self, written: tuple[Command[Any] | None, SessionPlace | None] | None = None
+        self,
+        written: tuple[Command[Any] | None, SessionPlace | None] | None = None,
+        *,
+        even_paused: bool = False,
     ) -> Iterator[None]:
-        with self._turn():
+        with self.turn():
             self._begin()
             try:
                 self.storage.check_usable(write=written is not None)
@@ -126,6 +162,8 @@ class Frame:
                 if written is None:
                     yield
                 else:
+                    if not even_paused and self.is_paused and not self.may_pass(written[1]):
+                        self.check_paused()
                     self._begin_writing(*written)
                     yield
                     self.storage.begin_change()
@@ -145,8 +183,9 @@ class Frame:
                     self.close(self._close)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait for the lock, seen by work that lets calls go first."""
+    def turn(self) -> Iterator[None]:
+        """Have the engine for what goes together. Waits for the lock, seen by work that lets calls
+        go first."""
         self._check_process()
         token = object()
         self._waiting.add(token)
@@ -156,6 +195,22 @@ class Frame:
                 yield
         finally:
             self._waiting.discard(token)
+
+    def pause(self, why: str) -> None:
+        """Take no commands that write; "": take them again. Inside a call, or before the first."""
+        self.paused, self.may_pass = why, _nothing
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing may be written."""
+        return bool(self.paused) or (self.lease is not None and self.lease.is_live)
+
+    def check_paused(self) -> None:
+        """Raise WritesPausedError while nothing may be written."""
+        if self.paused:
+            raise WritesPausedError(self.paused)
+        if self.lease is not None and self.lease.is_live:
+            raise WritesPausedError(self.lease.why)
 
     def _begin_writing(self, command: Command[Any] | None, place: SessionPlace | None) -> None:
         """Make sure that a command can be logged."""
@@ -200,7 +255,7 @@ class Frame:
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:
         """Have the engine for a command and the answer that is kept of it: no commit in between."""
-        with self._turn():
+        with self.turn():
             if self.log is not None:
                 self.log.origin = origin
             try:
@@ -247,6 +302,11 @@ class Frame:
                 return
             self.is_closed = True
             last()
+
+
+def _nothing(place: SessionPlace | None) -> bool:
+    """Let no command pass."""
+    return False
 
 
 def _is_lack(exc: BaseException) -> bool:

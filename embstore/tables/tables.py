@@ -225,7 +225,9 @@ class Tables:
         self._place_ages.drop(session)
 
     def check_can_forget(self) -> None:
-        """Raise CapacityError where there is no room to log that a place is forgotten."""
+        """Raise CapacityError where there is no room to log that a place is forgotten, and
+        WritesPausedError while nothing may be written."""
+        self.frame.check_paused()
         if self.frame.log is not None:
             self.frame.log.reserve_forgotten()
 

@@ -1,8 +1,22 @@
-"""What travels with a command that writes: who sent it, so that it is applied once."""
+"""What travels with a command: of one that writes who sent it, so that it is applied once; of one
+to a shard by which map it was split."""
 
 from dataclasses import dataclass
 
 CLIENT_ID_CHARACTERS_MAX = 64
+MAP_METADATA = "embstore-map"
+"""The metadata with the version of the map by which a call was split."""
+_DIGITS_MAX, _NO_MAP = 19, 1 << 63
+
+
+def map_version(text: str | bytes) -> int:
+    """Return the version that metadata has: 0 for none; of no number one that no map has."""
+    if not text:
+        return 0
+    is_number = isinstance(text, str) and text.isascii() and text.isdecimal()
+    if not is_number or len(text) > _DIGITS_MAX:
+        return _NO_MAP
+    return int(text)
 
 
 @dataclass(frozen=True)

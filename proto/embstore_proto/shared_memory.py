@@ -15,6 +15,7 @@ it is, is said on the socket, of which each side reads a byte once.
     ERROR      server    the error's class and text; the call has ended
     DEVICE_AREA, ON_DEVICE    of arrays in a GPU's memory: see device_area.py
     TRACE      client    the trace that the next CALL belongs to; nothing, of most calls
+    MAP        client    the version of the map by which the next CALL was split; of shards only
 
 A payload in the area is named by its offset and size. Where a payload of the server lies in a new
 area, an AREA comes before it. A client that does not want an answer any more ends its connection;
@@ -40,6 +41,7 @@ HEAD_BYTES = _HEAD.size
 _CALL = struct.Struct("<dIQQ")
 _ANSWER = struct.Struct("<IQQ")
 _AREA = struct.Struct("<Q")
+_MAP = struct.Struct("<Q")
 
 _INLINE = (1 << 64) - 1
 """No offset: the payload follows its header."""
@@ -58,6 +60,7 @@ class Kind(IntEnum):
     DEVICE_AREA = 8
     ON_DEVICE = 9
     TRACE = 10
+    MAP = 11
 
 
 class Call(NamedTuple):
@@ -147,6 +150,18 @@ def trace(traceparent: str) -> bytes:
 def trace_of(body: bytes) -> str:
     """Return the trace that a client names."""
     return body.decode("ascii", "replace")
+
+
+def map_version(version: int) -> bytes:
+    """Return what names the map by which the next call was split."""
+    return frame_of(Kind.MAP, _MAP.pack(version))
+
+
+def map_version_of(body: bytes) -> int:
+    """Return the version that a client names."""
+    check(len(body) == _MAP.size)
+    (version,) = _MAP.unpack(body)
+    return int(version)
 
 
 def call(

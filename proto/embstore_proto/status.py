@@ -55,6 +55,8 @@ ANSWERS: dict[type[EmbstoreError], Answer] = {
     errors.RankFailedError: Answer(StatusCode.ABORTED, 409, 1),
     errors.ReplicaMismatchError: Answer(StatusCode.ABORTED, 409, 1),
     errors.StoreInUseError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
+    errors.WritesPausedError: Answer(StatusCode.ABORTED, 409, 4),
+    errors.MovedError: Answer(StatusCode.FAILED_PRECONDITION, 409, 4),
     errors.DeadlineError: Answer(StatusCode.DEADLINE_EXCEEDED, 504, 4),
     errors.OutcomeUnknownError: Answer(StatusCode.UNKNOWN, 500, 4),
     errors.CapacityError: Answer(StatusCode.RESOURCE_EXHAUSTED, 507, 1),

@@ -6,38 +6,44 @@
         ...
     embstore_cluster.stop(data="/data/ads")
 
-Or on the command line: `embstore cluster start|status|stop`.
+Or on the command line: `embstore cluster start|status|grow|drain|stop`.
 
     plan          what a cluster is: the map, who runs where, with which flags; a value
     coordinator   the actor that has the plan, in a file of its own
     shard         the actor of a shard, which keeps its server running
     process       the server's process: `embstore serve`, ended with its actor
+    going_back    all shards to one checkpoint, where one has lost commands
     local         Ray on this machine, started where none runs
     placing       on which nodes, and at which ports
+    looking       what shards say of themselves
     clusters      start, status, stop
+    growing       grow, drain
+    changing      what the coordinator does for that
 
 **What dies, and what brings it back.** A shard's server that ends by itself is started again by its
 actor. An actor that ends is started again by Ray, and its server has ended with it. The coordinator
 is an actor like any other, and reads its file again. Addresses are in the map, and the same each
-time; what was acknowledged is in the shards' command logs, because a shard that lost commands which
-the others have would be a store of another time: durability is "commands", and there is no choice.
+time; what was acknowledged is in the shards' command logs, or, with a weaker durability, in a
+checkpoint of the cluster: a shard that lost commands which the others have would be a store of
+another time, so the others lose them, too.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from embstore_cluster.clusters import Cluster, start, status, stop
+    from embstore_cluster.growing import drain, grow
 
-__all__ = ["Cluster", "start", "status", "stop"]
+__all__ = ["Cluster", "drain", "grow", "start", "status", "stop"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from embstore_cluster import clusters
+        from embstore_cluster import clusters, growing
 
-        return getattr(clusters, name)
+        return getattr(growing if name in ("drain", "grow") else clusters, name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -6,21 +6,23 @@ resources are the new ones.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import ray
 
-from embstore.errors import EmbstoreError, InvalidArgumentError, StoreClosedError
+from embstore.checks.arguments import one_of
+from embstore.durability import LEVELS, Durability
+from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 from embstore.storage.shard import read
-from embstore_client.connecting import connect_one
 from embstore_cluster import local
 from embstore_cluster.coordinator import Coordinator, kept_plan
+from embstore_cluster.looking import NOTHING, look, skew
 from embstore_cluster.placing import addresses, at_node, nodes_for
 from embstore_cluster.plan import NAMESPACE, Plan, Resources, coordinator_of
 from embstore_cluster.shard import Shard
@@ -35,6 +37,15 @@ _CONCURRENCY = 8
 """Calls of a shard's actor side by side: some wait."""
 
 
+LASTING: dict[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "max_restarts": -1,
+    "max_task_retries": -1,
+}
+"""Of the actors of a cluster: Ray starts them again, whoever began them has ended."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A cluster that runs."""
@@ -42,6 +53,8 @@ class Cluster:
     name: str
     data: str
     shard_map: ShardMap
+    admins: tuple[str, ...]
+    """The address of each shard's REST."""
 
     @property
     def address(self) -> str:
@@ -57,6 +70,7 @@ def start(
     cache_bytes: int = CACHE_BYTES,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
+    durability: Durability = "commands",
     flags: Sequence[str] = (),
     address: str | None = None,
     timeout_s: float = READY_TIMEOUT_S,
@@ -71,6 +85,8 @@ def start(
     name : by which its actors are found; clusters on one Ray have different ones
     cache_bytes : of each shard
     num_cpus, num_gpus : what Ray keeps for each shard
+    durability : of every shard. With less than "commands", where a shard that dies has lost any,
+        the cluster goes back to its last checkpoint (`going_back`)
     flags : more of `embstore serve`, for every shard
     address : of Ray; None: that of the job, of RAY_ADDRESS or of this machine, else one is started
 
@@ -80,6 +96,7 @@ def start(
     CapacityError : Ray has no room.
     StoreClosedError : a shard did not get ready: what it said; nothing is left running.
     """
+    one_of(durability, "durability", LEVELS)
     path = Path(data).absolute()
     kept = kept_plan(str(path))
     known = kept.shard_map if kept is not None else _restored_map(path)
@@ -105,6 +122,7 @@ def start(
         resources=resources,
         flags=("--cache-bytes", str(cache_bytes), *flags),
         life=uuid4().hex,
+        durability=durability,
     )
     try:
         _begin(plan, timeout_s)
@@ -112,7 +130,7 @@ def start(
         _end(plan, STOP_TIMEOUT_S)
         local.end(path)
         raise
-    return Cluster(name, str(path), plan.shard_map)
+    return Cluster(name, str(path), plan.shard_map, plan.admins)
 
 
 def _restored_map(path: Path) -> ShardMap | None:
@@ -133,33 +151,38 @@ def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap
 
 
 def _begin(plan: Plan, timeout_s: float) -> None:
-    lasting: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "max_restarts": -1,
-        "max_task_retries": -1,
-    }
     here = at_node(ray.util.get_node_ip_address())
     coordinator = (
         ray.remote(Coordinator)
-        .options(name=plan.coordinator, num_cpus=0, resources=here, **lasting)
+        .options(name=plan.coordinator, num_cpus=0, resources=here, **LASTING)
         .remote(plan)
     )
     ray.get(coordinator.plan.remote(), timeout=timeout_s)
-    actors = [
-        ray.remote(Shard)
-        .options(
-            name=plan.actor(shard),
-            max_concurrency=_CONCURRENCY,
-            resources=at_node(node),
-            **plan.resources.options(),
-            **lasting,
+    started(plan, range(len(plan.nodes)), timeout_s)
+
+
+def started(plan: Plan, numbers: Iterable[int], timeout_s: float) -> None:
+    """Start the actors of some shards, and return when each is ready.
+
+    Raises
+    ------
+    StoreClosedError : one did not get ready.
+    """
+    calls = {}
+    for shard in numbers:
+        actor = _actor(plan.actor(shard)) or (
+            ray.remote(Shard)
+            .options(
+                name=plan.actor(shard),
+                max_concurrency=_CONCURRENCY,
+                resources=at_node(plan.nodes[shard]),
+                **plan.resources.options(),
+                **LASTING,
+            )
+            .remote(plan.name, shard)
         )
-        .remote(plan.name, shard)
-        for shard, node in enumerate(plan.nodes)
-    ]
-    calls = [actor.wait_ready.remote(timeout_s) for actor in actors]
-    for shard, state in enumerate(ray.get(calls, timeout=timeout_s)):
+        calls[shard] = actor.wait_ready.remote(timeout_s)
+    for shard, state in zip(calls, ray.get(list(calls.values()), timeout=timeout_s), strict=True):
         if not state["ready"]:
             raise StoreClosedError(
                 f"shard {shard} of cluster {plan.name!r} did not get ready"
@@ -176,36 +199,41 @@ def status(
 ) -> dict[str, Any]:
     """Return who has what, of a cluster that runs.
 
-    `connecting` is as of `embstore_client.connect`, for what a shard says of itself: `tables`,
-    `rows_resident`, `bytes` on its disk, `command`; None: it did not answer.
+    `connecting` is as of `embstore_client.connect`, for what a shard says of itself: see `looking`.
 
     Raises
     ------
     StoreClosedError : no cluster of that name runs.
     """
-    plan, coordinator = _running(Path(data).absolute(), name, address)
+    plan, coordinator = running(Path(data).absolute(), name, address)
     starts = ray.get(coordinator.starts.remote(), timeout=_CALL_TIMEOUT_S)
-    owners = plan.shard_map.owners
-    found = []
-    for shard, listen in enumerate(plan.shard_map.shards):
-        state = _state(plan, shard)
-        found.append(
-            {
-                "shard": shard,
-                "address": listen,
-                "admin": plan.admins[shard],
-                "node": plan.nodes[shard],
-                "partitions": owners.count(shard),
-                "restarts": max(starts[shard] - 1, 0),
-                **state,
-                **_contents(listen, connecting if state["ready"] else None),
-            }
-        )
+    owners, listens = plan.shard_map.owners, plan.shard_map.shards
+    states = [_state(plan, shard) for shard in range(len(listens))]
+    asked = {n: listens[n] for n, state in enumerate(states) if state["ready"]}
+    seen = look(asked, connecting)
+    found = [
+        {
+            "shard": shard,
+            "address": listen,
+            "admin": plan.admins[shard],
+            "node": plan.nodes[shard],
+            "partitions": owners.count(shard),
+            "restarts": max(starts[shard] - 1, 0),
+            **states[shard],
+            **seen.get(shard, NOTHING),
+        }
+        for shard, listen in enumerate(listens)
+    ]
+    is_changing, progress = ray.get(coordinator.progress.remote(), timeout=_CALL_TIMEOUT_S)
     return {
         "name": plan.name,
+        "change": {"is_running": is_changing, **asdict(progress)},
         "cluster": plan.shard_map.cluster,
         "map_version": plan.shard_map.version,
         "data": plan.data,
+        "durability": plan.durability,
+        "went_back": {"times": plan.back.number, "label": plan.back.label or None},
+        "skew": skew(found),
         "shards": found,
     }
 
@@ -220,24 +248,6 @@ def _state(plan: Plan, shard: int) -> dict[str, Any]:
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
         return away
     return state
-
-
-def _contents(address: str, connecting: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a shard says that it has; None: it is not asked."""
-    if connecting is None:
-        return dict.fromkeys(("command", "tables", "rows_resident", "bytes"))
-    try:
-        with connect_one(address, wait=False, **connecting) as store:
-            stats = store.stats()
-    except EmbstoreError as exc:
-        return {**_contents(address, None), "error": str(exc)}
-    storage, tables = stats["storage"], stats["tables"]
-    return {
-        "command": stats["command"],
-        "tables": len(tables),
-        "rows_resident": sum(table["resident_rows"] for table in tables.values()),
-        "bytes": storage["log_bytes"] + storage["base_bytes"],
-    }
 
 
 def stop(
@@ -256,8 +266,9 @@ def stop(
         have, and its commands are in its log.
     """
     path = Path(data).absolute()
-    plan, _ = _running(path, name, address)
-    problems = _end(plan, timeout_s)
+    plan, coordinator = running(path, name, address)
+    joining = ray.get(coordinator.joining.remote(None), timeout=_CALL_TIMEOUT_S)
+    problems = _end(joining or plan, timeout_s)
     local.end(path)
     if problems:
         raise StoreClosedError("\n".join(problems))
@@ -265,25 +276,31 @@ def stop(
 
 def _end(plan: Plan, timeout_s: float) -> list[str]:
     """End the actors, shards first; return what went wrong."""
-    actors = {shard: _actor(plan.actor(shard)) for shard in range(len(plan.nodes))}
-    there = {shard: actor for shard, actor in actors.items() if actor is not None}
-    calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}
-    problems = []
-    for shard, call in calls.items():
-        try:
-            ended = ray.get(call, timeout=timeout_s)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as exc:
-            ended = str(exc)
-        if ended != 0:
-            problems.append(f"shard {shard} of cluster {plan.name!r} ended with {ended}")
-        ray.kill(there[shard], no_restart=True)
+    problems = ended(plan, range(len(plan.nodes)), timeout_s)
     coordinator = _actor(plan.coordinator)
     if coordinator is not None:
         ray.kill(coordinator, no_restart=True)
     return problems
 
 
-def _running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
+def ended(plan: Plan, numbers: Iterable[int], timeout_s: float) -> list[str]:
+    """End the actors of some shards; return what went wrong."""
+    actors = {shard: _actor(plan.actor(shard)) for shard in numbers}
+    there = {shard: actor for shard, actor in actors.items() if actor is not None}
+    calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}
+    problems = []
+    for shard, call in calls.items():
+        try:
+            status = ray.get(call, timeout=timeout_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as exc:
+            status = str(exc)
+        if status != 0:
+            problems.append(f"shard {shard} of cluster {plan.name!r} ended with {status}")
+        ray.kill(there[shard], no_restart=True)
+    return problems
+
+
+def running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
     """Return the plan of a cluster that runs, and its coordinator."""
     local.attach(data, address=address, cpus=None)
     coordinator = _actor(coordinator_of(name))

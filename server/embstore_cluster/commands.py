@@ -1,9 +1,10 @@
-"""`embstore cluster start`, `status` and `stop`."""
+"""`embstore cluster start`, `status`, `grow`, `drain` and `stop`."""
 
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
+from embstore.durability import LEVELS, Durability
 from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
@@ -29,6 +30,10 @@ def start(
     cache_bytes: Annotated[str, flag("Cache of each shard.", "BYTES")] = "1GiB",
     cpus: Annotated[float, flag("CPUs that Ray keeps for each shard.", "COUNT", min=0.0)] = 1.0,
     gpus: Annotated[float, flag("GPUs that Ray keeps for each shard.", "COUNT", min=0.0)] = 0.0,
+    durability: Annotated[
+        Durability,
+        flag("What survives the death of a shard: see the guide, Scale out.", "|".join(LEVELS)),
+    ] = "commands",
     config: Annotated[
         Path | None,
         flag("TOML file of settings of every shard; on every node.", "FILE", dir_okay=False),
@@ -53,6 +58,7 @@ def start(
             cache_bytes=budget,
             num_cpus=cpus,
             num_gpus=gpus,
+            durability=durability,
             flags=() if config is None else ("--config", str(config.absolute())),
             address=ray,
         )
@@ -89,6 +95,7 @@ def status(
 
 def _table(found: dict[str, Any]) -> Any:
     columns = ("shard", "address", "ready", "partitions", "tables", "rows in cache", "on disk")
+    rates = ("commands/s", "keys/s")
     rows = [
         (
             str(one["shard"]),
@@ -97,11 +104,89 @@ def _table(found: dict[str, Any]) -> Any:
             f"{one['partitions']:,}",
             *("?" if one[n] is None else f"{one[n]:,}" for n in ("tables", "rows_resident")),
             "?" if one["bytes"] is None else bytes_text(one["bytes"]),
+            *(
+                "?" if one[n] is None else f"{one[n]:,.0f}"
+                for n in ("commands_per_s", "keys_per_s")
+            ),
             str(one["restarts"]),
         )
         for one in found["shards"]
     ]
-    return output.rows((*columns, "restarts"), rows)
+    return output.rows((*columns, *rates, "restarts"), rows)
+
+
+@needing("ray")
+def grow(
+    *,
+    shards: Annotated[int, flag("How many it is to have.", "COUNT", min=1)],
+    data: _Data = _DATA,
+    name: _Name = _NAME,
+    ray: _Ray = None,
+    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have more shards, each with its share of the partitions, while clients read and write.
+
+    What fails half way leaves the partitions where they are; give the command again.
+    """
+    _change("grow", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
+
+
+@needing("ray")
+def drain(
+    *,
+    shards: Annotated[int, flag("How many are to stay.", "COUNT", min=1)],
+    data: _Data = _DATA,
+    name: _Name = _NAME,
+    ray: _Ray = None,
+    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have fewer shards: the last ones give their partitions to the others, and end.
+
+    What fails half way leaves the partitions where they are; give the command again.
+    """
+    _change("drain", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
+
+
+def _change(
+    verb: str,
+    shards: int,
+    data: Path,
+    name: str,
+    ray: str | None,
+    tls_ca: Path | None,
+    token_file: Path | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with output.progress_of("rows copied") as progress:
+        from embstore_cluster import growing
+
+        work = growing.grow if verb == "grow" else growing.drain
+        token = None if token_file is None else token_file.read_text().strip()
+        cluster = work(
+            shards=shards,
+            data=data,
+            name=name,
+            address=ray,
+            report=lambda found: progress(found.rows, 0),
+            tls_ca=None if tls_ca is None else str(tls_ca.absolute()),
+            token=token,
+            insecure=insecure,
+        )
+    count = len(cluster.shard_map.shards)
+    document = {
+        "name": name,
+        "shards": list(cluster.shard_map.shards),
+        "map_version": cluster.shard_map.version,
+    }
+    output.show(document, f"the cluster has {count} shards", as_json=as_json)
 
 
 @needing("ray")

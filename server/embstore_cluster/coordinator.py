@@ -2,20 +2,29 @@
 
 The file `coordinator.json` is replaced whole, and is on the disk before anybody is told what it
 says, so the coordinator is what the file is: killed at any moment, it comes back with the same
-plan. Shards ask it for the plan each time they start a server. It is asked for nothing else, so
-training goes on while it is away.
+plan. Shards ask it for the plan each time they start a server, and tell it that they have lost
+commands (`going_back`). Training goes on while it is away.
+
+It also has shards join and leave (`changing`), and then is the one who records the map. Shards that
+are to join are in a plan of their own, `joining`, until they have.
 
 Ray has one call after the other executed. A call may come twice, when the actor died in between:
 each leaves the same the second time, but for the count of starts, which is then one too large.
 """
 
 import json
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
-from embstore.errors import CorruptTableError
+from embstore.errors import CorruptTableError, InvalidArgumentError
+from embstore.sharding import ShardMap
 from embstore.storage.files import Files
-from embstore_cluster.plan import Plan
+from embstore_cluster.changing import Change, Progress
+from embstore_cluster.going_back import newest
+from embstore_cluster.plan import NAMESPACE, Back, Plan
 
 PATH = "coordinator.json"
 
@@ -23,19 +32,33 @@ PATH = "coordinator.json"
 def kept_plan(data: str) -> Plan | None:
     """Return the plan that a directory has; None: it has none."""
     found = _read(Files(data))
-    return None if found is None else found[0]
+    return None if found is None else found.plan
 
 
-def _read(files: Files) -> tuple[Plan, list[int]] | None:
+@dataclass
+class _Kept:
+    """What the file has."""
+
+    plan: Plan
+    starts: list[int]
+    joining: Plan | None = None
+    """With shards that are to join; None: none are."""
+    is_changing: bool = False
+    """Writes of shards may be paused."""
+
+
+def _read(files: Files) -> _Kept | None:
     if not files.exists(PATH):
         return None
     place = files.path(PATH)
     try:
         given: Any = json.loads(files.read_all(PATH))
         text, starts = json.dumps(given["plan"]), [int(count) for count in given["starts"]]
+        joining = given.get("joining")
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptTableError(f"{place}: expected the file of a coordinator: {exc}") from None
-    return Plan.from_json(text, place), starts
+    more = None if joining is None else Plan.from_json(json.dumps(joining), place)
+    return _Kept(Plan.from_json(text, place), starts, more, bool(given.get("is_changing")))
 
 
 class Coordinator:
@@ -47,26 +70,121 @@ class Coordinator:
         Path(plan.data).mkdir(parents=True, exist_ok=True)
         self._files = Files(plan.data)
         found = _read(self._files)
-        self._plan, self._starts = plan, [0] * len(plan.shard_map.shards)
-        if found is not None and found[0].life == plan.life:
-            self._plan, self._starts = found
+        self._kept = _Kept(plan, [0] * len(plan.shard_map.shards))
+        self._writing = RLock()
+        self._change = Change(lambda: self._kept.plan.shard_map, self._record, self._ended)
+        if found is not None and found.plan.life == plan.life:
+            self._kept = found
+            if found.is_changing:  # it has died in the middle of that
+                self._change.resolve({})
         else:
             self._write()
 
     def _write(self) -> None:
-        content = {"plan": json.loads(self._plan.to_json()), "starts": self._starts}
+        joining = self._kept.joining
+        content = {
+            "plan": json.loads(self._kept.plan.to_json()),
+            "starts": self._kept.starts,
+            "joining": None if joining is None else json.loads(joining.to_json()),
+            "is_changing": self._kept.is_changing,
+        }
         self._files.replace(PATH, json.dumps(content, indent=1).encode() + b"\n")
+
+    def pid(self) -> int:
+        """Return the process id of the actor, on its node."""
+        return os.getpid()
 
     def plan(self) -> Plan:
         """Return the plan."""
-        return self._plan
+        return self._kept.plan
 
     def starts(self) -> list[int]:
         """Return how often each shard's server was started since the cluster was."""
-        return self._starts
+        return self._kept.starts
 
     def starting(self, shard: int) -> Plan:
-        """Note that a shard starts a server; return the plan."""
-        self._starts[shard] += 1
-        self._write()
-        return self._plan
+        """Note that a shard starts a server; return the plan, of one that is to join the one that
+        has it."""
+        with self._writing:
+            self._kept.starts += [0] * (shard + 1 - len(self._kept.starts))
+            self._kept.starts[shard] += 1
+            self._write()
+            if self._kept.joining is not None and shard >= len(self._kept.plan.shard_map.shards):
+                return self._kept.joining
+            return self._kept.plan
+
+    def lost(self, number: int) -> None:
+        """Have the cluster go back, as a shard has lost commands since it went back for the
+        `number`th time; return when no server of before runs any more.
+
+        Raises
+        ------
+        CheckpointNotFoundError : there is no checkpoint that all shards have.
+        """
+        import ray  # here: the rest does without
+
+        plan = self._kept.plan
+        actors = {
+            shard: ray.get_actor(plan.actor(shard), namespace=NAMESPACE)
+            for shard in range(len(plan.shard_map.shards))
+        }
+        if number == plan.back.number:
+            calls = [a.labels.remote(str(plan.directory(n))) for n, a in actors.items()]
+            label = newest(ray.get(calls))
+            with self._writing:
+                self._kept.plan = plan = replace(plan, back=Back(number + 1, label))
+                self._write()
+        ray.get([a.begin_again.remote(plan.back.number) for a in actors.values()])
+
+    # Growing and shrinking
+
+    def joining(self, plan: Plan | None) -> Plan | None:
+        """Note the plan with shards that are to join, if there is none; return that which there
+        is."""
+        with self._writing:
+            if self._kept.joining is None and plan is not None:
+                self._kept.joining = plan
+                self._write()
+            return self._kept.joining
+
+    def change(self, count: int, connecting: dict[str, Any]) -> None:
+        """Begin to have so many shards; those that are more have been started.
+
+        Raises
+        ------
+        InvalidArgumentError : a change is under way.
+        """
+        if self._change.is_running:
+            raise InvalidArgumentError(
+                "the cluster is being changed, or has just been found again: see embstore cluster "
+                "status, and wait until that is done"
+            )
+        joining = None if self._kept.joining is None else self._kept.joining.shard_map
+        with self._writing:
+            self._kept.is_changing = True
+            self._write()
+        self._change.begin(count, joining, connecting)
+
+    def progress(self) -> tuple[bool, Progress]:
+        """Return whether a change is under way, and how far it is, or why the last has ended."""
+        return self._change.is_running, self._change.progress
+
+    def _record(self, shard_map: ShardMap) -> None:
+        """Record the next map of the cluster. On the thread of a change."""
+        with self._writing:
+            count = len(shard_map.shards)
+            plan = self._kept.plan
+            if count > len(plan.nodes):
+                assert self._kept.joining is not None, "they have been started"
+                plan = self._kept.joining
+            self._kept.plan = replace(
+                plan, shard_map=shard_map, admins=plan.admins[:count], nodes=plan.nodes[:count]
+            )
+            self._kept.joining = None
+            self._write()
+
+    def _ended(self) -> None:
+        """Note that all shards go by the map, and take writes. On the thread of a change."""
+        with self._writing:
+            self._kept.is_changing = False
+            self._write()

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from embstore.durability import Durability
 from embstore.errors import CorruptTableError
 from embstore.sharding import ShardMap
 
@@ -33,6 +34,15 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Back:
+    """To what the shards of a cluster have gone back last (`going_back`)."""
+
+    number: int = 0
+    """How often they have."""
+    label: str = ""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A cluster; of each shard, by number, what the tuples say."""
 
@@ -50,6 +60,10 @@ class Plan:
     """More of `embstore serve`, for every shard."""
     life: str = ""
     """Of one start of the cluster: another one after each."""
+    durability: Durability = "commands"
+    """Of every shard."""
+    back: Back = Back()
+    """To what the shards have gone back last."""
 
     @property
     def coordinator(self) -> str:
@@ -72,7 +86,7 @@ class Plan:
             *("--data", str(self.directory(shard))),
             *("--listen", self.shard_map.shards[shard], "--admin", self.admins[shard]),
             *("--shard-map", str(shard_map), "--shard", str(shard)),
-            *("--durability", "commands", "--log-format", "json"),
+            *("--durability", self.durability, "--log-format", "json"),
         ]
 
     def to_json(self) -> str:
@@ -92,6 +106,7 @@ class Plan:
             given |= {name: tuple(given[name]) for name in ("admins", "nodes", "flags")}
             given["shard_map"] = ShardMap.from_json(json.dumps(given["shard_map"]))
             given["resources"] = Resources(**given["resources"])
+            given["back"] = Back(**given.get("back", {}))
             return cls(**given)
         except (ValueError, TypeError, KeyError) as exc:
             raise CorruptTableError(f"{place}: expected the plan of a cluster: {exc}") from None

@@ -1,15 +1,19 @@
-"""`python -m embstore_cluster.process PARENT serve ...`: a server that ends with its parent.
+"""A server that ends with its parent: `-m embstore_cluster.process PARENT [WORD ...] serve ...`.
 
 A server that outlived its actor would have the directory and the port that the next one needs. The
 system ends it (SIGKILL) with the thread that started it, whatever has ended that: to a store this
 is a crash, which its command log is for. A parent that has gone before the system was asked is seen
 by its process id.
+
+Words before `serve` are of `going_back`: its directory is made ready first.
 """
 
 import ctypes
 import os
 import signal
 import sys
+
+from embstore.errors import EmbstoreError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -20,9 +24,22 @@ def main() -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         return 1
+    at = sys.argv.index("serve")
+    if at > 2 and (status := _prepared(sys.argv[2:at])):
+        return status
     from embstore_server.cli import main as embstore
 
-    return embstore(sys.argv[2:])
+    return embstore(sys.argv[at:])
+
+
+def _prepared(words: list[str]) -> int:
+    from embstore_cluster.going_back import prepare
+
+    try:
+        return prepare(words)
+    except EmbstoreError as exc:
+        sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
+        return 1
 
 
 if __name__ == "__main__":

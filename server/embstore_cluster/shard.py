@@ -8,7 +8,8 @@ and a child of the actor, that ends with it (process.py).
 A server that ends by itself is started again here, at once where it had been ready: that takes the
 time of its start, and not also that of a worker of Ray. One that was not ready, as on a directory
 of another shard, is tried again after a pause that doubles; until then `state` has its last words.
-One whose device failed ends its actor, so that Ray may give it another.
+One whose device failed ends its actor, so that Ray may give it another. One that has lost commands
+ends, and begins again when the cluster has gone back (`going_back`).
 """
 
 import json
@@ -25,11 +26,13 @@ from typing import Any
 import ray
 
 from embstore.storage.files import Files
+from embstore_cluster import going_back
 from embstore_cluster.plan import NAMESPACE, Plan, coordinator_of
 from embstore_server.cli.exits import DEVICE_FAILED
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1.0, 30.0
 _LINES_KEPT = 50
+_PROCESS = sys.executable, "-m", "embstore_cluster.process"
 
 
 class Shard:
@@ -42,6 +45,8 @@ class Shard:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._error = ""
         self._process: subprocess.Popen[str] | None = None
+        self._number = 0  # of the going back by which the process was started
+        self._least = 0  # that a process may be started by
         self._status: int | None = None
         self._thread = Thread(target=self._keep, name="embstore-keep-server", daemon=True)
         self._thread.start()
@@ -71,6 +76,21 @@ class Shard:
         self._thread.join(timeout_s)
         return self._status
 
+    # Going back
+
+    def labels(self, directory: str) -> dict[str, str]:
+        """Return the checkpoints on the shard's disk, as `going_back.labels` does."""
+        return going_back.labels(Path(directory))
+
+    def begin_again(self, number: int) -> None:
+        """End a server that was started before the cluster went back for the `number`th time;
+        return when there is none any more."""
+        with self._changed:
+            self._least = max(self._least, number)
+            if self._process is not None and self._number < number:
+                self._process.kill()
+            self._changed.wait_for(lambda: self._process is None or self._number >= number)
+
     # The server, on a thread of its own: the system ends a child with the thread that began it.
 
     def _keep(self) -> None:
@@ -89,9 +109,11 @@ class Shard:
                     pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
     def _plan(self) -> Plan:
-        coordinator = ray.get_actor(coordinator_of(self._name), namespace=NAMESPACE)
-        plan: Plan = ray.get(coordinator.starting.remote(self._shard))
+        plan: Plan = ray.get(self._coordinator().starting.remote(self._shard))
         return plan
+
+    def _coordinator(self) -> Any:
+        return ray.get_actor(coordinator_of(self._name), namespace=NAMESPACE)
 
     def _serve(self, plan: Plan) -> bool:
         """Run the server to its end; return whether it was ready."""
@@ -102,10 +124,11 @@ class Shard:
         words = plan.words(self._shard, Path(files.path(map_file)))
         own = {name: v for name, v in os.environ.items() if not name.startswith("EMBSTORE_")}
         with self._changed:
-            if self._is_stopping:
-                return False
+            if self._is_stopping or plan.back.number < self._least:
+                return not self._is_stopping
+            self._number = plan.back.number
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "embstore_cluster.process", str(os.getpid()), *words],
+                [*_PROCESS, str(os.getpid()), *going_back.words(plan, self._shard), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -117,9 +140,13 @@ class Shard:
         with self._changed:
             self._process, self._is_ready = None, False
             self._status = status
-            if not self._is_stopping:
+            goes_back = status == going_back.LOST or plan.back.number < self._least
+            if not self._is_stopping and not goes_back:
                 last = "\n".join(self._lines)
                 self._error = f"the server ended with status {status}:\n{last}"
+        if status == going_back.LOST:
+            ray.get(self._coordinator().lost.remote(plan.back.number))
+            return True
         if status == DEVICE_FAILED and not self._is_stopping:
             os._exit(status)
         return was_ready

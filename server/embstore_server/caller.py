@@ -34,6 +34,8 @@ class Caller:
     label: str = ""
     request: str = ""
     traceparent: str = ""
+    map_version: int = 0
+    """Of the map by which its command was split; 0: by none."""
     tables: Sequence[str] = ()
     """Names of the tables that its command names."""
     keys: int = 0

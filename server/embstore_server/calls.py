@@ -292,7 +292,9 @@ class Calls:
         def work(engine: Engine, progress: Progress) -> Framed:
             command = self._arrived(verb, caller, request).command
             service.note(caller, command)
-            execute = partial(Engine.begin, command=command, progress=progress)
+            execute = partial(
+                Engine.begin, command=command, progress=progress, map_version=caller.map_version
+            )
             answered = answering(execute, service.instance)(engine)
             return verb.framed(answered.value, answered.context)
 
@@ -321,7 +323,8 @@ class Calls:
         rows = _Rows(call)
 
         def work(engine: Engine, _: Progress) -> Framed:
-            execute = partial(Engine.begin, command=command, out=rows)
+            version = caller.map_version
+            execute = partial(Engine.begin, command=command, out=rows, map_version=version)
             answered = answering(execute, self._service.instance)(engine)
             return verb.framed(answered.value, answered.context, places=rows.blank)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import DeadlineError, InvalidArgumentError
 from embstore_proto import frame
+from embstore_proto.envelope import MAP_METADATA, map_version
 from embstore_proto.frame import Assembly, Blank, Framed
 from embstore_proto.status import NOT_AGAIN_METADATA
 from embstore_proto.verbs import SERVICE, VERBS, Verb
@@ -136,6 +137,7 @@ class GrpcIncoming:
             _label(self._metadata, "embstore-client"),
             _label(self._metadata, "embstore-request"),
             _label(self._metadata, "traceparent"),
+            map_version(self._metadata.get(MAP_METADATA, "")),
         )
 
     def has_room(self, count: int) -> bool:

@@ -387,7 +387,8 @@ class Service:
         if self.durable is not None and log is not None and not self.durable.has(log.mark):
             return None  # what it reads may have to wait
         began = monotonic()
-        work = answering(lambda e: e.look_up_resident(commands, outs), self.instance)
+        versions = {caller.map_version for caller in callers} - {0}
+        work = answering(lambda e: e.look_up_resident(commands, outs, versions), self.instance)
         answered: Answered | None = self.worker.at_once(work)
         if answered is None or answered.value is None:
             return None
@@ -398,7 +399,7 @@ class Service:
     def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
         """Begin a command, if its caller's share has room."""
         shares.check(caller.principal, command, engine)
-        return engine.begin(command, **how)
+        return engine.begin(command, map_version=caller.map_version, **how)
 
     def reservation(self, caller: Caller) -> Reservation:
         """Give back at the end what a caller reserves inside."""
@@ -414,7 +415,9 @@ class Service:
         """Have a command that takes long executed on a thread of its own."""
 
         def work(engine: Engine, progress: Progress) -> Answered:
-            execute = partial(Engine.begin, command=command, progress=progress)
+            execute = partial(
+                Engine.begin, command=command, progress=progress, map_version=caller.map_version
+            )
             return answering(execute, self.instance)(engine)
 
         answered = await self.run_in_thread(type(command).__name__, work, caller)

@@ -10,6 +10,7 @@ from typing import Any
 
 from embstore.commands import Checkpoint, Command, Effect, EndSession, SetRetention
 from embstore.engine.engine import Engine
+from embstore.engine.sharding import be
 from embstore.errors import InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore.storage import shard as shards
@@ -44,7 +45,8 @@ def take_place(settings: Settings, engine: Engine) -> None:
     Raises InvalidArgumentError: it is something else, or the file of the map is none.
     """
     is_used = engine.tables.frame.command_number > 0
-    engine.shard = shards.take(engine.storage.files, _given(settings), is_used=is_used)
+    commit, files = engine.storage.catalogue.head.commit, engine.storage.files
+    be(engine, shards.take(files, _given(settings), is_used=is_used, commit=commit))
 
 
 def _given(settings: Settings) -> ShardPlace | None:

@@ -27,31 +27,16 @@ ray = pytest.importorskip("ray", reason="needs the extra 'ray': make test-cluste
 from embstore_cluster import clusters  # noqa: E402
 from embstore_cluster.coordinator import kept_plan  # noqa: E402
 from embstore_cluster.plan import NAMESPACE, coordinator_of  # noqa: E402
+from tests.cluster.running import PATIENCE_S, embstore_command, running  # noqa: E402
 
-PATIENCE_S = 300.0
 KEYS = np.arange(0, 5000, 3)
 GRADIENTS = np.random.default_rng(7).normal(size=(len(KEYS), 4)).astype(np.float32)
 
 
-def embstore_command(*words: str) -> Any:
-    """Run a command line in a process of its own, and return its JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "embstore_server", "cluster", *words, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    data = tmp_path_factory.mktemp("cluster") / "data"
-    embstore_command("start", "--shards", "2", "--data", str(data), "--cache-bytes", "16MiB")
-    yield data
-    embstore_command("stop", "--data", str(data))
-    assert not (data / "ray.json").exists()
+    with running(tmp_path_factory.mktemp("cluster") / "data", "--shards", "2") as data:
+        yield data
 
 
 def shards_of(data: Path) -> list[dict[str, Any]]:
@@ -142,3 +127,32 @@ def test_a_cluster_that_runs_is_not_started_again(data: Path) -> None:
         clusters.start(shards=3, data=data)
     with pytest.raises(embstore.StoreClosedError, match="no cluster 'other' runs"):
         clusters.status(data=data, name="other")
+
+
+def test_the_demo_trains_a_cluster_that_runs_and_leaves_nothing(data: Path) -> None:
+    with connected(data) as store:
+        before, labels = store.tables(), store.checkpoints()
+        address = kept_plan(str(data)).shard_map.shards[1]  # type: ignore[union-attr]
+        result = demo("--address", address)
+        assert result["exact"]
+        assert result["session"]["hit_rate"] == 1
+        assert (store.tables(), store.checkpoints()) == (before, labels)
+
+
+def test_the_demo_starts_a_cluster_of_its_own(tmp_path: Path) -> None:
+    result = demo("--cluster", "--keep", str(tmp_path / "kept"))
+    assert result["exact"]
+    assert result["network_bytes"] > 0
+    assert {one.name for one in (tmp_path / "kept/store").iterdir()} >= {"shard-0", "shard-1"}
+
+
+def demo(*words: str) -> Any:
+    small = "--samples", "4000", "--batch", "500", "--scale", "0.002", "--json"
+    done = subprocess.run(
+        [sys.executable, "-m", "embstore_server", "demo", *small, *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -319,6 +319,8 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.Restore: _plain(c.Restore, Author._label, Author._errs),
     c.Promote: _plain(c.Promote),
     c.SetShardMap: _plain(c.SetShardMap, lambda _: ShardMap.even("none", ["127.0.0.1:1"])),
+    c.PauseWrites: _plain(c.PauseWrites, lambda _: "somebody"),
+    c.ResumeWrites: _plain(c.ResumeWrites),
     c.Lookup: lambda a: c.Lookup(tuple(map(a._table_keys, a._names()))),
     c.LookupPooled: Author._lookup_pooled,
     c.ReadRows: lambda a: c.ReadRows(a._table_keys(a._name())),
@@ -354,4 +356,6 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
 
 _RARE = {c.DropTable, c.SetRetention, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
 """What takes away what other commands need."""
-_EVERY = [kind for kind in _WRITERS for _ in range(1 if kind in _RARE else 5)]
+_PAUSES = {c.PauseWrites, c.ResumeWrites}
+"""After which nothing is written until the other comes."""
+_EVERY = [k for k in _WRITERS if k not in _PAUSES for _ in range(1 if k in _RARE else 5)]

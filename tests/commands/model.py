@@ -443,6 +443,8 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.Restore: _restore,
     c.Promote: _nothing,
     c.SetShardMap: _nothing,
+    c.PauseWrites: _nothing,
+    c.ResumeWrites: _nothing,
     c.Lookup: _lookup,
     c.LookupPooled: _pooled,
     c.ReadRows: _read,

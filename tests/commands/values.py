@@ -18,6 +18,7 @@ from embstore.config import INITIALIZERS, OPTIMIZERS, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
+from embstore.results import Boundary, NamedPlace, TableDescription
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore.values import Value
 
@@ -84,6 +85,8 @@ def array(dtype: str, dimensions: int) -> st.SearchStrategy[Any]:
     return words.map(lambda found: found.view(dtype))
 
 
+NUMBERS = st.integers(0, 2**40)
+
 _OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: INTEGERS,
     float: FLOATS,
@@ -102,6 +105,16 @@ _OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
         NAMES.map(lambda name: f"c{name}"),
         st.integers(1, 2**63),
         st.integers(1, 5),
+    ),
+    Boundary: st.builds(
+        Boundary,
+        NUMBERS,
+        st.lists(st.builds(TableDescription, configs(), NUMBERS, NUMBERS), max_size=3).map(tuple),
+        NUMBERS,
+        st.lists(
+            st.builds(NamedPlace, NAMES, NUMBERS, st.dictionaries(NAMES, NUMBERS, max_size=2)),
+            max_size=3,
+        ).map(tuple),
     ),
     dict[str, Any]: st.dictionaries(NAMES, JSON, max_size=2),
     dict[str, str]: st.dictionaries(NAMES, NAMES, max_size=2),

@@ -22,7 +22,7 @@ LEVELS = (  # the lowest first
     {"layout", "optimizers", "sharding"},
     {"config", "profiles"},
     {"arithmetic", "results"},
-    {"commands", "host", "kernels"},
+    {"cluster_checkpoints", "commands", "host", "kernels"},
     {"checks", "device", "rights", "storage"},
     {"cache"},
     {"handles", "tables"},

@@ -31,6 +31,7 @@ PACKAGES = {
     },
     "server/embstore_tools": {
         "embstore",
+        "embstore_cluster",
         "embstore_server",
         "embstore_client",
         "embstore_training",
@@ -44,6 +45,7 @@ LIGHT = {
     "arrays",
     "bags",
     "checks",
+    "cluster_checkpoints",
     "commands",
     "config",
     "errors",

@@ -32,7 +32,7 @@ def test_a_map_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
     files = Full(tmp_path)
     with embstore.open(tmp_path, device="cpu", files=files) as store:
         engine: Any = store.executor
-        engine.shard = shards.take(files, ShardPlace(0, MAP), is_used=False)
+        engine.shard = shards.take(files, ShardPlace(0, MAP), is_used=False, commit=0)
         files.is_full = True
         with pytest.raises(CapacityError, match="SHARD"):
             store.set_shard_map(NEXT)
@@ -59,4 +59,4 @@ def test_a_shard_is_one_of_the_map() -> None:
         with pytest.raises(InvalidArgumentError, match="expected a shard from 0 to 1"):
             ShardPlace(shard, MAP)
     with pytest.raises(InvalidArgumentError, match="expected a shard from 0 to 0"):
-        ShardPlace(1, MAP).with_map(ShardMap("ads", 2, MAP.shards[:1], (0,) * PARTITIONS))
+        ShardPlace(1, MAP).with_map(ShardMap("ads", 2, MAP.shards[:1], (0,) * PARTITIONS), 0)

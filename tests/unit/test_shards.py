@@ -175,14 +175,14 @@ def test_what_adds_is_declared_so() -> None:
     assert {*merged_stats.PARTS} <= {stat.name for stat in declared(StoreStats)}
 
 
-def test_rows_under_another_map_give_no_digest(store: Store) -> None:
+def test_rows_that_are_not_their_shards_count_for_nothing(store: Store) -> None:
     alone = shards_of(store)
     table, router = store.table("a"), store.executor
     table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
     mine = router.split_keys("a", None, np.arange(ROWS)).of(0)  # type: ignore[attr-defined]
+    before = table.digest()
     alone[1].table("a").assign(mine[:1], np.ones((1, DIM), np.float32))
-    with pytest.raises(EmbstoreError, match=r"at shard 0, found it at shard 1: .* another map"):
-        table.digest()
+    assert table.digest() == before
 
 
 def test_a_label_that_not_all_shards_have_is_none(store: Store) -> None:
@@ -199,7 +199,7 @@ def test_a_label_that_not_all_shards_have_is_none(store: Store) -> None:
     with pytest.raises(EmbstoreError, match="it is none of the cluster"):
         store.checkpoint("apart")
     assert [one.label for one in store.checkpoints()] == ["whole"]
-    with pytest.raises(CheckpointNotFoundError, match="while other clients were writing"):
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint 'apart'"):
         store.restore("apart")
     store.restore("whole")
     assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]

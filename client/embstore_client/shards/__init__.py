@@ -6,7 +6,9 @@ Commands are values, so what comes between a trainer and the shards is one more 
 the order of the call.
 
     split         which of some keys each shard has
-    router        the executor: shards, their tables, calls side by side
+    patience      a shard that takes no writes for a moment
+    router        the executor: shards, their tables, calls side by side, by one map
+    following     the executor by the newest map
     rows          commands that read and write rows
     finite        gradients that no shard alone can judge
     places        what is known of the members of sessions
@@ -15,6 +17,7 @@ the order of the call.
     finishing     steps finished on all shards
     whole         commands that all shards hear as they are, and what comes of the answers
     stats         what of their stats adds, and the rates of the sums
+    checkpoints   one label on all shards, at one boundary
     digests       leaves of all shards, combined; scans likewise
     frequencies   profiles and hot sets, split and merged
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
+from embstore.errors import SessionExpiredError
 from embstore.results import (
     Membership,
 )
@@ -34,6 +35,7 @@ class Place:
     name: str = ""  # of the session; "": another client has joined it
     rank: int = 0
     world_size: int = 0  # 0: not known
+    map_version: int = 0  # of the map by which it was joined, and its steps were split
     joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
     steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
     """Announced, and not finished."""
@@ -53,13 +55,25 @@ class Places:
         trainer that waits for nothing has several out, and a shard may be behind by all of them."""
         self._lock = threading.Lock()
 
-    def joined(self, found: list[Membership], world_size: int) -> None:
+    def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:
         """Note a member, as it joined each shard."""
         first, at = found[0], tuple(one.last_step for one in found)
         with self._lock:
             known = self._of(first.member).steps  # of one that says again that it joins
             left = {number: step for number, step in known.items() if number > min(at)}
-            self._places[first.member] = Place(first.name, first.rank, world_size, at, left)
+            self._places[first.member] = Place(
+                first.name, first.rank, world_size, map_version, at, left
+            )
+
+    def check_map(self, member: str, map_version: int) -> None:
+        """Raise SessionExpiredError, if a member was joined by another map: its session has ended,
+        or is about to."""
+        place = self.of(member)
+        if place.map_version not in (0, map_version):
+            raise SessionExpiredError(
+                f"session {place.name!r} has ended with version {place.map_version} of the "
+                "cluster's map; open it again, it goes on after its last finished step"
+            )
 
     def of(self, member: str) -> Place:
         """Return what is known of a member; of one that has joined elsewhere nothing."""

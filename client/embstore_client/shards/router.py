@@ -1,10 +1,15 @@
-"""The router: an executor over the executors of a cluster's shards."""
+"""The router: an executor over the executors of a cluster's shards, by one map of it.
+
+It never changes its map: `following` makes another one, that goes on with what is `Shared` between
+them, so that a command is split, sent and joined by one map, whatever other threads are told.
+"""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from embstore import commands as c
@@ -12,10 +17,12 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
+from embstore.errors import MovedError, OutcomeUnknownError
 from embstore.results import TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
 from embstore_client.shards import (
+    checkpoints,
     digests,
     finishing,
     frequencies,
@@ -24,11 +31,14 @@ from embstore_client.shards import (
     steps,
     whole,
 )
+from embstore_client.shards.patience import TIMEOUT_S, check_newest, until_taken
 from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
 
 R = TypeVar("R")
 
+OF_ANY_MAP = (c.GetServerInfo, c.GetStats, c.SetShardMap, c.PauseWrites, c.ResumeWrites, c.Promote)
+"""Commands that are not split by a map."""
 _THREADS_MAX = 1 << 20
 """No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
@@ -38,6 +48,7 @@ HANDLERS: dict[type[Command[Any]], Any] = (
     | steps.HANDLERS
     | finishing.HANDLERS
     | whole.HANDLERS
+    | checkpoints.HANDLERS
     | digests.HANDLERS
     | frequencies.HANDLERS
 )
@@ -56,22 +67,31 @@ class Call:
 class Router:
     """Executes commands on all shards of a cluster. Any thread."""
 
-    def __init__(self, executors: Sequence[Executor], shard_map: ShardMap) -> None:
-        """Route to `executors`, in the order of the map's shards; they are closed with this."""
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        shard_map: ShardMap,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        shared: "Shared | None" = None,
+    ) -> None:
+        """Route to `executors`, in the order of the map's shards; they are closed with this.
+
+        `timeout_s` is how long a shard may take no writes, where a call does not say; `shared` is
+        of the router before, by another map.
+        """
         assert len(executors) == len(shard_map.shards), "one executor a shard"
         self.shards = tuple(executors)
         self.shard_map = shard_map
+        self.timeout_s = timeout_s
         self.owners = Owners(shard_map)
         self.tables = KnownTables(self.described)
-        self.places = Places()
+        self.shared = shared or Shared()
+        self.places = self.shared.places
         self.rounds_rows = executors[0].rounds_rows
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
-        self._is_closed = False
-        self._submitting = threading.Lock()
-        self._writing = threading.RLock()
-        self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
 
     def execute(
         self,
@@ -80,14 +100,20 @@ class Router:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
+        map_version: int = 0,
     ) -> R:
-        """Execute a command; see `embstore.commands.Executor`."""
+        """Execute a command; see `embstore.commands.Executor`.
+
+        Raises MovedError: there is a newer map; nothing has changed.
+        """
         command = checked(command)
         call = Call(out, timeout_s, progress)
-        if len(self.shards) == 1:
-            return self.shards[0].execute(command, out=out, timeout_s=timeout_s, progress=progress)
+        if len(self.shards) == 1 and not isinstance(command, c.GetServerInfo):
+            return self._at(0, command, call)
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
+            if member and not isinstance(command, c.CloseSession):
+                self.places.check_map(member, self.shard_map.version)
             return cast(R, HANDLERS[type(command)](self, command, call))
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
@@ -95,6 +121,7 @@ class Router:
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
         with sessions.leaving(self, command.member):
+            self.places.check_map(command.member, self.shard_map.version)
             return steps.prefetch(self, checked(command))
 
     def warm_up(self) -> None:
@@ -104,9 +131,7 @@ class Router:
 
     def close(self) -> None:
         """End every shard's executor. A command says so from then on, as theirs do."""
-        with self._submitting:
-            self._is_closed = True
-        self._threads.shutdown(wait=False)
+        self.shared.close()
         for shard in self.shards:
             shard.close()
 
@@ -116,10 +141,27 @@ class Router:
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> R:
         """Return what the first shard answers, of what all would answer alike."""
-        call = call or Call(timeout_s=timeout_s)
-        return self.shards[0].execute(
-            command, out=call.out, timeout_s=call.timeout_s, progress=call.progress
+        return self._at(0, command, call or Call(timeout_s=timeout_s))
+
+    def _at(self, shard: int, command: Command[R], call: Call) -> R:
+        """Return what one shard answers."""
+        is_of_any = isinstance(command, OF_ANY_MAP)
+        send = partial(
+            self.shards[shard].execute,
+            command,
+            out=call.out,
+            timeout_s=call.timeout_s,
+            progress=call.progress,
+            map_version=0 if is_of_any else self.shard_map.version,
         )
+        check = partial(self.check_newest, {0, shard})
+        return until_taken(send, check, call.timeout_s or self.timeout_s)
+
+    def check_newest(self, shards: Iterable[int]) -> None:
+        """Raise MovedError, if one of these shards has a newer map than this router."""
+        for shard in shards:
+            found = self.shards[shard].execute(c.GetServerInfo())
+            check_newest(found, self.shard_map)
 
     def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
         """Return what shards answer to a command each, by shard; all have answered.
@@ -133,16 +175,14 @@ class Router:
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
-            return self.shards[shard].execute(command, timeout_s=call.timeout_s, progress=progress)
+            return self._at(shard, command, Call(None, call.timeout_s, progress))
 
-        with self._submitting:
-            is_closed = self._is_closed
-            futures: dict[int, Future[Any]] = {
-                shard: self._threads.submit(execute, place, shard, command)
-                for place, (shard, command) in enumerate(commands.items())
-                if not is_closed
-            }
-        if is_closed:  # so says the first
+        works = {
+            shard: partial(execute, place, shard, command)
+            for place, (shard, command) in enumerate(commands.items())
+        }
+        futures = self.shared.begin(works)
+        if futures is None:  # it is closed: so says the first
             return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         try:
             wait(futures.values())
@@ -150,6 +190,7 @@ class Router:
             wait(futures.values())
             raise
         errors = [future.exception() for future in futures.values()]
+        _check_not_half(commands, errors)
         for error in errors:
             if error is not None:
                 raise error
@@ -166,7 +207,7 @@ class Router:
     def writing(self) -> Iterator[None]:
         """Have every shard get what is sent meanwhile before what another thread of this router
         sends."""
-        with self._writing:
+        with self.shared.writing:
             yield
 
     # Tables
@@ -202,6 +243,51 @@ class Router:
                 wrong = keys[(keys < 0) | (keys >= rows)][0]
                 raise refusal(table, f"keys in [0, {rows})", int(wrong))
         return self.owners.split(described.config.seed, keys)
+
+
+class Shared:
+    """What routers by different maps of one cluster have in common. Any thread."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+        self.writing = threading.RLock()
+        """Of commands that are to reach every shard in one order."""
+        self.epochs = 0
+        """To be added to the sum of the shards' epochs: what left with shards, less what came."""
+        self._is_closed = False
+        self._submitting = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
+
+    def begin(self, works: Mapping[int, Callable[[], Any]]) -> "dict[int, Future[Any]] | None":
+        """Begin work for each of some shards, on threads; None: it is closed."""
+        with self._submitting:
+            if self._is_closed:
+                return None
+            return {shard: self._threads.submit(work) for shard, work in works.items()}
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        with self._submitting:
+            self._is_closed = True
+        self._threads.shutdown(wait=False)
+
+
+def _check_not_half(
+    commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
+) -> None:
+    """Raise OutcomeUnknownError, if partitions have moved while a command was applied by some
+    shards, and not by others: it cannot be sent again."""
+    has_moved = any(isinstance(error, MovedError) for error in errors)
+    if has_moved and None in errors and isinstance(next(iter(commands.values())), _COUNTED):
+        raise OutcomeUnknownError(
+            "partitions have moved while several clients wrote the same table, and this update was "
+            "applied to some of its rows only: restore a checkpoint of the cluster, or go on if "
+            "that can be borne"
+        )
+
+
+_COUNTED = (c.Update, c.UpdateRanks, c.UpdatePooled, c.PutRows, c.PutStepRows)
+"""Commands that are not the same when they are applied twice."""
 
 
 def _are_in(keys: Keys, described: TableDescription) -> bool:

@@ -13,6 +13,7 @@ from embstore import commands as c
 from embstore.arithmetic import bag_gradients, pool_rows
 from embstore.arrays import as_out, as_rows, check_on_host
 from embstore.checks.call_bytes import check_call_bytes
+from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
 from embstore_client.shards.finite import nonfinite, not_a_number
 from embstore_client.shards.split import taken
@@ -239,6 +240,10 @@ def put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpda
 
 def _put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
     part, add_t = command.keys, command.add_t
+    if command.moved:
+        raise InvalidArgumentError(
+            "expected rows that are moved to be put at their shard, found the whole cluster"
+        )
     for array in (command.weights, command.state):
         check_on_host(array, f"table {part.table!r}: ")
     check_call_bytes(command, router.tables.config_of, router.limits)

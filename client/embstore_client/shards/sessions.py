@@ -65,7 +65,7 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
         raise
     for name in facts.tables:
         router.tables.find(name, None)
-    router.places.joined(found, facts.world_size)
+    router.places.joined(found, facts.world_size, router.shard_map.version)
     return min(found, key=lambda one: one.last_step)
 
 

@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
-from embstore.errors import CheckpointNotFoundError, EmbstoreError
+from embstore.errors import EmbstoreError
 from embstore.results import (
     Acknowledged,
     BackupFacts,
-    Checkpoint,
+    Boundary,
     ServerInfo,
     TableDescription,
 )
+from embstore_client.boundary import pause_all
 from embstore_client.shards import stats
+from embstore_client.shards.patience import check_newest
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -23,14 +25,19 @@ if TYPE_CHECKING:
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
     """What the cluster is: its first shard, with the memory of all. Its epoch grows with any."""
     found = router.all(command, call)
-    context = replace(found[0].context, epoch=sum(one.context.epoch for one in found))
+    for one in found:
+        check_newest(one, router.shard_map)
+    epoch = router.shared.epochs + sum(one.context.epoch for one in found)
+    context = replace(found[0].context, epoch=epoch)
+    named = (f"{router.shard_map.version}:", *(one.process for one in found))
     return replace(
         found[0],
         context=context,
         cache_bytes=sum(one.cache_bytes for one in found),
         read_only=any(one.read_only for one in found),
         shard=None,
-        process=" ".join(filter(None, (one.process for one in found))),
+        shard_map=router.shard_map,
+        process=" ".join(filter(None, named)),  # sessions end with the map, too
     )
 
 
@@ -102,60 +109,6 @@ def flush(router: Router, command: c.Flush, call: Call) -> int:
     return sum(router.all(command, call))
 
 
-def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
-    """Keep one label on every shard, at one command."""
-    with router.writing():
-        found = router.all(command, call)
-    if any(one.state.tables != found[0].state.tables for one in found):
-        raise EmbstoreError(
-            f"checkpoint {command.label!r}: the shards have kept other states of the tables, as "
-            "other clients were writing, so it is none of the cluster; stop them, and keep "
-            "another label"
-        )
-    return found[0]
-
-
-def set_retention(router: Router, command: c.SetRetention, call: Call) -> Checkpoint:
-    """Protect a label on every shard, or drop it."""
-    return router.all(command, call)[0]
-
-
-def list_checkpoints(
-    router: Router, command: c.ListCheckpoints, call: Call
-) -> tuple[Checkpoint, ...]:
-    """Those that all shards keep, of the same tables, each with as many updates."""
-    found = router.all(command, call)
-    others = [{one.label: one.state.tables for one in kept} for kept in found[1:]]
-    return tuple(
-        one for one in found[0] if all(kept.get(one.label) == one.state.tables for kept in others)
-    )
-
-
-def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
-    """Have every shard go back to a label that all of them keep."""
-    with router.writing():
-        kept = [{one.label: one for one in of_shard} for of_shard in router.all(_LIST)]
-        found = [of_shard.get(command.label) for of_shard in kept]
-        for shard, one in enumerate(found):
-            if one is None:  # so it says, and the others stay as they are
-                router.each({shard: command}, call)
-        states = [one.state.tables for one in found if one is not None]
-        if any(state != states[0] for state in states):
-            raise CheckpointNotFoundError(
-                f"expected {command.label!r} to be a checkpoint of the whole cluster, found other "
-                "states of the tables on its shards: it was kept while other clients were writing"
-            )
-        try:
-            done = router.all(command, call)[0]
-        finally:
-            router.tables.forget_all()  # a name may be another table's
-        router.places.ended(None)
-        return done
-
-
-_LIST = c.ListCheckpoints()
-
-
 def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
     """Copy every shard's files to a folder of its own, `shard-N` within the destination."""
     parts = {
@@ -178,6 +131,11 @@ def tell(router: Router, command: Any, call: Call) -> None:
     router.all(command, call)
 
 
+def pause_writes(router: Router, command: c.PauseWrites, call: Call) -> Boundary:
+    """Have every shard pause its writes, at one boundary."""
+    return pause_all(router.shards, command.by, timeout_s=call.timeout_s)
+
+
 HANDLERS = {
     c.GetServerInfo: get_server_info,
     c.GetStats: get_stats,
@@ -191,11 +149,9 @@ HANDLERS = {
     c.GrowTable: acknowledged,
     c.SetLearningRate: acknowledged,
     c.Flush: flush,
-    c.Checkpoint: checkpoint,
-    c.SetRetention: set_retention,
-    c.ListCheckpoints: list_checkpoints,
-    c.Restore: restore,
     c.Backup: backup,
     c.Promote: tell,
     c.SetShardMap: tell,
+    c.PauseWrites: pause_writes,
+    c.ResumeWrites: tell,
 }

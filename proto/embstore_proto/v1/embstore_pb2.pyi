@@ -387,20 +387,22 @@ class AssignRequest(_message.Message):
 class PutRowsRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("origin", "keys", "weights", "state", "add_t", "trace")
+        __slots__ = ("origin", "keys", "weights", "state", "add_t", "trace", "moved")
         ORIGIN_FIELD_NUMBER: _ClassVar[int]
         KEYS_FIELD_NUMBER: _ClassVar[int]
         WEIGHTS_FIELD_NUMBER: _ClassVar[int]
         STATE_FIELD_NUMBER: _ClassVar[int]
         ADD_T_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
+        MOVED_FIELD_NUMBER: _ClassVar[int]
         origin: Origin
         keys: TableKeys
         weights: Array
         state: Array
         add_t: int
         trace: Trace
-        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., add_t: _Optional[int] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+        moved: bool
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., weights: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., add_t: _Optional[int] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., moved: bool = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -965,12 +967,73 @@ class PromoteReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
 class SetShardMapRequest(_message.Message):
-    __slots__ = ("shard_map",)
+    __slots__ = ("shard_map", "boundary")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     shard_map: ShardMap
-    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ...) -> None: ...
+    boundary: Boundary
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
 class SetShardMapReply(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
+
+class Boundary(_message.Message):
+    __slots__ = ("command", "tables", "next_table_id", "places")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
+    next_table_id: int
+    places: _containers.RepeatedCompositeFieldContainer[NamedPlace]
+    def __init__(self, command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ..., next_table_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[NamedPlace, _Mapping]]] = ...) -> None: ...
+
+class NamedPlace(_message.Message):
+    __slots__ = ("session", "step", "table_ids")
+    class TableIdsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TABLE_IDS_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    step: int
+    table_ids: _containers.ScalarMap[str, int]
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class PauseWritesRequest(_message.Message):
+    __slots__ = ("by", "until", "lease_ms")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    by: str
+    until: Boundary
+    lease_ms: int
+    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Boundary, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class PauseWritesReply(_message.Message):
+    __slots__ = ("context", "boundary")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    boundary: Boundary
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
+
+class ResumeWritesRequest(_message.Message):
+    __slots__ = ("by",)
+    BY_FIELD_NUMBER: _ClassVar[int]
+    by: str
+    def __init__(self, by: _Optional[str] = ...) -> None: ...
+
+class ResumeWritesReply(_message.Message):
     __slots__ = ("context",)
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     context: Context

@@ -144,6 +144,16 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.FromString,
                 _registered_method=True)
+        self.PauseWrites = channel.unary_unary(
+                '/embstore.v1.Embstore/PauseWrites',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesReply.FromString,
+                _registered_method=True)
+        self.ResumeWrites = channel.unary_unary(
+                '/embstore.v1.Embstore/ResumeWrites',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesReply.FromString,
+                _registered_method=True)
         self.Lookup = channel.unary_unary(
                 '/embstore.v1.Embstore/Lookup',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.LookupRequest.SerializeToString,
@@ -495,6 +505,18 @@ class EmbstoreServicer(object):
     def SetShardMap(self, request, context):
         """Shards.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseWrites(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeWrites(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -876,6 +898,16 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.SetShardMap,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.SerializeToString,
+            ),
+            'PauseWrites': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseWrites,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesReply.SerializeToString,
+            ),
+            'ResumeWrites': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeWrites,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesReply.SerializeToString,
             ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
@@ -1665,6 +1697,60 @@ class Embstore(object):
             '/embstore.v1.Embstore/SetShardMap',
             embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.SetShardMapReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseWrites(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/PauseWrites',
+            embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.PauseWritesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeWrites(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/ResumeWrites',
+            embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.ResumeWritesReply.FromString,
             options,
             channel_credentials,
             insecure,

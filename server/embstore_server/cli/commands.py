@@ -46,7 +46,7 @@ _COMMANDS = {
 }
 _TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remove", "list"]}
 _SESSION_COMMANDS = {"embstore_server.cli.sessions": ["list", "close"]}
-_CLUSTER_COMMANDS = {"embstore_cluster.commands": ["start", "status", "stop"]}
+_CLUSTER_COMMANDS = {"embstore_cluster.commands": ["start", "status", "grow", "drain", "stop"]}
 _TABLE_COMMANDS = {
     "embstore_server.cli.tables": (["create", "list", "show", "grow", "set-learning-rate", "drop"])
 }
@@ -103,7 +103,7 @@ app.add_typer(_sessions, name="sessions")
 _TOKEN_HELP = "Say who may call a server, and do what."
 _tokens = typer.Typer(cls=_lazy(_TOKEN_COMMANDS), help=_TOKEN_HELP, no_args_is_help=True)
 app.add_typer(_tokens, name="token")
-_CLUSTER_HELP = "Start a cluster of shards on Ray, show it, and end it."
+_CLUSTER_HELP = "Start a cluster of shards on Ray, show it, have more or fewer shards, and end it."
 _cluster = typer.Typer(cls=_lazy(_CLUSTER_COMMANDS), help=_CLUSTER_HELP, no_args_is_help=True)
 app.add_typer(_cluster, name="cluster")
 

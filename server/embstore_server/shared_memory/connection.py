@@ -60,6 +60,8 @@ class Connection:
         self.authorization = self.label = ""
         self.traceparent = ""
         """Of the next call."""
+        self.map_version = 0
+        """Likewise."""
         self.area: Area | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
@@ -113,14 +115,23 @@ class Connection:
         if len(received) < wire.HEAD_BYTES:
             return None
         size, kind, small = wire.head_of(received)
-        if kind != Kind.CALL or len(received) != wire.HEAD_BYTES + size:
+        begin = wire.HEAD_BYTES
+        if kind == Kind.MAP and len(received) >= begin + size + wire.HEAD_BYTES:
+            version = bytes(received[begin : begin + size])
+            begin += size
+            size, kind, small = wire.head_of(received[begin : begin + wire.HEAD_BYTES])
+            begin += wire.HEAD_BYTES
+        else:
+            version = b""
+        if kind != Kind.CALL or len(received) != begin + size:
             return None
         if self.device.announced is not None or self.traceparent:  # of what came before it
             return None
         try:
-            asked = wire.call_of(bytes(received[wire.HEAD_BYTES :]), small)
+            asked = wire.call_of(bytes(received[begin:]), small)
             if asked.verb != _LOOKUP.name or asked.size > _AT_ONCE_BYTES:
                 return None
+            self.map_version = wire.map_version_of(version) if version else 0
             call = SharedIncoming(self, asked)
             return call, call.request(_LOOKUP)
         except InvalidArgumentError:
@@ -161,6 +172,8 @@ class Connection:
                         self.device.announced = device_wire.size_of(body)
                     case Kind.TRACE:
                         self.traceparent = wire.trace_of(body)[:_LABEL_CHARACTERS_MAX]
+                    case Kind.MAP:
+                        self.map_version = wire.map_version_of(body)
                     case Kind.HELLO:
                         self.authorization, label = wire.said(body)
                         self.label = label[:_LABEL_CHARACTERS_MAX]
@@ -342,6 +355,7 @@ class SharedIncoming:
         self._end = 0  # of what of the area is used
         self.device: DeviceCall | None = connection.device.call()
         self._traceparent, connection.traceparent = connection.traceparent, ""
+        self._map_version, connection.map_version = connection.map_version, 0
 
     def caller(self, verb: str) -> Caller:
         """Return who calls, by when."""
@@ -349,7 +363,12 @@ class SharedIncoming:
         service = connection.port.service
         deadline = monotonic() + min(self.asked.seconds, service.settings.call_timeout_max_s)
         self._caller = service.caller_of(
-            verb, connection.peer, deadline, connection.label, traceparent=self._traceparent
+            verb,
+            connection.peer,
+            deadline,
+            connection.label,
+            traceparent=self._traceparent,
+            map_version=self._map_version,
         )
         return self._caller
 

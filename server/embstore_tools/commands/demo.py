@@ -1,6 +1,7 @@
 """`embstore demo`: a DLRM trained through a server on real input, checked to the bit."""
 
 from collections.abc import Set
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ _FLAGS = (
     ("report", Path, "FILE", "Write a report of the session. Default: run.html of --keep."),
 )
 """Name, type, metavar and help; the defaults are the demo's, which the help does not load."""
+_OF_SERVER = {"cache_bytes", "cache_share", "policy"}
 _OF_JOB = {"samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy", "framework"}
 
 
@@ -53,6 +55,12 @@ def demo(
     compare: Annotated[
         bool, flag("Compare LRU, LFU, rank, look-ahead and hot/cold.", None, "--compare")
     ] = False,
+    cluster: Annotated[
+        bool, flag("Start a cluster of two shards, on Ray, and no server.", None, "--cluster")
+    ] = False,
+    address: Annotated[
+        str | None, flag("Start nothing: train at the store or cluster there.", "HOST:PORT")
+    ] = None,
     as_json: AsJson = False,
     **values: Any,
 ) -> None:
@@ -63,6 +71,7 @@ def demo(
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
+    _check_place(given.keys(), address, compare=compare, cluster=cluster)
     import_module(
         "embstore_server.app"
     )  # of the server that is started: what it needs is missed here
@@ -84,7 +93,12 @@ def demo(
     if compare:
         exact = demos.compare(given.get("data"), job, hot_cold=hot_cold, **more).exact
     else:
-        exact = demos.run(given.get("data"), job, **more).exact
+        if address is not None:
+            more["address"] = address
+        if cluster:
+            more["cluster"] = True
+        with needing("ray") if cluster else nullcontext():
+            exact = demos.run(given.get("data"), job, **more).exact
     if not exact:
         raise typer.Exit(FAILED)
 
@@ -106,5 +120,19 @@ def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: b
         problem = "--budget needs --hotcold or --compare: give one, or leave it out"
     elif {"cache_bytes", "cache_share"} <= given:
         problem = "--cache-share stands for --cache-bytes: leave one out"
+    if problem:
+        raise InvalidArgumentError(problem)
+
+
+def _check_place(given: Set[str], address: str | None, *, compare: bool, cluster: bool) -> None:
+    """Refuse flags of what is started where it is not started so."""
+    problem = ""
+    if compare and (cluster or address is not None):
+        problem = "--compare starts servers: leave out --cluster and --address"
+    elif cluster and address is not None:
+        problem = "--cluster starts one: leave out one of --cluster and --address"
+    elif address is not None and given & _OF_SERVER:
+        flags = " and ".join("--" + name.replace("_", "-") for name in sorted(given & _OF_SERVER))
+        problem = f"{flags}: what runs at --address has its own; leave out --address, or these"
     if problem:
         raise InvalidArgumentError(problem)

@@ -1,4 +1,4 @@
-"""The demo: a DLRM trained through a server of its own, and checked to the bit.
+"""The demo: a DLRM trained through a server or a cluster of its own, and checked to the bit.
 
     criteo, columns, synthetic   the Criteo format: read, turned into keys, written
     dlrm                         the model in plain NumPy, and how good it is
@@ -6,7 +6,8 @@
     dense                        the check: the same tables in memory, without a store
     steps, ways                  batches, and the ways to their rows
     training                     the loop in lockstep
-    job, trial                   what is to be done, and doing it at a server of one's own
+    serving                      a server or a cluster of one's own, or one that runs
+    job, trial                   what is to be done, and doing it
     phases, result, showing      what is told meanwhile and at the end
 
 `run` starts a server on free ports, trains through the client as any trainer would, and gives the
@@ -16,7 +17,8 @@ starts nothing.
 
 import json as json_format
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,11 +26,12 @@ from typing import Any
 from rich.console import Console
 
 from embstore.errors import InvalidArgumentError
-from embstore_tools.demo import synthetic, trial
+from embstore_tools.demo import serving, synthetic, trial
 from embstore_tools.demo.frameworks.registry import check_installed
 from embstore_tools.demo.job import Job, jobs_of
 from embstore_tools.demo.phases import Phases
 from embstore_tools.demo.result import Comparison, DemoResult, HotColdResult, SessionResult
+from embstore_tools.demo.serving import Served
 from embstore_tools.demo.showing import show, show_comparison
 from embstore_tools.demo.trial import Counted, check_readable, count_first
 from embstore_tools.demo.ways import Ahead, Calls, HotCold, Way
@@ -56,6 +59,8 @@ def run(
     report: Path | None = None,
     console: Console | None = None,
     json: bool = False,
+    cluster: bool = False,
+    address: str | None = None,
 ) -> DemoResult:
     """Run the demo, print what it came to, and return it; `exact` says if all was well.
 
@@ -66,6 +71,8 @@ def run(
     report : write the report of the session there; None: run.html in `directory`, if that is kept
     console : where to show progress and result; None: standard output
     json : print one JSON object and nothing else
+    cluster : start a cluster of two shards, on Ray, and no server
+    address : start nothing: train at the store that is served there
 
     Raises
     ------
@@ -78,7 +85,8 @@ def run(
     with _begun(data, job, directory, console, json) as (place, path, phases, shown):
         if report is None and directory is not None and isinstance(job.way, Ahead):
             report = place / "run.html"
-        result = _trained(job, path, place / "store", phases, report=report)
+        served = partial(serving.served, is_cluster=cluster, address=address)
+        result = _trained(job, path, place / "store", phases, served, report=report)
     _end(result, show, shown, json)
     return result
 
@@ -111,7 +119,8 @@ def compare(
         jobs = jobs_of(job, hot_cold or HotCold())
         for number, (name, one) in enumerate(jobs.items(), 1):
             titled = phases.titled(f"{name}: ")
-            results[name] = _trained(one, path, place / f"store-{number}", titled, counted)
+            store = place / f"store-{number}"
+            results[name] = _trained(one, path, store, titled, serving.served, counted)
     compared = Comparison(results, count_s=counted.seconds)
     _end(compared, show_comparison, shown, json)
     return compared
@@ -122,11 +131,12 @@ def _trained(
     path: Path,
     place: Path,
     phases: Phases,
+    served: Callable[..., AbstractContextManager[Served]],
     counted: Counted | None = None,
     report: Path | None = None,
 ) -> DemoResult:
     counts_all = report is not None
-    with trial.served(place, job, phases, counts_all=counts_all) as (store, network_bytes):
+    with served(place, job, phases, counts_all=counts_all) as (store, network_bytes):
         return trial.train_and_compare(
             job, store, path, phases, counted=counted, network_bytes=network_bytes, report=report
         )

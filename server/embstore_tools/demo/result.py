@@ -10,8 +10,15 @@ a step in parts, whose rows do not fit the cache together, may miss some. Of hot
 are those of the mixed batches; hot ones are answered here.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+
+def shards_of(stats: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the stats of each shard of a store, or its own where it has none."""
+    shards: list[dict[str, Any]] = stats.get("shards", [stats])
+    return shards
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,20 @@ class SessionResult:
     """Steps whose rows did not fit the cache together."""
 
     @classmethod
-    def of(cls, facts: dict[str, Any]) -> "SessionResult":
-        """Return the figures of a session from what the store tells of it."""
-        early, late = facts["early_bytes"], facts["late_bytes"]
+    def of(cls, shares: Sequence[Mapping[str, Any]]) -> "SessionResult":
+        """Return the figures of a session from what a store tells of it, or each shard of one."""
+        early, late, keys = (
+            sum(one[name] for one in shares)
+            for name in ("early_bytes", "late_bytes", "lookup_keys")
+        )
+        missed = sum((1 - one["hit_rate"]) * one["lookup_keys"] for one in shares)
         return cls(
-            lookahead=facts["lookahead_steps_max"],
-            lookup_keys=facts["lookup_keys"],
-            hit_rate=facts["hit_rate"],
+            lookahead=shares[0]["lookahead_steps_max"],
+            lookup_keys=keys,
+            hit_rate=1 - missed / max(1, keys),
             early_share=early / max(1, early + late),
-            stall_s=facts["stall_s"],
-            steps_in_parts=facts["steps_in_parts"],
+            stall_s=max(one["stall_s"] for one in shares),
+            steps_in_parts=max(one["steps_in_parts"] for one in shares),
         )
 
 

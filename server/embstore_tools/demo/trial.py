@@ -7,15 +7,11 @@ profile, and its cache is warmed by it.
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.request import ProxyHandler, build_opener
+from typing import TYPE_CHECKING
 
 from embstore.cache.policies import POLICIES
 from embstore.profiles.profile import Profile
@@ -23,7 +19,14 @@ from embstore_tools.demo import criteo
 from embstore_tools.demo.columns import keys_by_table, table_name
 from embstore_tools.demo.job import Job
 from embstore_tools.demo.phases import Phases
-from embstore_tools.demo.result import DemoResult, HotColdResult, PopularityResult, SessionResult
+from embstore_tools.demo.result import (
+    DemoResult,
+    HotColdResult,
+    PopularityResult,
+    SessionResult,
+    shards_of,
+)
+from embstore_tools.demo.serving import CHECKPOINT_LABEL
 from embstore_tools.demo.steps import HELD_OUT_MAX, HeldOut, held_out_of
 from embstore_tools.demo.training import Trainer
 from embstore_tools.demo.ways import Material
@@ -32,10 +35,8 @@ if TYPE_CHECKING:
     from embstore.handles.store import Store
     from embstore_training.history import RunHistory
 
-CHECKPOINT_LABEL = "trained"
 WARMED_SHARE = 0.7
 """Of the cache's slots; the others are for rows that the profile does not rank so high."""
-_TIMEOUT_S = 60.0
 _COUNTERS = "unique_hits", "unique_keys", "access_hits", "accesses"
 
 
@@ -77,39 +78,6 @@ def lines_trained(job: Job, path: Path) -> int:
     whole = path.stat().st_size * len(lines) // max(1, sum(map(len, lines)))
     count = min(job.samples, whole)
     return count - min(held_out_of(count), HELD_OUT_MAX)
-
-
-class Served(NamedTuple):
-    """A store, and what is known of the way to it."""
-
-    store: "Store"
-    network_bytes: Callable[[], int] | None
-    """Returns how many bytes of requests and replies there were so far; None: there are none."""
-
-
-@contextmanager
-def served(place: Path, job: Job, phases: Phases, *, counts_all: bool = False) -> Iterator[Served]:
-    """Start a server and connect to it; both end with the block. `counts_all`: it counts keys of
-    all lookups, for a report."""
-    from embstore_client import connect  # here, as only a run needs them
-    from embstore_server.launch import ServerProcess
-
-    with ExitStack() as running:
-        with phases.phase("starting the server") as advance:
-            options = ["--cache-bytes", str(job.store_cache_bytes), "--policy", job.policy]
-            options += ["--count-rate", "1"] if counts_all else []
-            server = running.enter_context(ServerProcess(place, *options))
-            store = running.enter_context(connect(server.address))
-            advance(1, f"gRPC {server.address}, REST {server.admin}")
-        yield Served(store, partial(_network_bytes, server.admin))
-
-
-def _network_bytes(admin: str) -> int:
-    """Ask a server for the bytes of all its calls' messages, without headers of the transport."""
-    direct = build_opener(ProxyHandler({}))
-    with direct.open(f"http://{admin}/api/v1/stats", timeout=_TIMEOUT_S) as reply:
-        verbs = json.load(reply)["verbs"]
-    return sum(verb["received_bytes"] + verb["sent_bytes"] for verb in verbs.values())
 
 
 def train_and_compare(
@@ -155,7 +123,7 @@ def train_and_compare(
         if report is not None and history is not None:
             _write_report(history, report)
     moved = network_bytes() - moved_before if network_bytes else None
-    stats = store.stats()  # now: what follows is no training
+    shards = shards_of(store.stats())  # now: what follows is no training
     with phases.phase("evaluating", trainer.held_out.count) as advance:
         auc = trainer.held_out_auc(advance)
     trained = trainer.result
@@ -166,7 +134,8 @@ def train_and_compare(
             found[name] = store.table(name).digest()
             expected[name] = trainer.check.digest(name)
             advance(1)
-    hits_unique, hits_access = _hit_rates(stats["cache"]["pools"], session, hot)
+    pools = [pool for shard in shards for pool in shard["cache"]["pools"]]
+    hits_unique, hits_access = _hit_rates(pools, session, hot)
     return DemoResult(
         samples=trained.samples,
         samples_held_out=trainer.held_out.count,
@@ -183,9 +152,9 @@ def train_and_compare(
         dim=job.dim,
         optimizer=job.optimizer.kind,
         table_bytes=job.table_bytes,
-        cache_bytes=stats["cache"]["budget_bytes"],
-        bytes_read=stats["storage"]["bytes_read"],
-        bytes_written=stats["storage"]["bytes_written"],
+        cache_bytes=sum(shard["cache"]["budget_bytes"] for shard in shards),
+        bytes_read=sum(shard["storage"]["bytes_read"] for shard in shards),
+        bytes_written=sum(shard["storage"]["bytes_written"] for shard in shards),
         network_bytes=moved,
         seconds=dict(trained.seconds),
         popularity=popularity,

@@ -24,7 +24,7 @@ from embstore.checks.arguments import integer
 from embstore.profiles.hotset import HotSet, choose_hot_set
 from embstore.profiles.profile import Profile
 from embstore_tools.demo.criteo import Samples
-from embstore_tools.demo.result import HotColdResult, SessionResult
+from embstore_tools.demo.result import HotColdResult, SessionResult, shards_of
 from embstore_tools.demo.steps import Batch, TrainingStep, batches
 
 if TYPE_CHECKING:
@@ -51,6 +51,13 @@ class Material:
     def batches(self, blocks: Iterable[Samples]) -> Iterator[Batch]:
         """Yield a batch for each block."""
         return batches(blocks, tuple(self.rows.values()))
+
+
+def session_of(material: Material) -> SessionResult:
+    """Return what the session that has the tables did so far."""
+    first = next(iter(material.rows))
+    open_ones = [shard["sessions"]["open"] for shard in shards_of(material.store.stats())]
+    return SessionResult.of([s for of_shard in open_ones for s in of_shard if first in s["tables"]])
 
 
 class Feed:
@@ -102,8 +109,7 @@ class _AheadFeed(Feed):
         return self._history
 
     def session(self) -> SessionResult:
-        [stats] = self._material.store.sessions.stats()  # The store of a demo has no other.
-        return SessionResult.of(stats)
+        return session_of(self._material)
 
 
 class _HotColdFeed(_AheadFeed):

@@ -34,7 +34,7 @@ NEEDED: dict[str, int] = {
     **dict.fromkeys(["DropTable", "Flush", "SetRetention"], ADMIN),
     **dict.fromkeys(["ExportProfile", "GetHotSet"], READ_ALL),
     **dict.fromkeys(["ResizeCache", "CheckIntegrity", "Restore", "Backup", "Promote"], ADMIN_ALL),
-    **dict.fromkeys(["SetPolicy", "SetShardMap"], ADMIN_ALL),
+    **dict.fromkeys(["SetPolicy", "SetShardMap", "PauseWrites", "ResumeWrites"], ADMIN_ALL),
     **dict.fromkeys(["ImportProfile", "PinHotSet", "UnpinHotSet", "ClearCounts"], ADMIN_ALL),
     "WarmCache": ADMIN_ALL,
 }
@@ -81,6 +81,7 @@ def sample(verb: str, space: str) -> c.Command[Any]:
         "Restore": lambda: c.Restore("first"),
         "Backup": lambda: c.Backup("copy"),
         "SetShardMap": lambda: c.SetShardMap(ShardMap.even("none", ["127.0.0.1:1"])),
+        "PauseWrites": lambda: c.PauseWrites("somebody"),
         "Lookup": lambda: c.Lookup((_keys(table),)),
         "LookupPooled": lambda: c.LookupPooled((c.PooledKeys(table, None, KEYS, BAGS),)),
         "ReadRows": lambda: c.ReadRows(_keys(table)),

@@ -31,7 +31,9 @@ _OF_A_SESSION = {verb for verb in NEEDED if "member" in c.COMMANDS[verb].__annot
 _REFUSED_FOR_ANOTHER_REASON = {
     "PutStepRows": InvalidArgumentError,  # steps are announced
     "ReadStep": InvalidArgumentError,  # the trainer of the session waits
-    "SetShardMap": InvalidArgumentError,  # the store is no shard
+    **dict.fromkeys(  # the store is no shard
+        ["SetShardMap", "PauseWrites", "ResumeWrites"], InvalidArgumentError
+    ),
     "ReadScan": SessionExpiredError,  # nobody has opened it
     "SetRetention": CheckpointNotFoundError,  # nobody has made it
 }

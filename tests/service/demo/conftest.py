@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import embstore
-from embstore_tools.demo import trial
+from embstore_tools.demo import serving
 from embstore_tools.demo.job import Job
 from embstore_tools.demo.phases import Phases
-from embstore_tools.demo.trial import Served
+from embstore_tools.demo.serving import Served
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     @contextmanager
     def opened(
-        place: Path, job: Job, phases: Phases, *, counts_all: bool = False
+        place: Path, job: Job, phases: Phases, *, counts_all: bool = False, **_: Any
     ) -> Iterator[Served]:
         places.append(place)
         cache_bytes = job.store_cache_bytes
@@ -34,5 +35,5 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         with store:
             yield Served(store, None)
 
-    monkeypatch.setattr(trial, "served", opened)
+    monkeypatch.setattr(serving, "served", opened)
     return places

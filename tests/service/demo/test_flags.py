@@ -43,6 +43,8 @@ GIVEN: list[tuple[str, Any]] = [
         "--compare --cache-share 0.1 --budget 1MiB",
         (None, Job(cache_share=0.1), NOTHING | {"hot_cold": HotCold(1 << 20)}),
     ),
+    ("--cluster --policy lfu", (None, Job(policy="lfu"), NOTHING | {"cluster": True})),
+    ("--address h:1 --hotcold", (None, Job(way=HotCold()), NOTHING | {"address": "h:1"})),
 ]
 
 
@@ -72,6 +74,10 @@ def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(
         ("--hotcold --budget much", "--budget: expected a number of bytes"),
         ("--policy oldest", "policy"),
         ("--hotcold --budget 0", "budget"),
+        ("--compare --cluster", "--cluster"),
+        ("--compare --address h:1", "--address"),
+        ("--cluster --address h:1", "--address"),
+        ("--address h:1 --cache-share 0.1 --policy lfu", "--cache-share and --policy"),
     ],
 )
 def test_flags_that_contradict_are_refused(

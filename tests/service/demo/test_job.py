@@ -171,15 +171,17 @@ def test_wrong_settings_are_refused(wrong: tuple[str, Any]) -> None:
 
 def session_of(hit_rate: float = 1.0, early_bytes: int = 500) -> SessionResult:
     return SessionResult.of(
-        {
-            "lookahead_steps_max": 16,
-            "lookup_keys": 1_000_000,
-            "hit_rate": hit_rate,
-            "early_bytes": early_bytes,
-            "late_bytes": early_bytes * 3 // 5,
-            "stall_s": 1.5,
-            "steps_in_parts": 7,
-        }
+        [
+            {
+                "lookahead_steps_max": 16,
+                "lookup_keys": 1_000_000,
+                "hit_rate": hit_rate,
+                "early_bytes": early_bytes,
+                "late_bytes": early_bytes * 3 // 5,
+                "stall_s": 1.5,
+                "steps_in_parts": 7,
+            }
+        ]
     )
 
 

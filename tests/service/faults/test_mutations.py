@@ -22,7 +22,7 @@ MESSAGES, SOAKED = 500, 20_000
 ROUND, SHORT_ROUND = 125, 100
 CONSUMING = "DropTable", "OpenSession", "CloseSession", "EndSession", "Announce", "PinHotSet"
 """What few of can be valid in a round, which begins with what they take away."""
-OF_SHARDS = ("SetShardMap",)
+OF_SHARDS = ("SetShardMap", "PauseWrites", "ResumeWrites")
 """What no server does that is no shard."""
 GROWTH_BYTES = 16 << 20
 

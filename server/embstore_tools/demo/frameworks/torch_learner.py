@@ -23,7 +23,7 @@ from embstore_tools.demo.dlrm import Dlrm, Mlp, dense_features
 from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
 from embstore_tools.demo.result import SessionResult
 from embstore_tools.demo.steps import Batch, TrainingStep
-from embstore_tools.demo.ways import Ahead, Calls, Feed, Material, Way
+from embstore_tools.demo.ways import Ahead, Calls, Feed, Material, Way, session_of
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
@@ -124,8 +124,7 @@ class _TorchFeed(Feed):
         for batch in self._loop:
             yield TrainingStep(batch, partial(learner.look_up, batch), learner.send)
             if self._lookahead is not None:  # the session ends with the loop
-                [stats] = self._material.store.sessions.stats()
-                self._session = SessionResult.of(stats)
+                self._session = session_of(self._material)
 
     def session(self) -> SessionResult | None:
         return self._session

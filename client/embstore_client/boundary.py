@@ -1,0 +1,155 @@
+"""All shards of a cluster at one boundary: between the same two commands, and no write gets on.
+
+Clients send their commands to the shards side by side, so at any moment one shard may have had a
+command that another has not. All are asked to pause their writes, and each says where it stands.
+Those that have heard less are let go on up to where the others are: clients send again what was
+refused, and no client goes on before all shards have its command. If they do not come there, as
+where tables are made or several clients write one table, all are let go on, and asked again a
+random while later.
+
+What changes neither t nor a table nor the place of a session, as `assign` does, leaves no trace by
+which shards could be told apart: one that is under way may be on some shards. It has not been
+acknowledged, and its client sends the rest as soon as writes are taken again.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from time import sleep
+from typing import Any, TypeVar
+
+from embstore import commands as c
+from embstore.commands import Command, Executor
+from embstore.errors import DeadlineError, EmbstoreError
+from embstore.results import Boundary, NamedPlace
+
+R = TypeVar("R")
+
+TRIES = 50
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
+_LOOKS, _LOOK_S = 40, 0.02
+"""Longer than a client waits before it sends again what was refused."""
+
+
+def pause_all(
+    shards: Sequence[Executor],
+    by: str,
+    *,
+    tries: int = TRIES,
+    timeout_s: float | None = None,
+    wait: Callable[[float], Any] = sleep,
+) -> Boundary:
+    """Pause the writes of all shards at one boundary, and return it, with the largest numbers of
+    any; as `pause_each`."""
+    found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
+    return replace(
+        found[0],
+        command=max(one.command for one in found),
+        next_table_id=max(one.next_table_id for one in found),
+    )
+
+
+def pause_each(
+    shards: Sequence[Executor],
+    by: str,
+    *,
+    lease_ms: int = 0,
+    tries: int = TRIES,
+    timeout_s: float | None = None,
+    wait: Callable[[float], Any] = sleep,
+) -> list[Boundary]:
+    """Pause the writes of all shards at one boundary, and return where each stands. Then
+    `resume_all` ends it, or the next map of the cluster.
+
+    Parameters
+    ----------
+    shards : the executor of each shard itself
+    by, lease_ms : who pauses them, and for how long; of `Store.pause_writes`
+    timeout_s : of each call
+    wait : waits for so many seconds, between two tries
+
+    Raises
+    ------
+    DeadlineError : they were at different ones each time; nothing is paused.
+    EmbstoreError : a shard could not be asked, or refused. Nothing is paused, but on shards that
+        were not reached: whoever comes next lets them go on, as a pause outlives who asked for it.
+    """
+    longest_s = _PAUSE_FIRST_S
+    try:
+        for _ in range(tries):
+            found = _of_all(shards, c.PauseWrites(by, None, lease_ms), timeout_s)
+            if not _are_one(found) and _are_alike(found):
+                until = _furthest(found)
+                _brought_up(shards, c.PauseWrites(by, until, lease_ms), timeout_s, wait)
+                found = _of_all(shards, c.PauseWrites(by, None, lease_ms), timeout_s)
+            if _are_one(found):
+                return found
+            resume_all(shards, by, timeout_s=timeout_s)
+            wait(random.uniform(0, longest_s))
+            longest_s = min(2 * longest_s, _PAUSE_MAX_S)
+    except BaseException:
+        with suppress(EmbstoreError):
+            resume_all(shards, by, timeout_s=timeout_s)
+        raise
+    raise DeadlineError(
+        f"expected the shards to be at one boundary, found them at different ones {tries} times: "
+        "have fewer clients write, and try again"
+    )
+
+
+def _are_one(found: Sequence[Boundary]) -> bool:
+    return all(one.is_of(found[0]) for one in found)
+
+
+def _are_alike(found: Sequence[Boundary]) -> bool:
+    """Tell whether shards have the same tables, but for how many updates they have had."""
+    kinds = [[(t.config, t.table_id) for t in one.tables] for one in found]
+    return all(kind == kinds[0] for kind in kinds)
+
+
+def _furthest(found: Sequence[Boundary]) -> Boundary:
+    """Return where a shard is that has had all that any has had."""
+    tables = tuple(
+        max(same, key=lambda one: one.t)
+        for same in zip(*(one.tables for one in found), strict=True)
+    )
+    places: dict[str, NamedPlace] = {}
+    for place in (place for one in found for place in one.places):
+        before = places.get(place.session)
+        if before is None or before.step < place.step:
+            places[place.session] = place
+    return replace(found[0], tables=tables, places=tuple(places[name] for name in sorted(places)))
+
+
+def _brought_up(
+    shards: Sequence[Executor],
+    command: c.PauseWrites,
+    timeout_s: float | None,
+    wait: Callable[[float], Any],
+) -> None:
+    """Wait a while until all shards have come to the boundary of a command."""
+    assert command.until is not None
+    for _ in range(_LOOKS):
+        found = _of_all(shards, command, timeout_s)
+        if _are_one([command.until, *found]):
+            return
+        wait(_LOOK_S)
+
+
+def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:
+    """Have all shards take writes again, if they are paused `by` this name; "": by whoever.
+
+    Raises
+    ------
+    EmbstoreError : of the first shard that could not be told; the others have been.
+    """
+    _of_all(shards, c.ResumeWrites(by), timeout_s)
+
+
+def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:
+    """Return what every shard answers, asked side by side; all have answered."""
+    with ThreadPoolExecutor(len(shards), "embstore-boundary") as threads:
+        calls = [threads.submit(one.execute, command, timeout_s=timeout_s) for one in shards]
+    return [call.result() for call in calls]

@@ -1,0 +1,326 @@
+"""Another map for the shards of a cluster, while clients read and write.
+
+Whoever changes a cluster has a connection to each of its shards, and one place where the map is
+recorded for good. Every change goes the same way (`switch`):
+
+    pause     all shards pause their writes, at one boundary
+    prepare   what the new map needs is done: a new shard takes up where the others stand (`join`);
+              what was written last is copied (`move`)
+    record    the new map is recorded: from here on it is the cluster's
+    give      every shard gets it, and takes writes again
+
+What fails before `record` has changed nothing: writes go on. Where the work ends after
+it, or in the middle of it, shards stay paused until somebody calls `resolve` with the map that is
+recorded, whichever that is. A shard that is started again is given it by who starts it.
+
+**Partitions are moved in rounds.** Their written rows are copied by scans to shards that do not
+have them yet, where nobody reads them: first all, then those that were written since, until those
+are few. The last of them are copied while writes are paused. Then the old owner and the new one
+have to have the same leaves of the digest in these partitions, or nothing is moved.
+
+**What stays.** A shard that gives a partition away keeps its rows, which count for nothing: scans
+leave them out, and digests go by owners. If the partition comes back they are overwritten. Rows
+that the old copy has and the owner has not cannot come to be: a store that goes back goes to a
+label that was kept after the last move, and then so do all. The comparison would find them.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore import commands as c
+from embstore.arithmetic import LEAF_RECORD, partitions, partitions_of_blocks
+from embstore.commands import Executor
+from embstore.errors import (
+    CheckpointNotFoundError,
+    EmbstoreError,
+    InvalidArgumentError,
+    TableNotFoundError,
+)
+from embstore.handles.scan import Scan
+from embstore.results import Boundary, TableDescription
+from embstore.sharding import PARTITIONS, ShardMap
+from embstore_client.boundary import pause_all, resume_all
+
+FEW_ROWS = 1 << 16
+"""That were written since the last round: so many are copied while writes are paused."""
+ROUNDS_MAX = 8
+LABELS = "embstore-move"
+"""The folder of labels that are kept meanwhile: they push out nobody's."""
+
+Record = Callable[[ShardMap], Any]
+"""Records the map for good; what it raises leaves it open whether it has."""
+Report = Callable[[str, int], Any]
+"""Called with what is done now, and how many rows were copied."""
+
+
+def switch(
+    shards: Sequence[Executor],
+    shard_map: ShardMap,
+    record: Record,
+    *,
+    by: str,
+    prepare: Callable[[Boundary], Any] = lambda boundary: None,
+) -> None:
+    """Have the shards of the map, and those that leave it, change to it at one boundary.
+
+    Parameters
+    ----------
+    shards : those that have the map before, by number
+    by : who pauses their writes meanwhile
+
+    Raises
+    ------
+    EmbstoreError : nothing has changed, if it was raised before `record`; else see `resolve`.
+    """
+    boundary = pause_all(shards, by)
+    try:
+        prepare(boundary)
+    except BaseException:
+        with suppress(EmbstoreError):  # `resolve` does it, if a shard is away
+            resume_all(shards, by)
+        raise
+    record(shard_map)
+    give(shards[: len(shard_map.shards)], shard_map)
+
+
+def give(shards: Iterable[Executor], shard_map: ShardMap) -> None:
+    """Give shards a map that is recorded; those that have it keep it.
+
+    Raises
+    ------
+    EmbstoreError : of the first that could not be given it; the others have it.
+    """
+    each = [partial(_give, shard, shard_map) for shard in shards]
+    with ThreadPoolExecutor(len(each), "embstore-map") as threads:
+        calls = [threads.submit(one) for one in each]
+    for call in calls:
+        call.result()
+
+
+def _give(shard: Executor, shard_map: ShardMap) -> None:
+    found = shard.execute(c.GetServerInfo()).shard_map
+    if found is None or found.version < shard_map.version:
+        shard.execute(c.SetShardMap(shard_map))
+
+
+def resolve(shards: Sequence[Executor], shard_map: ShardMap) -> None:
+    """End what was begun: have all shards go by the map that is recorded, and take writes.
+
+    Raises
+    ------
+    EmbstoreError : a shard could not be report: call again.
+    """
+    give(shards, shard_map)
+    resume_all(shards)
+
+
+def join(
+    shards: Sequence[Executor],
+    joining: Sequence[Executor],
+    shard_map: ShardMap,
+    record: Record,
+    *,
+    by: str,
+) -> None:
+    """Have new shards hear every command from now on. They have no partition yet.
+
+    Parameters
+    ----------
+    joining : stores without rows, served as the shards of the next numbers
+    shard_map : the next one: the same owners, and the addresses of all
+    """
+
+    def prepare(boundary: Boundary) -> None:
+        for shard in joining:
+            shard.execute(c.SetShardMap(shard_map, boundary))
+
+    switch(shards, shard_map, record, by=by, prepare=prepare)
+
+
+def move(
+    shards: Sequence[Executor],
+    before: ShardMap,
+    shard_map: ShardMap,
+    record: Record,
+    *,
+    by: str,
+    report: Report = lambda what, rows: None,
+    few_rows: int = FEW_ROWS,
+) -> int:
+    """Give partitions to other shards of the cluster, and return how many rows were copied.
+
+    Parameters
+    ----------
+    shards : all, by number
+    before, shard_map : the map that they have, and the next one, with other owners
+    """
+    moving = Moving(shards, before, shard_map, report)
+    try:
+        for _ in range(ROUNDS_MAX):
+            if moving.copy() <= few_rows:
+                break
+
+        def prepare(boundary: Boundary) -> None:
+            moving.finish()
+            moving.compare(boundary.tables)
+
+        switch(shards, shard_map, record, by=by, prepare=prepare)
+    finally:
+        moving.close()
+    return moving.rows
+
+
+@dataclass
+class _Source:
+    """A shard that gives partitions away."""
+
+    shard: Executor
+    to: NDArray[np.int32]
+    """(PARTITIONS,): the shard that each goes to; -1: it does not."""
+    label: str = ""
+    """Of the last round."""
+    copied: set[int] = field(default_factory=set)
+    """Tables that have been copied as they were at that label."""
+
+
+class Moving:
+    """Copies the rows of partitions to their next owners. One thread at a time."""
+
+    def __init__(
+        self,
+        shards: Sequence[Executor],
+        before: ShardMap,
+        after: ShardMap,
+        report: Report = lambda what, rows: None,
+    ) -> None:
+        if len(before.shards) != len(shards) or len(after.shards) != len(shards):
+            raise InvalidArgumentError(
+                f"expected two maps of {len(shards)} shards, found {len(before.shards)} and "
+                f"{len(after.shards)}: shards join before, and leave after"
+            )
+        self._shards, self._report = shards, report
+        self._name, self._rounds = os.urandom(4).hex(), 0
+        owners = np.array(before.owners, np.int32), np.array(after.owners, np.int32)
+        self._sources = []
+        for number in np.unique(owners[0][owners[0] != owners[1]]).tolist():
+            leaves = (owners[0] == number) & (owners[1] != number)
+            to = np.where(leaves, owners[1], np.int32(-1))
+            self._sources.append(_Source(shards[number], to))
+        self.rows = 0
+        """Copied so far."""
+
+    def copy(self) -> int:
+        """Copy what was written since the last round, at first all; return how many rows."""
+        self._rounds += 1
+        before = self.rows
+        for source in self._sources:
+            label = f"{LABELS}/{self._name}-{self._rounds}"
+            source.shard.execute(c.Checkpoint(label, {}))
+            copied = set()
+            for table in source.shard.execute(c.ListTables()):
+                with suppress(TableNotFoundError):  # it is being made, or dropped
+                    self._copy(source, table, label)
+                    copied.add(table.table_id)
+            self._drop(source)
+            source.label, source.copied = label, copied
+        return self.rows - before
+
+    def finish(self) -> None:
+        """Copy the rest, while writes are paused."""
+        self._report("writes are paused", self.rows)
+        for source in self._sources:
+            for table in source.shard.execute(c.ListTables()):
+                self._copy(source, table, None)
+
+    def _copy(self, source: _Source, table: TableDescription, label: str | None) -> None:
+        name, seed = table.config.name, table.config.seed
+        since = source.label if table.table_id in source.copied else None
+        scan = Scan(
+            source.shard, name, table.table_id, label=label, since=since or None, with_state=True
+        )
+        with scan:
+            for batch in scan:
+                keys, weights, state = batch[0], batch[1], batch[2]  # type: ignore[misc]
+                to = source.to[partitions(seed, keys)]
+                for shard in np.unique(to[to >= 0]).tolist():
+                    mine = to == shard
+                    part = c.TableKeys(name, table.table_id, keys[mine])
+                    put = c.PutRows(part, weights[mine], state[mine], 0, moved=True)
+                    self._shards[shard].execute(put)
+                    self.rows += len(part.keys)
+                self._report(f"table {name!r} is copied", self.rows)
+
+    def compare(self, tables: Sequence[TableDescription]) -> None:
+        """Compare the leaves of all partitions that move, at the old owner and at the new one.
+
+        Raises
+        ------
+        EmbstoreError : they differ.
+        """
+        self._report("leaves are compared", self.rows)
+        for table in tables:
+            found: dict[int, dict[int, bytes]] = {}
+            for source in self._sources:
+                expected = _hashes(source.shard, table, source.to >= 0)
+                for shard in np.unique(source.to[source.to >= 0]).tolist():
+                    if shard not in found:
+                        found[shard] = _hashes(self._shards[shard], table, self._arriving(shard))
+                for partition in np.flatnonzero(source.to >= 0).tolist():
+                    other = found[int(source.to[partition])].get(partition)
+                    if other != expected.get(partition):
+                        raise EmbstoreError(
+                            f"table {table.config.name!r}: expected partition {partition} to have "
+                            "the same leaves at its new owner, found others: nothing is moved; a "
+                            "row may be there that its owner has not"
+                        )
+
+    def _arriving(self, shard: int) -> NDArray[np.bool_]:
+        arriving = np.zeros(PARTITIONS, np.bool_)
+        for source in self._sources:
+            arriving |= source.to == shard
+        return arriving
+
+    def close(self) -> None:
+        """Drop the labels that were kept for it; those of a shard that is away are pushed out by
+        later ones."""
+        for source in self._sources:
+            with suppress(EmbstoreError):
+                self._drop(source)
+
+    def _drop(self, source: _Source) -> None:
+        if source.label:
+            with suppress(CheckpointNotFoundError):
+                source.shard.execute(c.SetRetention(source.label, "dropped"))
+
+
+def _hashes(
+    shard: Executor, table: TableDescription, wanted: NDArray[np.bool_]
+) -> dict[int, bytes]:
+    """Return a hash of the leaves of each wanted partition that has any."""
+    hashes: dict[int, Any] = {}
+    for records in _leaves(shard, table):
+        of = partitions_of_blocks(table.config.seed, np.ascontiguousarray(records["block"]))
+        for partition in np.unique(of[wanted[of]]).tolist():
+            own = records[of == partition].tobytes()
+            hashes.setdefault(partition, blake2b(digest_size=32)).update(own)
+    return {partition: own.digest() for partition, own in hashes.items()}
+
+
+def _leaves(shard: Executor, table: TableDescription) -> Iterator[NDArray[Any]]:
+    low = 0
+    while True:
+        page = shard.execute(c.GetLeaves(table.config.name, table.table_id, low))
+        records = np.frombuffer(page.records, LEAF_RECORD)
+        if not len(records):
+            return
+        yield records
+        low = int(records["block"][-1]) + 1

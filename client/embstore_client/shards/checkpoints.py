@@ -1,0 +1,164 @@
+"""Checkpoints of a cluster: kept, listed, dropped, and gone back to.
+
+A label is kept on every shard while none of them takes a write, at one boundary (`boundary`), also
+beside other writers. What each shard's checkpoint holds is compared with the boundary afterwards: a
+shard whose lease has run out, or that was started again, may have written in between. Then there is
+no checkpoint, and it is tried again.
+
+Who may not pause the writes of others (it takes the right "admin" on everything) keeps the label
+all the same, and it counts if the shards have kept the same tables with as many updates: what
+others write meanwhile is seen by t, and the label is tried again.
+
+Which labels are the cluster's is in the labels themselves (`embstore.cluster_checkpoints`). What a
+client that died has left of one is dropped by the next who keeps that label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from embstore import commands as c
+from embstore.cluster_checkpoints import identity_of, marked, unmarked
+from embstore.errors import (
+    CheckpointNotFoundError,
+    EmbstoreError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    PermissionDeniedError,
+)
+from embstore.results import Acknowledged, Boundary, Checkpoint
+from embstore_client.boundary import pause_each, resume_all
+from embstore_client.shards.patience import TIMEOUT_S, until_taken
+
+if TYPE_CHECKING:
+    from embstore_client.shards.router import Call, Router
+
+_TRIES = 5
+_LEASE_MS = 30_000
+"""For as long a shard takes no writes at most, where who has paused them has died."""
+
+
+def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
+    """Keep one label on every shard, at one boundary.
+
+    Raises
+    ------
+    CheckpointExistsError : the cluster has the label, or a shard has one of its own.
+    OutcomeUnknownError : shards were started again each time; there is no such checkpoint.
+    """
+    with router.writing():
+        for _ in range(_TRIES):
+            with _paused(router, call) as boundaries:
+                _drop_left(router, command.label)
+                mark = token_hex(16)
+                made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
+                try:
+                    found = router.all(made, call)
+                except BaseException:
+                    with suppress(EmbstoreError):
+                        _drop_left(router, command.label)
+                    raise
+            if _are_one(found, boundaries):
+                return unmarked(found[0])
+            _drop(router, command.label, range(len(found)))
+    raise OutcomeUnknownError(
+        f"checkpoint {command.label!r}: expected every shard to take no writes meanwhile, found "
+        f"that some did, {_TRIES} times, so it is none of the cluster: have other clients rest"
+    )
+
+
+def _are_one(found: list[Checkpoint], boundaries: list[Boundary]) -> bool:
+    """Whether what the shards have kept is what they had at one boundary."""
+    at = [one.state.command for one in found]
+    is_same = all(one.state.tables == found[0].state.tables for one in found)
+    return is_same and (not boundaries or at == [one.command for one in boundaries])
+
+
+@contextmanager
+def _paused(router: Router, call: Call) -> Iterator[list[Boundary]]:
+    """Have no shard take writes; yield where each stands: nothing, where they cannot be paused."""
+    by = f"a checkpoint, {token_hex(8)}"
+    boundaries: list[Boundary] = []
+    with suppress(PermissionDeniedError, InvalidArgumentError):  # or they are served as no shards
+        check = partial(router.check_newest, range(len(router.shards)))
+        pause = partial(pause_each, router.shards, by, timeout_s=call.timeout_s, lease_ms=_LEASE_MS)
+        boundaries = until_taken(pause, check, call.timeout_s or TIMEOUT_S)
+    try:
+        yield boundaries
+    finally:
+        if boundaries:
+            with suppress(EmbstoreError):  # its lease ends it
+                resume_all(router.shards, by, timeout_s=call.timeout_s)
+
+
+def _drop_left(router: Router, label: str) -> None:
+    """Drop what a try that was cut short has left of a label."""
+    found = _each(router.all(_LIST), label)
+    identities = [None if one is None else identity_of(one) for one in found]
+    if len({*identities}) > 1:
+        _drop(router, label, [shard for shard, one in enumerate(identities) if one is not None])
+
+
+def _drop(router: Router, label: str, shards: range | list[int]) -> None:
+    router.each(dict.fromkeys(shards, c.SetRetention(label, "dropped")))
+
+
+def set_retention(router: Router, command: c.SetRetention, call: Call) -> Checkpoint:
+    """Protect a label on every shard, or drop it."""
+    return unmarked(router.all(command, call)[0])
+
+
+def list_checkpoints(
+    router: Router, command: c.ListCheckpoints, call: Call
+) -> tuple[Checkpoint, ...]:
+    """Those that all shards keep, of one boundary."""
+    found = router.all(command, call)
+    return tuple(unmarked(one) for one in found[0] if _is_whole(found, one.label))
+
+
+def _is_whole(found: list[tuple[Checkpoint, ...]], label: str) -> bool:
+    identities = {identity_of(one) if one is not None else None for one in _each(found, label)}
+    return len(identities) == 1 and None not in identities
+
+
+def _each(found: list[tuple[Checkpoint, ...]], label: str) -> list[Checkpoint | None]:
+    return [_by_label(kept).get(label) for kept in found]
+
+
+def _by_label(kept: tuple[Checkpoint, ...]) -> Mapping[str, Checkpoint]:
+    return {one.label: one for one in kept}
+
+
+def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
+    """Have every shard go back to a label that all of them keep, of one boundary."""
+    with router.writing():
+        kept = router.all(_LIST)
+        for shard, one in enumerate(_each(kept, command.label)):
+            if one is None:  # so it says, and the others stay as they are
+                router.each({shard: command}, call)
+        if not _is_whole(kept, command.label):
+            raise CheckpointNotFoundError(
+                f"expected {command.label!r} to be a checkpoint of the whole cluster, found one of "
+                "another boundary on each shard: its making was cut short, or it is a shard's own"
+            )
+        try:
+            done = router.all(command, call)[0]
+        finally:
+            router.tables.forget_all()  # a name may be another table's
+        router.places.ended(None)
+        return done
+
+
+_LIST = c.ListCheckpoints()
+
+HANDLERS = {
+    c.Checkpoint: checkpoint,
+    c.SetRetention: set_retention,
+    c.ListCheckpoints: list_checkpoints,
+    c.Restore: restore,
+}

@@ -1,0 +1,130 @@
+"""A cluster by its newest map: commands are sent again by that when partitions have moved.
+
+A shard that has a newer map refuses what was split by an older one, and every shard knows the map.
+So a client notices with its next command, connects to shards that are new to it, and sends the
+command once more, split anew. It is applied once: maps change at a boundary, where whatever was
+sent has been applied by all shards or by none (`embstore_client.boundary`).
+
+Sessions end with their map, as with a restart of a server; a loop over one goes on by the way it
+has for that (`embstore_training.rank_session`): the name of the process, which is that of all
+shards, has the map's version in it. The epoch of the cluster is the sum of its shards', and a shard
+that comes or leaves does not change it.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from embstore import commands as c
+from embstore.commands import Command, Executor, Progress
+from embstore.errors import EmbstoreError, MovedError
+from embstore.results import ServerInfo
+from embstore.sharding import ShardMap
+from embstore_client.shards.router import Router
+
+R = TypeVar("R")
+
+_MAPS_MAX = 100
+"""That one command may meet: far more than change while it is under way."""
+
+
+class Following:
+    """Executes commands on all shards of a cluster, by its newest map. Any thread."""
+
+    def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
+        """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
+        self.router = router
+        """By the newest map that is known here; replaced whole."""
+        self.rounds_rows = router.rounds_rows
+        self._connect_to = connect_to
+        self._every = list(router.shards)
+        self._looking = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def shards(self) -> tuple[Executor, ...]:
+        """The executor of each shard."""
+        return self.router.shards
+
+    @property
+    def shard_map(self) -> ShardMap:
+        """The newest map that is known here."""
+        return self.router.shard_map
+
+    @property
+    def connected_by(self) -> dict[str, Any] | None:
+        """The arguments of `connect`, all but the token, by which another process can connect."""
+        return self.router.connected_by
+
+    def execute(
+        self,
+        command: Command[R],
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
+        map_version: int = 0,
+    ) -> R:
+        """Execute a command; see `embstore.commands.Executor`."""
+        for _ in range(_MAPS_MAX):
+            router = self.router
+            try:
+                return router.execute(command, out=out, timeout_s=timeout_s, progress=progress)
+            except MovedError as moved:
+                self._follow(router, moved)
+        return self.router.execute(command, out=out, timeout_s=timeout_s, progress=progress)
+
+    def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
+        """Ask each shard for its rows of a step; None: nothing is gained by it."""
+        return self.router.prefetch(command)
+
+    def warm_up(self) -> None:
+        """Compile every kernel that commands need, where shards are in this process."""
+        self.router.warm_up()
+
+    def close(self) -> None:
+        """End every shard's executor, also of shards that have left."""
+        with self._looking:
+            self._is_closed = True
+            self.router.close()
+            for shard in self._every:
+                shard.close()
+
+    def _follow(self, router: Router, moved: MovedError) -> None:
+        """Go by the newest map that a shard has; raise `moved` where that is no newer one."""
+        with self._looking:
+            if self.router is not router or self._is_closed:
+                return  # another thread was here
+            infos = self._infos(router)
+            found = [one.shard_map for one in infos.values() if one.shard_map is not None]
+            newest = max(found, key=lambda one: one.version, default=router.shard_map)
+            if newest.version <= router.shard_map.version:
+                raise moved
+            known = dict(zip(router.shard_map.shards, router.shards, strict=True))
+            executors = [self._at(address, known) for address in newest.shards]
+            shared, before = router.shared, router.shards
+            shared.epochs += sum(
+                infos[one].context.epoch for one in before if one not in executors and one in infos
+            ) - sum(_info(one).context.epoch for one in executors if one not in before)
+            after = Router(executors, newest, timeout_s=router.timeout_s, shared=shared)
+            after.connected_by = router.connected_by
+            self.router = after
+
+    def _infos(self, router: Router) -> dict[Executor, ServerInfo]:
+        """Return what the shards that can be reached say of themselves."""
+        infos = {}
+        for shard in router.shards:
+            with suppress(EmbstoreError):
+                infos[shard] = _info(shard)
+        return infos
+
+    def _at(self, address: str, known: dict[str, Executor]) -> Executor:
+        if address not in known:
+            known[address] = self._connect_to(address)
+            self._every.append(known[address])
+        return known[address]
+
+
+def _info(shard: Executor) -> ServerInfo:
+    return shard.execute(c.GetServerInfo())

@@ -1,0 +1,233 @@
+"""A store as a shard of a cluster: its map, writes that are paused, rows that are moved.
+
+What a store is among the shards is durable before anybody is told (`embstore.storage.shard`). While
+its writes are paused, the frame of calls refuses every command that writes, in its turn: so after
+the answer none is applied, whatever was queued before.
+
+**Commands by a map.** A command that was split by a map is executed if the shard's map splits
+alike, in one turn with the look at it; else it is refused, and its sender looks for the newest map.
+What a session does is split by the map with which its ranks have joined: it ends with that map.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.commands import Effect
+from embstore.engine.admin import describe
+from embstore.errors import InvalidArgumentError, MovedError, SessionExpiredError, WritesPausedError
+from embstore.results import Boundary, NamedPlace, Place
+from embstore.storage import shard as shards
+from embstore.storage.shard import ShardPlace
+from embstore.tables.command_log import SessionPlace
+from embstore.tables.frame import Lease
+from embstore.tables.state import TableState
+
+if TYPE_CHECKING:
+    from embstore.engine.engine import Engine
+
+
+def be(engine: "Engine", place: ShardPlace | None) -> None:
+    """Have a store be this shard, or none, from now on. Inside a call, or before the first."""
+    engine.shard = place
+    engine.scans.owns = None if place is None else place.owns
+    engine.tables.frame.pause("" if place is None else place.refusal)
+
+
+def _place_of(engine: "Engine") -> ShardPlace:
+    if engine.shard is None:
+        raise InvalidArgumentError(
+            "this store is no shard of a cluster, and has no map: serve it with --shard-map and "
+            "--shard"
+        )
+    return engine.shard
+
+
+# Commands by a map
+
+
+def check_version(engine: "Engine", version: int) -> None:
+    """Raise MovedError unless a command that was split by the map of a version is split as by that
+    of this shard."""
+    place = engine.shard
+    if place is not None and not place.is_split_as(version):
+        raise MovedError(
+            f"{place.name} has version {place.shard_map.version} of the map, the call was split by "
+            f"version {version}: take the newest map, and split it by that"
+        )
+
+
+def by_map(
+    engine: "Engine", command: c.Command[Any], version: int, begin: Callable[[], Any]
+) -> Any:
+    """Begin a command that was split by the map of a version.
+
+    Raises MovedError: it is split in another way by now; nothing has changed.
+    """
+    if isinstance(command, c.JoinSession):  # takes no turn: so it is looked at once more
+        check_version(engine, version)
+        joined = begin()
+        try:
+            check_version(engine, version)
+        except MovedError:
+            engine.sessions.close(c.CloseSession(joined.member))
+            raise
+        return joined
+    if hasattr(command, "member"):
+        return begin()
+    if command.effect in (Effect.LONG, Effect.PROMPT):
+        check_version(engine, version)
+        return begin()
+    with engine.tables.frame.turn():
+        check_version(engine, version)
+        return begin()
+
+
+# The map
+
+
+def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
+    """Take the next map, once it is on the disk."""
+    tables, place = engine.tables, _place_of(engine)
+    with tables.reading():
+        commit = engine.storage.catalogue.head.commit
+        place = _place_of(engine).with_map(command.shard_map, commit)
+        if command.boundary is not None:
+            _adopt(engine, place, command.boundary)
+        engine.storage.check_usable(write=True)
+        shards.write(engine.storage.files, place)
+        paused = tables.frame.paused
+        be(engine, place)
+        if place.since == place.shard_map.version:
+            tables.frame.pause(paused)  # until all sessions have ended that go by the map before
+    if place.since == place.shard_map.version:
+        _end_sessions(engine)
+        with tables.reading():
+            if engine.shard is not None:
+                tables.frame.pause(engine.shard.refusal)
+
+
+def _end_sessions(engine: "Engine") -> None:
+    for name in engine.sessions.names():
+        with suppress(SessionExpiredError):  # it has ended meanwhile
+            engine.sessions.end(name, by="another map of the cluster")
+    engine.scans.end_all()
+
+
+def _adopt(engine: "Engine", place: ShardPlace, boundary: Boundary) -> None:
+    """Have a shard without a partition stand where the others stand. Inside a call."""
+    own, tables, storage = _place_of(engine), engine.tables, engine.storage
+    if own.partitions or place.partitions:
+        raise InvalidArgumentError(
+            f"{own.name} has partitions: expected a shard that has none, to begin where the others "
+            "are"
+        )
+    engine.sessions.release_ended()
+    before = list(tables.by_id.values())  # of an earlier try, or of a shard that had left
+    tables.check_unheld("give it the tables of a cluster", before)
+    storage.begin_change()
+    engine.hot_pins.release_tables(before, are_dropped=True)
+    for table in before:
+        storage.drop_table(table.table_id)
+        tables.remove(table)
+        engine.frequencies.forget(table)
+    for described in sorted(boundary.tables, key=lambda one: one.table_id):  # as they were made
+        storage.next_table_id = described.table_id
+        table, _ = tables.create(described.config)
+        table.t = described.t
+        engine.frequencies.load(table)
+    storage.next_table_id = boundary.next_table_id
+    for name in list(tables.places):
+        tables.drop_place(name)
+    for one in boundary.places:
+        tables.note_place(one.session, Place(one.step, dict(one.table_ids)))
+    tables.frame.command_number = boundary.command
+    tables.commit()
+
+
+# Paused writes
+
+
+def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
+    """Take no writes from now on, and return where the store stands."""
+    with engine.tables.reading():
+        place, frame = _place_of(engine).paused(command.by), engine.tables.frame
+        if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
+            raise WritesPausedError(frame.lease.why)
+        if command.lease_ms:
+            ends = monotonic() + command.lease_ms / 1000
+            be(engine, engine.shard)  # nothing passes, but what `until` lets
+            frame.lease = Lease(command.by, place.refusal, ends)
+        else:
+            _become(engine, place)
+        if command.until is not None:
+            frame.may_pass = partial(_is_before, engine, command.until)
+        return boundary(engine)
+
+
+def _is_before(engine: "Engine", until: Boundary, place: SessionPlace | None) -> bool:
+    """Tell whether a command that writes is to be applied up to a boundary: a step of a session by
+    its number, another one as long as a table lacks updates. Inside a call."""
+    if place is not None:
+        return any(
+            one.session == place.session and place.place.step <= one.step for one in until.places
+        )
+    tables = engine.tables.by_id
+    return any(one.table_id in tables and tables[one.table_id].t < one.t for one in until.tables)
+
+
+def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:
+    """Take writes again."""
+    with engine.tables.reading():
+        _become(engine, _place_of(engine).resumed(command.by))
+        frame = engine.tables.frame
+        if frame.lease is not None and command.by in ("", frame.lease.by):
+            frame.lease = None
+
+
+def _become(engine: "Engine", place: ShardPlace) -> None:
+    if place != engine.shard:
+        engine.storage.check_usable(write=True)
+        shards.write(engine.storage.files, place)
+    be(engine, place)
+
+
+def boundary(engine: "Engine") -> Boundary:
+    """Return where a store stands. Inside a call."""
+    tables = engine.tables
+    return Boundary(
+        tables.frame.command_number,
+        tuple(describe(table) for table in tables.sorted()),
+        engine.storage.next_table_id,
+        tuple(
+            NamedPlace(name, place.step, dict(place.table_ids))
+            for name, place in sorted(tables.places.items())
+        ),
+    )
+
+
+# Moved rows
+
+
+def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
+    """Raise InvalidArgumentError, if a row that is moved here is one that the shard has. Inside a
+    call."""
+    place = _place_of(engine)
+    own = np.flatnonzero(place.owns(table.config.seed, np.asarray(keys)))
+    if len(own):
+        raise InvalidArgumentError(
+            f"table {table.name!r}: expected rows of partitions that {place.name} has not, found "
+            f"key {keys[own[0]]}, which it has"
+        )
+
+
+HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    c.SetShardMap: set_shard_map,
+    c.PauseWrites: pause_writes,
+    c.ResumeWrites: resume_writes,
+}

@@ -1,0 +1,153 @@
+"""A cluster that grows or shrinks: the work of the coordinator, on a thread of its own.
+
+Meanwhile the coordinator answers, as shards that are started ask it for the plan. The map is
+recorded by it, in its file; so whatever dies, the cluster goes by that file: a coordinator that is
+started again has all shards go by its map, and take writes (`embstore_client.moving.resolve`). The
+work itself is then not gone on with: it is asked for again, and what was copied is copied anew.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from time import sleep
+from typing import Any
+
+from embstore import commands as c
+from embstore.commands import Executor
+from embstore.errors import EmbstoreError
+from embstore.sharding import ShardMap
+from embstore_client import moving
+from embstore_client.boundary import pause_all, resume_all
+from embstore_client.connecting import connect_one
+
+BY = "the coordinator, which moves partitions"
+LABEL = "embstore-map/{}"
+"""Of the checkpoint that is kept when partitions have moved: labels of before are void."""
+_TRIES, _PAUSE_S = 120, 1.0
+"""To reach all shards, some of which may be being started."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a change is."""
+
+    what: str = ""
+    """What is done now; "": nothing."""
+    rows: int = 0
+    """Copied so far."""
+    error: str = ""
+    """Why the last one has ended; "": it is done, or there was none."""
+
+
+class Change:
+    """Changes of one cluster, one at a time.
+
+    Parameters
+    ----------
+    current : returns the map that is recorded
+    record : records the next one
+    ended : is called when all shards go by it, and take writes
+    """
+
+    def __init__(
+        self,
+        current: Callable[[], ShardMap],
+        record: Callable[[ShardMap], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._current, self._record, self._ended = current, record, ended
+        self._thread: Thread | None = None
+        self.progress = Progress()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether one is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, count: int, joining: ShardMap | None, connecting: dict[str, Any]) -> None:
+        """Begin to have `count` shards: first those of the map `joining` join, where it is one."""
+        self._start(lambda: self._change(count, joining, connecting), connecting)
+
+    def resolve(self, connecting: dict[str, Any]) -> None:
+        """Begin to have all shards go by the map that is recorded, and take writes."""
+        self._start(lambda: self._resolve(connecting), connecting)
+
+    def _start(self, work: Callable[[], None], connecting: dict[str, Any]) -> None:
+        def run() -> None:
+            error = ""
+            try:
+                work()
+            except Exception as exc:  # whatever it is, who asks for it is told
+                error = str(exc) or repr(exc)
+            try:
+                if error:
+                    self._resolve(connecting)
+                self._ended()
+            except Exception as exc:
+                error = f"{error}; then: {exc}"
+            self.progress = Progress(rows=self.progress.rows, error=error)
+
+        self.progress = Progress("beginning")
+        self._thread = Thread(target=run, name="embstore-change", daemon=True)
+        self._thread.start()
+
+    def _report(self, what: str, rows: int = 0) -> None:
+        self.progress = Progress(what, rows)
+
+    def _resolve(self, connecting: dict[str, Any]) -> None:
+        self._report("all shards get the map")
+        for left in reversed(range(_TRIES)):
+            try:
+                shard_map = self._current()
+                with _connected(shard_map, connecting) as shards:
+                    moving.resolve(shards, shard_map)
+                return
+            except EmbstoreError:
+                if not left:
+                    raise
+            sleep(_PAUSE_S)
+
+    def _change(self, count: int, joining: ShardMap | None, connecting: dict[str, Any]) -> None:
+        self._resolve(connecting)
+        now = self._current()
+        if joining is not None and len(joining.shards) > len(now.shards):
+            self._report("shards join")
+            joined = now.joined_by(joining.shards[len(now.shards) :])
+            with _connected(joined, connecting) as shards:
+                first = len(now.shards)
+                moving.join(shards[:first], shards[first:], joined, self._record, by=BY)
+            now = joined
+        after = now.evened(count)
+        if after.owners != now.owners:
+            with _connected(now, connecting) as shards:
+                moving.move(shards, now, after, self._record, by=BY, report=self._report)
+            now = after
+            self._keep(now, connecting)
+        if count < len(now.shards):
+            self._report("shards leave", self.progress.rows)
+            with _connected(now, connecting) as shards:
+                left = now.left_by(len(now.shards) - count)
+                moving.switch(shards, left, self._record, by=BY)
+
+    def _keep(self, shard_map: ShardMap, connecting: dict[str, Any]) -> None:
+        """Keep a checkpoint on every shard, at one boundary."""
+        self._report("a checkpoint is kept", self.progress.rows)
+        with _connected(shard_map, connecting) as shards:
+            pause_all(shards, BY)
+            try:
+                label = LABEL.format(shard_map.version)
+                for shard in shards:
+                    shard.execute(c.Checkpoint(label, {"map_version": shard_map.version}))
+            finally:
+                resume_all(shards, BY)
+
+
+@contextmanager
+def _connected(shard_map: ShardMap, connecting: dict[str, Any]) -> Iterator[list[Executor]]:
+    """Yield the executor of each shard."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(connect_one(address, **connecting)).executor
+            for address in shard_map.shards
+        ]

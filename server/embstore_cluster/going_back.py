@@ -1,0 +1,126 @@
+"""Going back: where a shard has lost commands, all shards go to one checkpoint, or none serves.
+
+With durability "checkpoint" or "interval" a shard that has died comes back at its last commit, and
+the others are ahead of it. What they have together is then no state that any trainer has seen. So
+the cluster goes back, as one, to the last checkpoint that all shards have:
+
+1. A shard's server looks at its directory before it opens it (`prepare`, in the server's process,
+   which has the directory's lock, so that no server before it can write any more). A catalogue with
+   a tail has lost commands: the process ends with LOST.
+2. Its actor tells the coordinator, which asks all actors which checkpoints are on their disks, and
+   takes the newest that all have. It notes that in its file, as going back number n, and has every
+   other shard's server ended. Only then does it answer.
+3. Each server, of any shard, that starts from then on is given n and the label. It restores that
+   once: beside its directory is the number that it has gone back to last.
+
+**No step is acknowledged in between**: a step needs all shards, and the one that had lost commands
+serves only when every server of before has ended. Whoever dies meanwhile begins where it was: what
+is decided is in the coordinator's file, what is restored is in the shard's.
+
+**One that is always there.** A directory without any checkpoint gets one at its first start, so
+there is always a state to go back to.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import embstore
+from embstore.cluster_checkpoints import identity_of, marked
+from embstore.durability import Durability
+from embstore.errors import CheckpointNotFoundError
+from embstore.storage import catalogue as catalogues
+from embstore.storage import shard as shards
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.contents import LOCK
+from embstore.storage.files import Files
+from embstore_cluster.plan import Plan
+
+LOST = 79
+"""The exit status of a server whose directory has lost commands."""
+FIRST_LABEL = "cluster/start"
+
+
+def words(plan: Plan, shard: int) -> list[str]:
+    """Return what the process of a shard's server is to `prepare`, as words of its command line."""
+    if plan.durability == "commands":
+        return []
+    back = plan.back
+    return [str(plan.directory(shard)), plan.durability, plan.life, str(back.number), back.label]
+
+
+def prepare(given: Sequence[str]) -> int:
+    """Have a shard's directory be as the cluster is, before it is served; `given` is of `words`.
+
+    Returns
+    -------
+    0, or LOST: it has lost commands, and is as it was.
+
+    Raises
+    ------
+    StoreInUseError : another server has the directory.
+    EmbstoreError : the checkpoint cannot be restored.
+    """
+    path, level, life, wanted, label = given
+    directory, durability = Path(path), cast(Durability, level)
+    own = Files(str(directory.parent))
+    noted = f"{directory.name}.back.json"
+    number = json.loads(own.read_all(noted))["number"] if own.exists(noted) else 0
+    kept = _kept(directory)
+    if number < int(wanted):
+        with embstore.open(directory, device="cpu", durability=durability) as store:
+            store.restore(label, force=True)
+        own.replace(noted, json.dumps({"number": int(wanted)}).encode() + b"\n")
+    elif kept is not None and kept.tail:
+        return LOST
+    elif kept is None or not kept.checkpoints:
+        with embstore.open(directory, device="cpu", durability=durability) as store:
+            store.checkpoint(FIRST_LABEL, marked({}, life))
+    return 0
+
+
+def _kept(directory: Path) -> Catalogue | None:
+    """Return what is committed, when no other server has the directory; None: it is new."""
+    files = Files(str(directory))
+    if not files.exists(catalogues.PATH):
+        return None
+    lock = files.lock(LOCK, shared=False)
+    try:
+        return catalogues.decode(files.read_all(catalogues.PATH))
+    finally:
+        lock.close()
+
+
+def labels(directory: Path) -> dict[str, str]:
+    """Return the checkpoints on a shard's disk, oldest first: by label, what is equal on all shards
+    if it is one of the cluster; a shard's own is as none other. A server may have the directory."""
+    files = Files(str(directory))
+    if not files.exists(catalogues.PATH):
+        return {}
+    kept, place = catalogues.decode(files.read_all(catalogues.PATH)).checkpoints, shards.read(files)
+    found = {}
+    for one in kept:
+        with suppress(CheckpointNotFoundError):  # it has rows of partitions that are elsewhere now
+            if place is not None:
+                place.check_label(one)
+            found[one.label] = identity_of(one) or directory.name
+    return found
+
+
+def newest(of_shards: Sequence[Mapping[str, str]]) -> str:
+    """Return the newest label that all shards have, of one boundary.
+
+    Raises
+    ------
+    CheckpointNotFoundError : there is none.
+    """
+    first, *others = of_shards
+    for label, identity in reversed([*first.items()]):
+        if all(other.get(label) == identity for other in others):
+            return label
+    raise CheckpointNotFoundError(
+        "a shard has lost commands: expected a checkpoint that all shards have, kept since "
+        "partitions were moved, to go back to; found none: restore backups of all shards"
+    )

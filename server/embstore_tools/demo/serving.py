@@ -1,0 +1,126 @@
+"""The store that a demo trains: of a server or a cluster of its own, or of one that runs.
+
+A cluster has two shards on this machine, by Ray, which share the cache that one server would have.
+One that runs is asked for nothing but tables of the demo's names, which it must not have; they are
+dropped again, with the demo's checkpoint.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.request import ProxyHandler, build_opener
+
+from embstore.errors import CheckpointNotFoundError, InvalidArgumentError, TableNotFoundError
+from embstore_tools.demo.job import Job
+from embstore_tools.demo.phases import Phases
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
+CHECKPOINT_LABEL = "trained"
+SHARDS = 2
+"""Of a cluster of the demo's own."""
+_TIMEOUT_S = 60.0
+
+
+class Served(NamedTuple):
+    """A store, and what is known of the way to it."""
+
+    store: "Store"
+    network_bytes: Callable[[], int] | None
+    """Returns how many bytes of requests and replies there were so far; None: nobody counts."""
+
+
+@contextmanager
+def served(
+    place: Path,
+    job: Job,
+    phases: Phases,
+    *,
+    counts_all: bool = False,
+    is_cluster: bool = False,
+    address: str | None = None,
+) -> Iterator[Served]:
+    """Connect to what is started here, and ends with the block, or to what runs at `address`.
+
+    Parameters
+    ----------
+    counts_all : it counts keys of all lookups, for a report
+    is_cluster : start a cluster, and no server
+    """
+    with ExitStack() as running:
+        if address is not None:
+            yield running.enter_context(_at(address, job))
+            return
+        with phases.phase("starting the " + ("cluster" if is_cluster else "server")) as advance:
+            start = _cluster if is_cluster else _server
+            found, where = running.enter_context(start(place, job, counts_all))
+            advance(1, where)
+        yield found
+
+
+@contextmanager
+def _server(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
+    from embstore_client import connect  # here, as only a run needs them
+    from embstore_server.launch import ServerProcess
+
+    options = ["--cache-bytes", str(job.store_cache_bytes), *_options(job, counts_all)]
+    with ServerProcess(place, *options) as server, connect(server.address) as store:
+        where = f"gRPC {server.address}, REST {server.admin}"
+        yield Served(store, partial(_network_bytes, (server.admin,))), where
+
+
+@contextmanager
+def _cluster(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
+    import embstore_cluster  # here, as only a run needs them
+    from embstore_client import connect
+
+    share = -(-job.store_cache_bytes // SHARDS)
+    flags = _options(job, counts_all)
+    cluster = embstore_cluster.start(shards=SHARDS, data=place, cache_bytes=share, flags=flags)
+    try:
+        with connect(cluster.address) as store:
+            where = f"{SHARDS} shards, {', '.join(cluster.shard_map.shards)}"
+            yield Served(store, partial(_network_bytes, cluster.admins)), where
+    finally:
+        embstore_cluster.stop(data=place)
+
+
+@contextmanager
+def _at(address: str, job: Job) -> Iterator[Served]:
+    from embstore_client import connect
+
+    names = [config.name for config in job.configs]
+    with connect(address) as store:
+        there = sorted({*names} & {*store.tables()})
+        if there:
+            raise InvalidArgumentError(
+                f"expected no table of the demo's names at {address}, found {', '.join(there)}: a "
+                "demo before may have left them; drop them, or give another store"
+            )
+        try:
+            yield Served(store, None)
+        finally:
+            for name in names:
+                with suppress(TableNotFoundError):
+                    store.drop_table(name)
+            with suppress(CheckpointNotFoundError):
+                store.set_retention(CHECKPOINT_LABEL, "dropped")
+
+
+def _options(job: Job, counts_all: bool) -> list[str]:
+    return ["--policy", job.policy, *(["--count-rate", "1"] if counts_all else [])]
+
+
+def _network_bytes(admins: tuple[str, ...]) -> int:
+    """Ask servers for the bytes of all their calls' messages, without headers of the transport."""
+    direct = build_opener(ProxyHandler({}))
+    sent = 0
+    for admin in admins:
+        with direct.open(f"http://{admin}/api/v1/stats", timeout=_TIMEOUT_S) as reply:
+            verbs = json.load(reply)["verbs"]
+        sent += sum(verb["received_bytes"] + verb["sent_bytes"] for verb in verbs.values())
+    return sent

@@ -1,0 +1,190 @@
+"""Checkpoints of a cluster: one label on all shards at one boundary, or none."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import commands as c
+from embstore.cluster_checkpoints import marked
+from embstore.config import Adagrad, Uniform
+from embstore.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    StoreClosedError,
+    WritesPausedError,
+)
+from embstore.handles.store import Store
+from embstore_client.shards.router import Router
+from tests.clusters import Cluster
+
+DIM, ROWS, LABELS = 4, 20_000, 3
+TABLE: dict[str, Any] = {
+    "dim": DIM,
+    "rows": ROWS,
+    "optimizer": Adagrad(0.5),
+    "initializer": Uniform(-0.1, 0.1),
+}
+KEYS = np.arange(0, ROWS, 100)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster", 3)
+    made.store().create_table("a", **TABLE)
+    yield made
+    made.close()
+
+
+def update(store: Store, number: int) -> None:
+    gradients = np.random.default_rng(number).standard_normal((len(KEYS), DIM), np.float32)
+    store.table("a").update(KEYS, gradients)
+
+
+def labels_of(store: Any) -> list[str]:
+    return [one.label for one in Store(getattr(store, "executor", store)).checkpoints()]
+
+
+def digest_after(path: Path, updates: int) -> str:
+    """Return what one store has after so many."""
+    with embstore.open(path, cache_bytes=1 << 20, device="cpu") as store:
+        store.create_table("a", **TABLE)
+        for number in range(updates):
+            update(store, number)
+        return store.table("a").digest()
+
+
+def test_labels_are_at_one_boundary_while_others_write(cluster: Cluster, tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def write() -> None:
+        writer, number = cluster.store(), 0
+        while not ended.is_set():
+            update(writer, number)
+            number += 1
+
+    store = cluster.store()
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        for number in range(LABELS):
+            seen = store.table("a").t
+            while store.table("a").t == seen:
+                assert not writing.done(), writing.result()
+            store.checkpoint(f"kept-{number}", {"number": number})
+        ended.set()
+        writing.result()
+    assert [one.metadata for one in store.checkpoints()] == [{"number": n} for n in range(LABELS)]
+    for number in reversed(range(LABELS)):
+        store.restore(f"kept-{number}")
+        [t] = {engine.execute(c.GetTable("a")).t for engine in cluster.shards()}
+        assert store.table("a").digest() == digest_after(tmp_path / f"one-{number}", t)
+
+
+def test_what_was_cut_short_is_none_and_is_replaced(cluster: Cluster) -> None:
+    """A client has died, when some shards had its label; and another, too."""
+    store, (first, second, _) = cluster.store(), cluster.shards()
+    first.execute(c.Checkpoint("kept", marked({}, "one try")))
+    second.execute(c.Checkpoint("kept", marked({}, "another try")))
+    assert labels_of(store) == []
+    with pytest.raises(CheckpointNotFoundError):
+        store.restore("kept")
+    update(store, 0)
+    store.checkpoint("kept", {"what": "is whole"})
+    assert [(one.label, one.metadata) for one in store.checkpoints()] == [
+        ("kept", {"what": "is whole"})
+    ]
+    with pytest.raises(CheckpointExistsError):
+        store.checkpoint("kept")
+    assert labels_of(store) == ["kept"]
+    update(store, 1)
+    store.restore("kept")
+    assert store.table("a").t == 1
+
+
+def test_tries_that_meet_under_one_label_are_none(cluster: Cluster) -> None:
+    for number, shard in enumerate(cluster.shards()):
+        shard.execute(c.Checkpoint("kept", marked({}, f"try {min(number, 1)}")))
+    store = cluster.store()
+    assert labels_of(store) == []
+    with pytest.raises(CheckpointNotFoundError, match="another boundary"):
+        store.restore("kept")
+
+
+def test_a_label_of_a_shard_alone_is_left_to_it(cluster: Cluster) -> None:
+    store, (first, *others) = cluster.store(), cluster.shards()
+    first.execute(c.Checkpoint("own", {}))
+    with pytest.raises(CheckpointExistsError):
+        store.checkpoint("own")
+    assert labels_of(first) == ["own"]
+    assert [labels_of(one) for one in others] == [[], []]
+    update(store, 0)  # nothing is paused any more
+
+
+def test_a_shard_that_dies_leaves_no_label(cluster: Cluster) -> None:
+    store = cluster.store()
+    cluster.kill(1)
+    with pytest.raises(StoreClosedError):
+        store.checkpoint("kept")
+    cluster.open(1)
+    store = cluster.store()
+    assert labels_of(store) == []
+    update(store, 0)
+    store.checkpoint("kept")
+    assert labels_of(store) == ["kept"]
+
+
+class Restarted:
+    """A shard that was started again just before it keeps a label: its lease is forgotten, and
+    somebody has written."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.was = engine, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def execute(self, command: Any, **options: Any) -> Any:
+        if isinstance(command, c.Checkpoint) and not self.was:
+            self.was = True
+            self._engine.execute(c.ResumeWrites())
+            rows = np.zeros((1, DIM), np.float32)
+            self._engine.execute(c.Assign(c.TableKeys("a", None, np.array([0])), rows))
+        return self._engine.execute(command, **options)
+
+
+def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster: Cluster) -> None:
+    """Also what leaves t as it is."""
+    first, second, third = cluster.shards()
+    restarted = Restarted(second)
+    store = Store(Router([first, restarted, third], cluster.map))
+    made = store.checkpoint("kept")
+    assert restarted.was
+    assert labels_of(store) == ["kept"]
+    at = [shard.execute(c.ListCheckpoints())[0].state.command for shard in cluster.shards()]
+    assert at == [made.state.command, made.state.command + 1, made.state.command]
+
+
+def test_a_lease_ends_by_itself_and_with_the_process(cluster: Cluster) -> None:
+    store, shard = cluster.store(timeout_s=300.0), Store(cluster.engines[0])
+    shard.pause_writes("somebody", lease_ms=50)
+    update(store, 0)  # waits
+    shard.pause_writes("somebody", lease_ms=3_600_000)
+    with pytest.raises(WritesPausedError, match="somebody has paused them"):
+        shard.pause_writes("another")
+    with pytest.raises(WritesPausedError, match="somebody has paused them"):
+        shard.pause_writes("another", lease_ms=1)
+    shard.resume_writes("another")
+    with pytest.raises(WritesPausedError):
+        shard.table("a").update([], np.empty((0, DIM), np.float32))
+    shard.resume_writes("somebody")
+    update(store, 1)
+    shard.pause_writes("somebody", lease_ms=3_600_000)
+    cluster.kill(0)
+    cluster.open(0)
+    update(cluster.store(), 2)
+    assert cluster.store().table("a").t == 3
