@@ -8,6 +8,7 @@
 #   make screenshots   .venv, then the pictures of the page and of `embstore top` in docs/guide/pictures
 #   make test-frameworks   .venv-frameworks, then the tests of the adapters for frameworks
 #   make test-cluster   .venv-cluster, then the tests of clusters of shards on Ray
+#   make soak-cluster   .venv-cluster, then 70 kills of what runs on Ray, twice, and the times they take
 #   make test-lowest   .venv-lowest, the lowest versions of what pyproject.toml depends on, then the
 #                 tests of the wire, the client and the command line
 #   make soak     .venv, then the tests that kill trainers and servers, again and again, that send
@@ -46,7 +47,7 @@ SOAK ?= 11
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-every test-page screenshots test-frameworks test-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
+.PHONY: demo test test-every test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
 
 test: TURNS = --turns
 test test-every: .venv/stamp
@@ -68,6 +69,10 @@ test-frameworks: .venv-frameworks/stamp
 test-cluster: .venv-cluster/stamp
 	@echo "embstore: running the tests of clusters on Ray"
 	@.venv-cluster/bin/python -m pytest -q tests/cluster $(PYTEST_ARGS)
+
+soak-cluster: .venv-cluster/stamp
+	@echo "embstore: killing shards, trainers and the coordinator on Ray"
+	@.venv-cluster/bin/python -m pytest -q -s --soak $(SOAK) tests/cluster/test_kills.py $(PYTEST_ARGS)
 
 test-lowest: .venv-lowest/stamp
 	@echo "embstore: running the tests of wire, client and command line with the lowest versions"

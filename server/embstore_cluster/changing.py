@@ -7,7 +7,7 @@ work itself is then not gone on with: it is asked for again, and what was copied
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Thread
 from time import sleep
@@ -15,11 +15,11 @@ from typing import Any
 
 from embstore import commands as c
 from embstore.commands import Executor
-from embstore.errors import EmbstoreError
+from embstore.errors import CheckpointExistsError, EmbstoreError
 from embstore.sharding import ShardMap
 from embstore_client import moving
-from embstore_client.boundary import pause_all, resume_all
 from embstore_client.connecting import connect_one
+from embstore_client.shards.router import Router
 
 BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
@@ -133,14 +133,13 @@ class Change:
     def _keep(self, shard_map: ShardMap, connecting: dict[str, Any]) -> None:
         """Keep a checkpoint on every shard, at one boundary."""
         self._report("a checkpoint is kept", self.progress.rows)
-        with _connected(shard_map, connecting) as shards:
-            pause_all(shards, BY)
-            try:
-                label = LABEL.format(shard_map.version)
-                for shard in shards:
-                    shard.execute(c.Checkpoint(label, {"map_version": shard_map.version}))
-            finally:
-                resume_all(shards, BY)
+        label, metadata = LABEL.format(shard_map.version), {"map_version": shard_map.version}
+        with (
+            _connected(shard_map, connecting) as shards,
+            closing(Router(shards, shard_map)) as router,
+            suppress(CheckpointExistsError),  # it was kept before the coordinator was started again
+        ):
+            router.execute(c.Checkpoint(label, metadata))
 
 
 @contextmanager
