@@ -53,6 +53,8 @@ from embstore_client.boundary import pause_all, resume_all
 FEW_ROWS = 1 << 16
 """That were written since the last round: so many are copied while writes are paused."""
 ROUNDS_MAX = 8
+_LONG_S = 3600.0
+"""Of a call that reads or writes all that a shard has."""
 LABELS = "embstore-move"
 """The folder of labels that are kept meanwhile: they push out nobody's."""
 
@@ -165,6 +167,8 @@ def move(
     """
     moving = Moving(shards, before, shard_map, report)
     try:
+        moving.copy()
+        moving.digest()
         for _ in range(ROUNDS_MAX):
             if moving.copy() <= few_rows:
                 break
@@ -224,7 +228,7 @@ class Moving:
         before = self.rows
         for source in self._sources:
             label = f"{LABELS}/{self._name}-{self._rounds}"
-            source.shard.execute(c.Checkpoint(label, {}))
+            source.shard.execute(c.Checkpoint(label, {}), timeout_s=_LONG_S)
             copied = set()
             for table in source.shard.execute(c.ListTables()):
                 with suppress(TableNotFoundError):  # it is being made, or dropped
@@ -233,6 +237,18 @@ class Moving:
             self._drop(source)
             source.label, source.copied = label, copied
         return self.rows - before
+
+    def digest(self) -> None:
+        """Have the shards know the leaves of what they have: while writes are paused only those of
+        blocks are computed that have changed since."""
+        self._report("leaves are computed", self.rows)
+        giving = [source.shard for source in self._sources]
+        taking = {n for source in self._sources for n in np.unique(source.to[source.to >= 0])}
+        for shard in (*giving, *(self._shards[number] for number in sorted(taking))):
+            for table in shard.execute(c.ListTables()):
+                with suppress(TableNotFoundError):  # it is dropped meanwhile
+                    digest = c.GetDigest(table.config.name, table.table_id)
+                    shard.execute(digest, timeout_s=_LONG_S)
 
     def finish(self) -> None:
         """Copy the rest, while writes are paused."""
@@ -245,7 +261,13 @@ class Moving:
         name, seed = table.config.name, table.config.seed
         since = source.label if table.table_id in source.copied else None
         scan = Scan(
-            source.shard, name, table.table_id, label=label, since=since or None, with_state=True
+            source.shard,
+            name,
+            table.table_id,
+            label=label,
+            since=since or None,
+            with_state=True,
+            timeout_s=_LONG_S,
         )
         with scan:
             for batch in scan:
@@ -318,7 +340,8 @@ def _hashes(
 def _leaves(shard: Executor, table: TableDescription) -> Iterator[NDArray[Any]]:
     low = 0
     while True:
-        page = shard.execute(c.GetLeaves(table.config.name, table.table_id, low))
+        leaves = c.GetLeaves(table.config.name, table.table_id, low)
+        page = shard.execute(leaves, timeout_s=_LONG_S)
         records = np.frombuffer(page.records, LEAF_RECORD)
         if not len(records):
             return

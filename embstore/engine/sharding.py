@@ -105,6 +105,8 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
         be(engine, place)
         if place.since == place.shard_map.version:
             tables.frame.pause(paused)  # until all sessions have ended that go by the map before
+    if command.boundary is not None:
+        engine.hot_pins.pin(None)  # of a shard that had left
     if place.since == place.shard_map.version:
         _end_sessions(engine)
         with tables.reading():

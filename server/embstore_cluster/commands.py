@@ -112,7 +112,13 @@ def _table(found: dict[str, Any]) -> Any:
         )
         for one in found["shards"]
     ]
-    return output.rows((*columns, *rates, "restarts"), rows)
+    table: Any = output.rows((*columns, *rates, "restarts"), rows)
+    change = found["change"]
+    if change["is_running"]:
+        table.caption = f"changing: {change['what']}, {change['rows']:,} rows copied"
+    elif change["error"]:
+        table.caption = f"the last change has failed: {change['error']}"
+    return table
 
 
 @needing("ray")

@@ -94,8 +94,8 @@ def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | No
     if not found:
         return None
     tables: Mapping[str, Keys] = {
-        name: np.sort(np.concatenate([one.tables[name] for one in found]))
-        for name in found[0].tables
+        name: np.sort(np.concatenate([one.tables[name] for one in found if name in one.tables]))
+        for name in found[0].tables  # a shard that has joined since may have less
     }
     return replace(found[0], tables=dict(tables))
 
