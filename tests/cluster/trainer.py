@@ -39,7 +39,7 @@ def main(address: str, rank: int, steps: int) -> None:
             except _ENDED as ended:
                 sys.stderr.write(f"rank {rank}: {type(ended).__name__}: {ended}\n")
                 tell("ended", 0)
-                if "restore a checkpoint of the cluster" in str(ended) and rank == 0:
+                if "restore a checkpoint of the cluster" in str(ended):
                     go_back(store)
                 Event().wait(_PAUSE_S)
 
