@@ -266,7 +266,7 @@ def _check_restore(engine: "Engine", label: str) -> None:
     """Refuse a checkpoint that cannot be gone back to."""
     checkpoint = engine.storage.kept(label)
     if engine.shard is not None:
-        engine.shard.check_label(checkpoint)
+        engine.shard.check_label(checkpoint.label, checkpoint.state.commit)
     check_loses_none(engine.storage.catalogue.checkpoints, checkpoint)
     engine.tables.check_room_for(checkpoint)
 

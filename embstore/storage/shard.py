@@ -31,7 +31,6 @@ from embstore.errors import (
     InvalidArgumentError,
     WritesPausedError,
 )
-from embstore.results import Checkpoint
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 
@@ -103,11 +102,12 @@ class ShardPlace:
         """Return the place that takes writes, if `by` has paused them; "": whoever has."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
-    def check_label(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointNotFoundError, if partitions were moved since a checkpoint was kept."""
-        if checkpoint.state.commit <= self.moved_commit:
+    def check_label(self, label: str, commit: int) -> None:
+        """Raise CheckpointNotFoundError, if partitions were moved since a label was kept, whose
+        state is that of a commit."""
+        if commit <= self.moved_commit:
             raise CheckpointNotFoundError(
-                f"{self.name}: checkpoint {checkpoint.label!r} was kept before partitions were "
+                f"{self.name}: checkpoint {label!r} was kept before partitions were "
                 "moved, and has rows of partitions that are elsewhere now: restore one that was "
                 "kept after that"
             )

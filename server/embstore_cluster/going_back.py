@@ -104,7 +104,7 @@ def labels(directory: Path) -> dict[str, str]:
     for one in kept:
         with suppress(CheckpointNotFoundError):  # it has rows of partitions that are elsewhere now
             if place is not None:
-                place.check_label(one)
+                place.check_label(one.label, one.state.commit)
             found[one.label] = identity_of(one) or directory.name
     return found
 

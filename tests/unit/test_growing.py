@@ -371,7 +371,7 @@ def test_rows_of_a_shards_own_partitions_are_not_moved_there(cluster: Cluster) -
     assert store.table("a").digest() == before
 
 
-def test_labels_of_before_are_not_restored(cluster: Cluster) -> None:
+def test_labels_of_before_are_not_restored_nor_backed_up(cluster: Cluster, tmp_path: Path) -> None:
     store = cluster.store()
     before = fill(store)
     store.checkpoint("before")
@@ -383,8 +383,11 @@ def test_labels_of_before_are_not_restored(cluster: Cluster) -> None:
     cluster.remove(1)
     with pytest.raises(CheckpointNotFoundError, match="before partitions were moved"):
         store.restore("before")
+    with pytest.raises(CheckpointNotFoundError, match="before partitions were moved"):
+        store.backup(str(tmp_path / "backup"), label="before")
     assert store.table("a").digest() == before
     store.checkpoint("after")
+    store.backup(str(tmp_path / "backup"), label="after")
     goes_on(store)
     store.restore("after")
     assert store.table("a").digest() == before
