@@ -18,6 +18,7 @@ from typing import Any
 from embstore.results import Checkpoint
 
 _KEY = "embstore.mark"
+MARK_CHARACTERS = 32
 
 
 def marked(metadata: dict[str, Any], mark: str) -> dict[str, Any]:
@@ -25,10 +26,17 @@ def marked(metadata: dict[str, Any], mark: str) -> dict[str, Any]:
     return metadata | {_KEY: mark}
 
 
+def given(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return what a caller gave, of the metadata that a shard keeps."""
+    mark = metadata.get(_KEY)
+    if not isinstance(mark, str) or len(mark) > MARK_CHARACTERS:
+        return metadata  # it is the caller's own
+    return {name: value for name, value in metadata.items() if name != _KEY}
+
+
 def unmarked(checkpoint: Checkpoint) -> Checkpoint:
     """Return a shard's checkpoint as the caller knows it."""
-    metadata = {name: value for name, value in checkpoint.metadata.items() if name != _KEY}
-    return replace(checkpoint, metadata=metadata)
+    return replace(checkpoint, metadata=given(checkpoint.metadata))
 
 
 def identity_of(checkpoint: Checkpoint) -> str | None:

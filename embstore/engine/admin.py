@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
+from embstore.cluster_checkpoints import given
 from embstore.engine.stats import store_stats, table_stats
 from embstore.errors import (
     CheckpointExistsError,
@@ -201,7 +202,7 @@ def check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
     """Refuse a checkpoint that cannot be kept. With the engine, or for a look."""
     storage, limits = engine.storage, engine.tables.limits
     storage.check_usable(write=True)
-    size = len(c.metadata_json(command.metadata))
+    size = len(c.metadata_json(given(command.metadata)))
     if size > limits.metadata_bytes_max:
         raise InvalidArgumentError(
             f"expected at most {limits.metadata_bytes_max} bytes of metadata "

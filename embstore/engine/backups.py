@@ -20,6 +20,7 @@ from embstore.errors import (
     StoreClosedError,
 )
 from embstore.results import BackupFacts
+from embstore.storage import shard as shards
 from embstore.storage.backup import back_up, catalogue_of, linked, make_room
 from embstore.storage.destinations import is_url, open_destination
 from embstore.tables.slices import Slices
@@ -75,7 +76,9 @@ class Backups:
         storage = self._tables.storage
         if label is not None:
             with self._tables.reading():
-                storage.kept(label)  # before anything is made
+                found = storage.kept(label)  # before anything is made
+                if (place := shards.read(storage.files)) is not None:
+                    place.check_label(label, found.state.commit)
         elif not storage.read_only:
             self._commits.commit(progress)
         with closing(open_destination(destination, write=True)) as to, ExitStack() as links:

@@ -108,12 +108,9 @@ def back_up(
     Raises
     ------
     InvalidArgumentError : there are backups of another store. Nothing has changed.
-    CheckpointNotFoundError : of a shard: it was kept before partitions were moved.
     CapacityError, StorageError : the backups that were there are as they were.
     """
     own = _path_of_label(label)
-    if (place := shards.read(files)) is not None:
-        place.check_label(label, catalogue.head.commit)
     others, unreadable = _backups(to)
     named = {path_of(entry) for entry in entries_of(*others.values())}
     for other in others.values():
@@ -138,7 +135,7 @@ def back_up(
             new_files, new_bytes = new_files + 1, new_bytes + entry.bytes
         done += entry.bytes
     progress(done, total)
-    if place is not None:
+    if (place := shards.read(files)) is not None:
         to.replace(_path_of_place(label, catalogue), shards.encode(place.resumed("")))
     to.replace(own, catalogues.encode(catalogue))
     if not unreadable:

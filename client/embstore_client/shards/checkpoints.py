@@ -23,7 +23,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from embstore import commands as c
-from embstore.cluster_checkpoints import identity_of, marked, unmarked
+from embstore.cluster_checkpoints import MARK_CHARACTERS, identity_of, marked, unmarked
 from embstore.errors import (
     CheckpointNotFoundError,
     EmbstoreError,
@@ -55,7 +55,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
         for _ in range(_TRIES):
             with _paused(router, call) as boundaries:
                 _drop_left(router, command.label)
-                mark = token_hex(16)
+                mark = token_hex(MARK_CHARACTERS // 2)
                 made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
                 try:
                     found = router.all(made, call)
