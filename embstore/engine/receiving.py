@@ -101,5 +101,10 @@ def begin_epoch(engine: "Engine", epoch: int) -> int:
                 if answer.context.epoch == before:
                     context = replace(answer.context, epoch=epoch)
                     client.calls[sequence] = answer._replace(context=context)
-        log.append_answers(engine.tables.frame.command_number)
+        number = engine.tables.frame.command_number
+        log.append_answers(number)
+        # What the old leader alone has kept is no label of this history, and it will follow.
+        checkpoints = engine.storage.catalogue.checkpoints
+        log.reserve_labels(checkpoints)
+        log.append_labels(checkpoints, number)
         return log.mark

@@ -424,6 +424,32 @@ def test_the_other_standby_goes_on_with_the_one_that_was_promoted(
     other.kill()
 
 
+def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(
+    forks: Forks, quick_path: Path
+) -> None:
+    leader = server(forks, quick_path / "leader")
+    leader.start()
+    with Proxy(leader.address) as proxy:
+        standby = server(forks, quick_path / "standby", follow=proxy.address)
+        standby.start()
+        with connected(leader) as store:
+            make_tables(store)
+            update(store, *range(5))
+            store.checkpoint("both")
+            await_same(leader, standby)
+            proxy.upstream = standby.address  # which is no leader
+            proxy.cut()
+            store.checkpoint("alone")
+        leader.kill()
+        with connected(standby) as copy:
+            copy.promote()
+        leader, standby = standby, leader.changed(follow=standby.address)
+        standby.start()
+        assert [label for label, *_ in await_same(leader, standby)["checkpoints"]] == ["both"]
+    standby.stop()
+    leader.stop()
+
+
 def test_nothing_acknowledged_is_lost_with_a_leader(
     forks: Forks, quick_path: Path, soak: int
 ) -> None:
