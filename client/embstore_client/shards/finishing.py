@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
 from embstore.arrays import as_rows, check_on_host, refusal
-from embstore.errors import InvalidArgumentError, ReplicaMismatchError
+from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate
 from embstore_client.shards.finite import are_small, nonfinite
 from embstore_client.shards.places import Splits
@@ -152,13 +152,7 @@ def _finished(
     if not router.places.may_send(command.member, command, is_partial=is_partial):
         raise torn(command.step)
     left = {shard: commands[shard] for shard in behind} or commands
-    try:
-        answers = list(router.each(left, call).values())
-    except ReplicaMismatchError as exc:  # so the shard says to all that was sent after it, too
-        raise ReplicaMismatchError(
-            f"{exc}. Other shards may have applied theirs: if the session says so, restore a "
-            "checkpoint of the cluster, and go on from there"
-        ) from exc
+    answers = list(router.each(left, call).values())
     router.places.finished(command.member, command.step)
     return answers[0]
 

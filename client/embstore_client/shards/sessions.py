@@ -24,6 +24,7 @@ from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
     OutcomeUnknownError,
+    ReplicaMismatchError,
     SessionExpiredError,
     TableNotFoundError,
 )
@@ -71,9 +72,15 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
 
 @contextmanager
 def leaving(router: Router, member: str) -> Iterator[None]:
-    """Leave a session everywhere once one shard knows its member no more."""
+    """Leave a session everywhere once one shard knows its member no more; say what to do where one
+    has found a wrong row, as it tells whatever is sent to it after that."""
     try:
         yield
+    except ReplicaMismatchError as exc:
+        raise ReplicaMismatchError(
+            f"{exc}. Other shards may have applied theirs: if the session says so, restore a "
+            "checkpoint of the cluster, and go on from there"
+        ) from exc
     except (SessionExpiredError, OutcomeUnknownError):
         if member:
             leave(router, member)
