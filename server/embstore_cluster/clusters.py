@@ -100,13 +100,7 @@ def start(
     path = Path(data).absolute()
     kept = kept_plan(str(path))
     known = kept.shard_map if kept is not None else _restored_map(path)
-    count = shards if shards is not None else len(known.shards) if known else 0
-    if count < 1:
-        raise InvalidArgumentError(f"expected how many shards {path} is to have, found none")
-    if known is not None and count != len(known.shards):
-        raise InvalidArgumentError(
-            f"{path} has a cluster of {len(known.shards)} shards: expected as many, found {count}"
-        )
+    count = _count(path, shards, known)
     memory_bytes = 0 if num_gpus else cache_bytes
     resources = Resources(num_cpus, num_gpus, memory_bytes)
     cpus = max(os.cpu_count() or 1, -int(-count * num_cpus // 1))
@@ -131,6 +125,18 @@ def start(
         local.end(path)
         raise
     return Cluster(name, str(path), plan.shard_map, plan.admins)
+
+
+def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
+    """Return how many shards there are to be, of a cluster that may have been there before."""
+    count = shards if shards is not None else len(known.shards) if known else 0
+    if count < 1:
+        raise InvalidArgumentError(f"expected how many shards {path} is to have, found none")
+    if known is not None and count != len(known.shards):
+        raise InvalidArgumentError(
+            f"{path} has a cluster of {len(known.shards)} shards: expected as many, found {count}"
+        )
+    return count
 
 
 def _restored_map(path: Path) -> ShardMap | None:

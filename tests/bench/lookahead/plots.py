@@ -41,15 +41,7 @@ def _steps(plt: Any, cells: list[dict[str, Any]], computation_ms: float) -> Any:
     """Draw a row of axes for each locality, a column for each latency."""
     localities = list(dict.fromkeys(cell["locality"] for cell in cells))
     latencies = list(dict.fromkeys(cell["latency_ms"] for cell in cells))
-    drawn, axes = plt.subplots(
-        len(localities),
-        len(latencies),
-        figsize=(4 * len(latencies), 2.8 * len(localities)),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    drawn, axes = _grid(plt, len(localities), len(latencies))
     for row, where in enumerate(localities):
         for column, latency_ms in enumerate(latencies):
             here = [c for c in cells if c["locality"] == where and c["latency_ms"] == latency_ms]
@@ -94,15 +86,7 @@ def _network(plt: Any, cells: list[dict[str, Any]]) -> Any:
     """Draw a row of axes for each number of rows, a column for each computation."""
     rows = sorted({cell["unique_rows"] for cell in cells})
     computations = sorted({cell["computation_ms"] for cell in cells})
-    drawn, axes = plt.subplots(
-        len(rows),
-        len(computations),
-        figsize=(3.6 * len(computations), 3 * len(rows)),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    drawn, axes = _grid(plt, len(rows), len(computations))
     for row, count in enumerate(rows):
         for column, computation_ms in enumerate(computations):
             ax = axes[row][column]
@@ -123,3 +107,16 @@ def _network(plt: Any, cells: list[dict[str, Any]]) -> Any:
     drawn.supxlabel("network, ms each way")
     drawn.supylabel("median step without its computation, ms")
     return drawn
+
+
+def _grid(plt: Any, rows: int, columns: int) -> Any:
+    """Return a figure and its axes, by row and column, which share their scales."""
+    return plt.subplots(
+        rows,
+        columns,
+        figsize=(4 * columns, 2.8 * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
