@@ -67,7 +67,7 @@ class _Place:
 
     def finished(self, step: int) -> None:
         """Forget a step, and those before it: steps are finished in their order."""
-        for number in [n for n in self.counts if n <= step]:
+        for number in [n for n in tuple(self.counts) if n <= step]:  # another thread announces
             self.counts.pop(number, None)
 
 

@@ -57,21 +57,24 @@ class Origins:
     def knows(self, context: Context) -> None:
         """Take note of the state that a reply was of; refuse one of another store."""
         with self._lock:
-            self._store_id = self._store_id or context.store_id
-            self._epoch = self._epoch or context.epoch
-            self._read_epoch = self._read_epoch or context.epoch
-            self._instance = context.instance
-            if context.store_id != self._store_id:
-                raise InvalidArgumentError(
-                    f"the address serves store {context.store_id} now, it served "
-                    f"{self._store_id}; connect again"
-                )
+            self._note(context)
+
+    def _note(self, context: Context) -> None:
+        self._store_id = self._store_id or context.store_id
+        self._epoch = self._epoch or context.epoch
+        self._read_epoch = self._read_epoch or context.epoch
+        self._instance = context.instance
+        if context.store_id != self._store_id:
+            raise InvalidArgumentError(
+                f"the address serves store {context.store_id} now, it served "
+                f"{self._store_id}; connect again"
+            )
 
     def read(self, context: Context) -> None:
         """Take note of the state that rows or t are of; raise OutcomeUnknownError, once, where what
         was read before is of an epoch that has ended."""
-        self.knows(context)
-        with self._lock:
+        with self._lock:  # once: another thread may begin anew with the epoch of the next reply
+            self._note(context)
             before, is_newer = self._read_epoch, context.epoch > self._read_epoch
             if not is_newer or self._restores:
                 return
@@ -84,8 +87,8 @@ class Origins:
 
     def placed(self, context: Context) -> None:
         """Take note of the state that a session was opened in, whose place says what was kept."""
-        self.knows(context)
         with self._lock:
+            self._note(context)
             self._read_epoch = max(self._read_epoch, context.epoch)
 
     @contextmanager

@@ -93,6 +93,7 @@ class RankSession:
         self._resuming = threading.Lock()  # Held while the session is opened again.
         self._guard = threading.Lock()  # Of the fields below, for a moment.
         self._member: str | None = None  # None once the rank has left.
+        self._joining: str | None = token_hex(16)  # The member to come; None: it has come.
         self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced to this member, by step.
         self._sent_step = 0  # The last that was sent to be finished.
         self._has_ended = False  # It has no more steps; others may go on.
@@ -102,13 +103,16 @@ class RankSession:
         self._serving = sessions.serving()
         self.facts: SessionFacts
         """The session as it was when it was joined last."""
-        membership = self._join(token_hex(16))
-        self._member = membership.member
-        self._place = membership.last_step  # When the session was joined last.
-        self.last_step = membership.last_step
+        self._place = 0  # When the session was joined last.
+        self.last_step = 0
         """The last step that is known to be finished."""
         try:
+            membership = self._join(self._joining)
+            self._member, self._joining = membership.member, None
+            self._place = self.last_step = membership.last_step
             self._lease = Lease(self._renew, self.facts.lease_ms)
+        except (TableHeldError, SessionExpiredError):
+            raise
         except BaseException as failure:
             self.leave(failure)
             raise
@@ -118,7 +122,7 @@ class RankSession:
         while True:
             try:
                 self.facts = self._sessions.open(opening.name, opening.tables, **opening.options)
-                return self._joined(member)
+                return self._sessions.join(opening.name, opening.rank, member=member)
             except (TableHeldError, SessionExpiredError) as refused:
                 left = begun + opening.patience_s - monotonic()
                 is_taken = isinstance(refused, TableHeldError)
@@ -127,15 +131,6 @@ class RankSession:
             sleep(min(pause, left))
             pause = min(2 * pause, _PAUSE_MAX_S)
 
-    def _joined(self, member: str) -> Membership:
-        try:
-            return self._sessions.join(self._opening.name, self._opening.rank, member=member)
-        except (TableHeldError, SessionExpiredError):
-            raise
-        except BaseException as failure:
-            self._close(member, failure)  # The store may have taken the call nevertheless.
-            raise
-
     def leave(self, failure: BaseException | None) -> None:
         """Close the session for this rank, whatever has happened.
 
@@ -143,13 +138,15 @@ class RankSession:
         the lease will end what is left.
         """
         with self._guard:
-            member, self._member = self._member, None
+            members = self._member, self._joining  # The store may have taken it unheard.
+            self._member = self._joining = None
         try:
             if self._lease is not None:
                 self._lease.stop()
         finally:
-            if member is not None:
-                self._close(member, failure)
+            for member in members:
+                if member is not None:
+                    self._close(member, failure)
 
     def _close(self, member: str, failure: BaseException | None) -> None:
         is_answered = self._lease is None or self._lease.is_answered
@@ -263,8 +260,10 @@ class RankSession:
                 serving = self._sessions.serving()
                 if serving.process == process:
                     raise ended
+                with self._guard:
+                    self._joining = self._joining or token_hex(16)
                 try:
-                    self._resume(token_hex(16), serving)
+                    self._resume(self._joining, serving)
                     return
                 except (SessionExpiredError, OutcomeUnknownError) as again:
                     if self._lost is not None:
@@ -273,7 +272,7 @@ class RankSession:
 
     def _resume(self, member: str, serving: Serving) -> None:
         try:
-            place = self._join(member).last_step
+            self._join(member)
         except (TableNotFoundError, TableHeldError) as refused:
             if serving.epoch != self._serving.epoch:
                 self._end(f"commands that no commit had are lost; it cannot be opened: {refused}")
@@ -281,7 +280,9 @@ class RankSession:
         try:
             if self._sessions.serving() != serving:
                 raise SessionExpiredError("the server was started again while it was joined")
-            self._check_kept(place, serving)
+            known = self.last_step  # Before the place: calls of the member before may still end.
+            place = self._sessions.renew(member).last_step
+            self._check_kept(known, place, serving)
             with self._guard:
                 unfinished = list(self._unfinished.items())
             for number, keys in unfinished:
@@ -290,16 +291,18 @@ class RankSession:
             with self._guard:
                 if self._member is None:
                     raise SessionExpiredError("the rank has left the session meanwhile")
-                self._member = member
+                self._member, self._joining = member, None
                 if self._lease is not None and self._lease.has_ended:  # by a store that had failed
                     self._lease = Lease(self._renew, self.facts.lease_ms)
         except BaseException as failure:
-            self._close(member, failure)
+            if self._lost is not None or self._member is None:  # it is not tried again
+                self._close(member, failure)
             raise
 
-    def _check_kept(self, place: int, serving: Serving) -> None:
-        """Raise SessionExpiredError unless a restarted server has all that this rank knows of."""
-        known, last = self.last_step, max(self.last_step, self._sent_step)
+    def _check_kept(self, known: int, place: int, serving: Serving) -> None:
+        """Raise SessionExpiredError unless a restarted server has the steps that this rank knew to
+        be finished, and no others."""
+        last = max(self.last_step, self._sent_step)
         if place < known:
             first = place + 1
             steps, were, are = f"steps {first} to {known}", "were", "are"

@@ -1,6 +1,7 @@
 """A run whose server is started again: a port in memory that forgets its member at any call."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ class RestartingPort(PrefetchingPort):
         with self._whole:
             return super().skip_step(member, step)
 
-    def renew(self, member, *, timeout_s):
+    def renew(self, member, *, timeout_s=None):
         self._check(member)
         return super().renew(member, timeout_s=timeout_s)
 
@@ -187,6 +188,19 @@ def test_a_run_that_cannot_go_on_says_where_to_go_on_from(place, epoch, message)
                 port.refuses["open"] = [AssertionError("it is not tried again")]
             step.update({"a": gradients_of(step.batch)})
     assert (len(port.updates), port.last_step, port.member) == (4, place, None)
+
+
+def test_a_step_that_ends_while_the_session_is_opened_again_is_not_lost():
+    """Where only one of several shards was started again, the others go on with what is out."""
+    port = RestartingPort()
+    joined = port.join
+
+    def join(*args, **options):
+        membership = joined(*args, **options)
+        return replace(membership, last_step=max(membership.last_step - 1, 0))
+
+    port.join, port.kills = join, [("update", 3)]
+    train(port)
 
 
 def test_tables_that_were_lost_are_no_other_error():

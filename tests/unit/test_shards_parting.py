@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,40 @@ def test_the_rest_of_a_step_is_its_senders(store: Store) -> None:
         with pytest.raises(SessionExpiredError, match="restore a checkpoint of the cluster"):
             send(again.member, 1)
         again = other.join("s", 0) if send is other.lookup_step else rejoined(other)
+
+
+class StartedAgain:
+    """A shard that is started again, as far as its clients can tell, before a call of each of some
+    kinds, one after the other."""
+
+    def __init__(self, shard: Any, before: list[type]) -> None:
+        self._shard, self._before, self._starts = shard, before, 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        if self._before and isinstance(command, self._before[0]):
+            del self._before[0]
+            self._starts += 1
+            self._shard.execute(c.EndSession("run"))
+        found = self._shard.execute(command, **how)
+        is_info = isinstance(command, c.GetServerInfo)
+        return replace(found, process=str(self._starts)) if is_info else found
+
+
+@pytest.mark.parametrize("again_before", [c.Announce, c.RenewLease, c.JoinSession, c.OpenSession])
+def test_the_rest_is_sent_also_where_coming_back_takes_several_tries(
+    store: Store, again_before: type
+) -> None:
+    router: Any = store.executor
+    shard = StartedAgain(router.shards[0], [c.UpdateStep, again_before])
+    router.shards = (shard, *router.shards[1:])
+    with store.session(["a"], name="run") as run:
+        for step in run.steps([1, 2], keys=lambda _: {"a": KEYS}):
+            step.update({"a": np.ones_like(step.lookup()["a"])})
+    assert shard._before == []
+    assert counts(store) == [2, 2, 2]
 
 
 def rejoined(sessions: Any) -> Any:

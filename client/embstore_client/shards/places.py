@@ -61,6 +61,8 @@ class Places:
         with self._lock:
             known = self._of(first.member).steps  # of one that says again that it joins
             left = {number: step for number, step in known.items() if number > min(at)}
+            for member in self._members_of(first.name, first.rank):
+                del self._places[member]
             self._places[first.member] = Place(
                 first.name, first.rank, world_size, map_version, at, left
             )
@@ -110,21 +112,31 @@ class Places:
                 del steps[number]
 
     def left(self, member: str) -> None:
-        """Forget a member, which may join again."""
+        """Forget where a member stands: it joins again, maybe by another name, and what its rank
+        has sent is still its own."""
         with self._lock:
-            self._places.pop(member, None)
+            if (place := self._places.get(member)) is not None:
+                self._places[member] = Place(place.name, place.rank)
 
     def closed(self, member: str) -> None:
-        """Forget a member and what it has sent."""
+        """Forget a member and what its rank has sent."""
         with self._lock:
-            place = self._places.pop(member, None) or Place()
-            self._sent.pop((place.name, place.rank), None)
+            place = self._places.pop(member, None)
+            if place is not None:
+                self._sent.pop((place.name, place.rank), None)
 
     def ended(self, name: str | None) -> None:
         """Forget a session; None: all of them, which have gone back, and what was sent since."""
         with self._lock:
             if name is None:
                 self._sent.clear()
-            gone = [m for m, place in self._places.items() if name in (None, place.name)]
-            for member in gone:
+            for member in self._members_of(name):
                 del self._places[member]
+
+    def _members_of(self, name: str | None, rank: int | None = None) -> list[str]:
+        """Return the members of a session's rank; None: of any."""
+        return [
+            member
+            for member, place in self._places.items()
+            if name in (None, place.name) and rank in (None, place.rank)
+        ]

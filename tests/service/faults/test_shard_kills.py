@@ -6,7 +6,7 @@ the bits are those of one store that nobody disturbed.
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,8 @@ def test_ranks_go_on_over_kills_of_shards(forks: Forks, quick_path: Path, soak: 
                 shard.kill()
             shard.start()
         progress.end()
-        for rank in ranks:
-            rank.result(PATIENCE_S)
+        for rank in as_completed(ranks, PATIENCE_S):
+            rank.result()
         steps = progress.given
         skipped = [number % 7 == 3 for number in range(1, steps + 1)]
         assert applied_counts(stores[0], steps) == [int(not skip) for skip in skipped]

@@ -7,7 +7,7 @@ runs go on by themselves, and the bits are those of plain calls to one store.
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ def test_runs_that_wait_for_nothing_go_on_over_kills_of_shards(
             shard.kill()
             shard.start()
         progress.allow(LAST)
-        for one in work:
-            one.result(PATIENCE_S)
+        for one in as_completed(work, PATIENCE_S):
+            one.result()
         marks = stores[0].table("marks").lookup(np.arange(1, LAST + 1))[:, 0]
         assert [int(-m) for m in marks] == [int(not is_skipped(n)) for n in range(1, LAST + 1)]
         assert digests(stores[0]) == plain(quick_path / "plain", ranks)
