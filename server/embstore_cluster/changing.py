@@ -6,6 +6,7 @@ started again has all shards go by its map, and take writes (`embstore_client.mo
 work itself is then not gone on with: it is asked for again, and what was copied is copied anew.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from embstore_client import moving
 from embstore_client.connecting import connect_one
 from embstore_client.shards.router import Router
 
+_LOG = logging.getLogger(__name__)
 BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
 """Of the checkpoint that is kept when partitions have moved: labels of before are void."""
@@ -80,6 +82,8 @@ class Change:
                 work()
             except Exception as exc:  # whatever it is, who asks for it is told
                 error = str(exc) or repr(exc)
+                if not isinstance(exc, EmbstoreError):
+                    _LOG.exception("a change of the cluster has failed by a mistake of ours")
             try:
                 if error:
                     self._resolve(connecting)

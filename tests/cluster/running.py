@@ -75,6 +75,7 @@ class Trainers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.cluster.trainer", address, str(rank), str(steps)],
                 cwd=ROOT,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -104,6 +105,8 @@ class Trainers:
         at_s = None if process.poll() is not None else kill_process(process.pid)
         if at_s is not None:
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
             self._start(rank)
         return at_s
 
@@ -117,7 +120,11 @@ class Trainers:
         return any(process.poll() is not None for process in self._processes.values())
 
     def wait(self) -> list[int]:
-        """Wait until all have ended; return their exit statuses."""
+        """Let them do their last steps, and wait until all have ended; return their exit
+        statuses."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
         return [process.wait(PATIENCE_S) for process in self._processes.values()]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""A cluster on a real Ray that grows and shrinks while a trainer trains."""
+"""A cluster on a real Ray that grows and shrinks while trainers train."""
 
 import os
 import signal
@@ -13,16 +13,25 @@ import pytest
 
 import embstore
 from embstore.config import Adam, Uniform
+from embstore.errors import EmbstoreError
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS
 from embstore_client import connect
 
 ray = pytest.importorskip("ray", reason="needs the extra 'ray': make test-cluster")
 
-from embstore_cluster import clusters, growing  # noqa: E402
+from embstore_cluster import clusters, growing, local  # noqa: E402
 from embstore_cluster.coordinator import kept_plan  # noqa: E402
 from embstore_cluster.plan import NAMESPACE, coordinator_of  # noqa: E402
-from tests.cluster.test_on_ray import embstore_command  # noqa: E402
+from tests.cluster.running import Trainers, embstore_command, kill_process, running  # noqa: E402
+from tests.cluster.training import (  # noqa: E402
+    RANKS,
+    applied_counts,
+    digests,
+    is_skipped,
+    make_tables,
+    undisturbed,
+)
 
 PATIENCE_S = 300.0
 DIM, ROWS = 4, 50_000
@@ -113,3 +122,64 @@ def test_a_cluster_grows_and_shrinks_under_a_trainer(data: Path, tmp_path: Path)
         one.create_table("t", **TABLE)
         Trainer().train(one, last=trainer.finished)
         assert one.table("t").digest() == digest
+
+
+SEED, COUNTS, STEPS_EACH = 20_261_126, (3, 2, 3, 2), 40
+
+
+def changed(data: Path, count: int) -> int:
+    """Have so many shards, asked for until there are; return how many tries that took."""
+    for tries in range(1, 100):
+        plan = kept_plan(str(data))
+        assert plan is not None
+        change = growing.grow if count >= len(plan.shard_map.shards) else growing.drain
+        try:
+            change(shards=count, data=data)
+        except EmbstoreError as refused:
+            assert "again" in str(refused) or "wait until" in str(refused)
+            threading.Event().wait(0.1)
+        else:
+            return tries
+    raise AssertionError("no try succeeds")
+
+
+def test_two_ranks_go_on_while_the_coordinator_is_killed_as_partitions_move(tmp_path: Path) -> None:
+    """At any moment of a change; the map is the one before or the next."""
+    rng = np.random.default_rng(SEED)
+    steps = STEPS_EACH * (len(COUNTS) + 1)
+    with running(tmp_path / "data", "--shards", "2", "--cpus", "0.1") as data:
+        plan = kept_plan(str(data))
+        assert plan is not None
+        local.attach(data, address=None, cpus=None)
+        coordinator = ray.get_actor(plan.coordinator, namespace=NAMESPACE)
+        address = plan.shard_map.shards[0]
+        patience = {"timeout_s": PATIENCE_S, "connect_timeout_s": PATIENCE_S}
+        with connect(address, **patience) as store:
+            make_tables(store)
+            store.create_table("t", **TABLE).update(*_all_rows())
+            trainers = Trainers(address, steps, RANKS, tmp_path / "trainers.log")
+            try:
+                for number, count in enumerate(COUNTS):
+                    assert trainers.wait_for(number * STEPS_EACH + 5)
+                    pid = ray.get(coordinator.pid.remote(), timeout=PATIENCE_S)
+                    with ThreadPoolExecutor(1) as pool:
+                        change = pool.submit(changed, data, count)
+                        while not ray.get(coordinator.progress.remote(), timeout=PATIENCE_S)[0]:
+                            assert not change.done()
+                        threading.Event().wait(rng.uniform(0, 1))
+                        kill_process(pid)
+                        change.result(PATIENCE_S)
+                    found = clusters.status(data=data)["shards"]
+                    assert len(found) == count
+                statuses = trainers.wait()
+            finally:
+                trainers.end()
+            assert statuses == [0] * RANKS, (tmp_path / "trainers.log").read_text()
+            wanted = [int(not is_skipped(step)) for step in range(1, steps + 1)]
+            assert applied_counts(store, steps) == wanted
+            assert digests(store) == undisturbed(tmp_path / "one", steps)
+            store.check_integrity()
+
+
+def _all_rows() -> tuple[Any, Any]:
+    return np.arange(ROWS), np.ones((ROWS, DIM), np.float32)

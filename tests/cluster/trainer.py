@@ -3,12 +3,13 @@
 It does what docs/guide/scale-out.md says: it opens the session again when that has ended, and goes
 back to the last checkpoint of the cluster when it is told that a step is finished on some shards
 only. Killed, it is started again with the same words. What happens is said on its standard output:
-a word, a number, and the time of the system's monotonic clock.
+a word, a number, and the time of the system's monotonic clock. It does its last steps when its
+standard input has ended.
 """
 
 import sys
 from contextlib import suppress
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 
 from embstore.errors import (
@@ -30,11 +31,20 @@ _ENDED = SessionExpiredError, RankFailedError, OutcomeUnknownError, TableHeldErr
 
 def main(address: str, rank: int, steps: int) -> None:
     """Train all steps, whatever dies meanwhile."""
+    may_end = Event()
+    Thread(target=lambda: (sys.stdin.read(), may_end.set()), daemon=True).start()
     with connect(address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S) as store:
         tell("connected", 0)
         while True:
             try:
-                train(store, rank, steps, lambda step: tell("finished", step), **SESSION)
+                train(
+                    store,
+                    rank,
+                    steps,
+                    lambda step: tell("finished", step),
+                    may_end.wait,
+                    **SESSION,
+                )
                 return
             except _ENDED as ended:
                 sys.stderr.write(f"rank {rank}: {type(ended).__name__}: {ended}\n")

@@ -18,6 +18,8 @@ from embstore.handles.store import Store
 RANKS, KEYS, ROWS, DIM = 2, 40, 3000, 4
 LABEL_STEPS = 20
 """From one checkpoint to the next."""
+LAST_STEPS = 2
+"""That a trainer keeps for when it may end: one is begun after the last that anything disturbs."""
 TABLES: dict[str, dict[str, Any]] = {
     "marks": {"dim": 1, "rows": 1 << 20, "optimizer": Sgd(1.0), "initializer": Constant(0.0)},
     "rows": {"dim": DIM, "rows": ROWS, "optimizer": Adam(0.01), "initializer": Uniform(-0.1, 0.1)},
@@ -53,16 +55,18 @@ def train(
     rank: int,
     steps: int,
     finished: Callable[[int], None] = lambda step: None,
+    may_end: Callable[[], object] = lambda: None,
     *,
     keeps: bool = True,
     **session: Any,
 ) -> None:
     """Train one rank's share of all steps, from where the session is; `finished` is told of each,
-    and rank 0 keeps checkpoints, if it `keeps` any."""
+    `may_end` waits until the last ones may be done, and rank 0 keeps checkpoints, if it `keeps`
+    any."""
     with store.session(
         [*TABLES], name="pair", rank=rank, world_size=RANKS, resume=True, **session
     ) as run:
-        for step in run.steps(_batches(rank, steps), keys=keys_of):
+        for step in run.steps(_batches(rank, steps, may_end), keys=keys_of):
             if is_skipped(step.number):
                 step.skip()
             else:
@@ -72,8 +76,11 @@ def train(
                 store.checkpoint(label_of(step.number))
 
 
-def _batches(rank: int, steps: int) -> Iterator[tuple[int, int]]:
-    return ((rank, number) for number in range(1, steps + 1))
+def _batches(rank: int, steps: int, may_end: Callable[[], object]) -> Iterator[tuple[int, int]]:
+    for number in range(1, steps + 1):
+        if number > steps - LAST_STEPS:
+            may_end()
+        yield rank, number
 
 
 def _gradients(step: Any, rank: int) -> dict[str, Any]:

@@ -5,9 +5,14 @@ from collections.abc import Sequence
 
 from tests.bench import shards
 from tests.bench.program import Program, Run
-from tests.bench.shards import counts, report, router, scale, steps
+from tests.bench.shards import counts, growth, report, router, scale, steps
 
-PARTS = {"router": router.measure, "counts": counts.measure, "steps": steps.measure}
+PARTS = {
+    "router": router.measure,
+    "counts": counts.measure,
+    "steps": steps.measure,
+    "growth": growth.measure,
+}
 
 
 def measure(run: Run, wanted: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import pathlib
 import socket
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,29 +30,43 @@ _NOT_OF_STEPS = ("GetStats", "RenewLease")
 class Cluster:
     """Shards that run, each with its part of a table, all of whose rows are written and cached.
 
-    `store` is a connection to the cluster. Commands are not logged: what that costs is measured by
-    itself, and is the same with and without a router. Not thread-safe.
+    `store` is a connection to the cluster. Commands are not logged by default: what that costs
+    is measured by itself, and is the same with and without a router. Not thread-safe.
     """
 
-    def __init__(self, folder: pathlib.Path, shards: int, scale: Scale) -> None:
+    def __init__(
+        self, folder: pathlib.Path, shards: int, scale: Scale, durability: str = "checkpoint"
+    ) -> None:
         folder.mkdir(parents=True)
         self.map = ShardMap.even("bench", _free_addresses(shards))
-        file = folder / "map.json"
-        file.write_text(self.map.to_json())
-        usual = ("--device", "cpu", "--cache-bytes", str(scale.cache_bytes))
-        usual += ("--policy", "lru", "--durability", "checkpoint", "--shard-map", str(file))
+        self._folder = folder
+        self._usual = ("--device", "cpu", "--cache-bytes", str(scale.cache_bytes))
+        self._usual += ("--policy", "lru", "--durability", durability)
+        self._processes: list[ServerProcess] = []
         with ExitStack() as running:
-            self._processes = []
-            for shard, address in enumerate(self.map.shards):
-                own = ("--listen", address, "--shard", str(shard))
-                process = ServerProcess(folder / f"shard-{shard}", *usual, *own)
-                process.start()
-                running.callback(process.kill)  # a commit would write every row to disk
-                self._processes.append(process)
+            self._running = running
+            for shard in range(shards):
+                self._start(shard, self.map)
             self.store = running.enter_context(connect(self.map.shards[0], transport="grpc"))
             table = create_table(self.store, TABLE, scale.rows, scale.dim)
             update_all(table, np.arange(scale.rows, dtype=np.int64), small_grads(scale.dim))
             self._running = running.pop_all()
+
+    def _start(self, shard: int, shard_map: ShardMap) -> None:
+        file = self._folder / f"map-{shard}.json"
+        file.write_text(shard_map.to_json())
+        own = ("--shard-map", str(file), "--shard", str(shard))
+        listen = ("--listen", shard_map.shards[shard])
+        process = ServerProcess(self._folder / f"shard-{shard}", *self._usual, *own, *listen)
+        process.start()
+        self._running.callback(process.kill)  # a commit would write every row to disk
+        self._processes.append(process)
+
+    def begin_one_more(self) -> str:
+        """Start a shard that has nothing yet; return its address."""
+        (address,) = _free_addresses(1)
+        self._start(len(self._processes), replace(self.map.joined_by([address]), version=1))
+        return address
 
     def close(self) -> None:
         """End the servers at once."""

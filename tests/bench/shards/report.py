@@ -55,10 +55,31 @@ def _step_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _growth_lines(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        f"{'':8}{'rows':>10}{'s':>8}{'rows/s':>10}  a write meanwhile, ms: median, longest",
+    ]
+    for name, one in found.items():
+        lines.append(
+            f"{name:8}{one['rows']:10,}{one['seconds']:8.1f}{one['rows'] / one['seconds']:10,.0f}"
+            f"  {1e3 * one['write_s']:8.1f}{1e3 * one['longest_write_s']:10.1f}"
+        )
+    return lines
+
+
+_LINES = {
+    "counts": _count_lines,
+    "router": _router_lines,
+    "steps": _step_lines,
+    "growth": _growth_lines,
+}
+
+
 def table(results: Results) -> str:
     """Return the text that is printed at the end."""
     lines: list[str] = []
-    for name, of in (("counts", _count_lines), ("router", _router_lines), ("steps", _step_lines)):
+    for name, of in _LINES.items():
         if name in results:
             lines += of(results[name])
     return "\n".join([*lines, "", *closing_lines(results)])

@@ -21,6 +21,8 @@ class Scale:
     rounds: int = 12
     round_steps: int = 5
     router_calls: int = 60
+    written_keys: int = 1_000
+    """Of each update while partitions move."""
     cache_bytes: int = 512 << 20
     """Of each server: all rows are in the cache."""
 
