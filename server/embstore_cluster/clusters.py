@@ -32,6 +32,8 @@ CACHE_BYTES = 1 << 30
 READY_TIMEOUT_S = 600.0
 """A shard may have commands to execute again, and kernels to compile."""
 STOP_TIMEOUT_S = 120.0
+_STATES_TIMEOUT_S = 20.0
+"""For all shards' actors together to answer; one whose node is away does not."""
 _CALL_TIMEOUT_S = 60.0
 _CONCURRENCY = 8
 """Calls of a shard's actor side by side: some wait."""
@@ -214,7 +216,7 @@ def status(
     plan, coordinator = running(Path(data).absolute(), name, address)
     starts = ray.get(coordinator.starts.remote(), timeout=_CALL_TIMEOUT_S)
     owners, listens = plan.shard_map.owners, plan.shard_map.shards
-    states = [_state(plan, shard) for shard in range(len(listens))]
+    states = _states(plan)
     asked = {n: listens[n] for n, state in enumerate(states) if state["ready"]}
     seen = look(asked, connecting)
     found = [
@@ -244,15 +246,28 @@ def status(
     }
 
 
-def _state(plan: Plan, shard: int) -> dict[str, Any]:
+def _states(plan: Plan) -> list[dict[str, Any]]:
+    """Return what each shard's actor says; all are asked at once."""
+    actors = [_actor(plan.actor(shard)) for shard in range(len(plan.nodes))]
+    calls = [None if actor is None else actor.state.remote() for actor in actors]
+    asked = [call for call in calls if call is not None]
+    if asked:
+        ray.wait(asked, num_returns=len(asked), timeout=_STATES_TIMEOUT_S)
+    return [_state(call) for call in calls]
+
+
+def _state(call: Any) -> dict[str, Any]:
     away = {"ready": False, "pid": None, "error": "its actor is away"}
-    actor = _actor(plan.actor(shard))
-    if actor is None:
+    if call is None:
         return away
     try:
-        state: dict[str, Any] = ray.get(actor.state.remote(), timeout=_CALL_TIMEOUT_S)
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        state: dict[str, Any] = ray.get(call, timeout=0)
+    except ray.exceptions.RayActorError:
         return away
+    except ray.exceptions.GetTimeoutError:
+        return away | {
+            "error": "its actor does not answer: it is being started, or waits for its node"
+        }
     return state
 
 

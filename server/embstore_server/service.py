@@ -48,6 +48,7 @@ from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.engine.standing import Standing
 from embstore.errors import (
+    CheckpointExistsError,
     DeviceError,
     InvalidArgumentError,
     StoreClosedError,
@@ -364,9 +365,10 @@ class Service:
                 answered = await self._in_thread(caller, command)
             case _:
                 if isinstance(command, Checkpoint):
-                    await self.run_in_thread(
-                        "Checkpoint", lambda e, progress: e.prepare(command, progress), caller
-                    )
+                    with suppress(CheckpointExistsError):  # maybe by this call, that is sent again
+                        await self.run_in_thread(
+                            "Checkpoint", lambda e, progress: e.prepare(command, progress), caller
+                        )
                 answered = await self._in_turn(caller, origin, work)
                 if caller.place is not None:
                     caller.place.leave()

@@ -111,7 +111,7 @@ def plan_of(data: Path) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("durability", ["commands", "checkpoint"])
+@pytest.mark.parametrize("durability", ["commands", "checkpoint", "interval"])
 def test_a_run_over_kills_ends_with_the_digest_of_one_without(
     tmp_path: Path, counts: dict[str, int], durability: str
 ) -> None:

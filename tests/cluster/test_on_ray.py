@@ -109,6 +109,19 @@ def test_a_killed_actor_comes_back_and_its_server_ends_with_it(data: Path, diges
     assert not Path(f"/proc/{server}").exists()
 
 
+def test_status_tells_of_an_actor_that_does_not_answer(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = shards_of(data)[0]["pid"]
+    actor = int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+    monkeypatch.setattr(clusters, "_STATES_TIMEOUT_S", 0.5)
+    os.kill(actor, signal.SIGSTOP)
+    try:
+        assert "does not answer" in shards_of(data)[0]["error"]
+    finally:
+        os.kill(actor, signal.SIGCONT)
+
+
 def test_a_killed_coordinator_comes_back_with_its_map(data: Path) -> None:
     coordinator = ray.get_actor(coordinator_of("embstore"), namespace=NAMESPACE)
     plan, starts = ray.get([coordinator.plan.remote(), coordinator.starts.remote()])

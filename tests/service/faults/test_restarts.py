@@ -8,6 +8,7 @@ answer, or is told that nobody knows the outcome. Where commands are logged it i
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -291,6 +292,28 @@ def test_an_answer_that_was_lost_is_given_again_after_two_kills(
             assert again(store, c.Checkpoint, sequence).label == label.label
             assert len(store.checkpoints()) == 1
         assert applied_counts(store)[1] == 1
+    server.stop()
+
+
+@pytest.mark.parametrize("point", ["commit:synced", "commit:renamed"])
+def test_a_checkpoint_that_ends_with_its_server_is_made_once(
+    forks: Forks, quick_path: Path, point: str
+) -> None:
+    """Its client sends it again, and hears of no checkpoint that is kept already."""
+    made = ForkedServer(forks, quick_path / "store", durability="commands")
+    made.start()
+    with connect(made.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        store.update(gradients(1))
+    made.kill()
+    server = made.changed(dies_at=point)
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store, ThreadPoolExecutor(1) as pool:
+        kept = pool.submit(store.checkpoint, "one")
+        server.await_death()
+        server.start()
+        assert kept.result(PATIENCE_S).label == "one"
+        assert [one.label for one in store.checkpoints()] == ["one"]
     server.stop()
 
 
