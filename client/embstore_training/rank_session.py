@@ -28,6 +28,7 @@ one another as ever. Those whose step was not finished send it again, and the su
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from secrets import token_hex
 from time import monotonic, sleep
@@ -144,9 +145,9 @@ class RankSession:
             if self._lease is not None:
                 self._lease.stop()
         finally:
-            for member in members:
-                if member is not None:
-                    self._close(member, failure)
+            with ExitStack() as closing:  # each, whatever becomes of the others
+                for member in filter(None, members):
+                    closing.callback(self._close, member, failure)
 
     def _close(self, member: str, failure: BaseException | None) -> None:
         is_answered = self._lease is None or self._lease.is_answered
@@ -261,6 +262,8 @@ class RankSession:
                 if serving.process == process:
                     raise ended
                 with self._guard:
+                    if self._member is None:
+                        return  # The rank has left.
                     self._joining = self._joining or token_hex(16)
                 try:
                     self._resume(self._joining, serving)
@@ -272,12 +275,13 @@ class RankSession:
 
     def _resume(self, member: str, serving: Serving) -> None:
         try:
-            self._join(member)
-        except (TableNotFoundError, TableHeldError) as refused:
-            if serving.epoch != self._serving.epoch:
-                self._end(f"commands that no commit had are lost; it cannot be opened: {refused}")
-            raise
-        try:
+            try:
+                self._join(member)
+            except (TableNotFoundError, TableHeldError) as refused:
+                if serving.epoch != self._serving.epoch:
+                    what = "commands that no commit had are lost"
+                    self._end(f"{what}; it cannot be opened: {refused}")
+                raise
             if self._sessions.serving() != serving:
                 raise SessionExpiredError("the server was started again while it was joined")
             known = self.last_step  # Before the place: calls of the member before may still end.

@@ -92,19 +92,14 @@ class Registry:
             raise SessionExpiredError(f"no session {name!r} is open; open it, then join")
         integer(rank, "rank", 0, session.facts.world_size - 1)
         taken = session.ranks.get(rank)
-        if taken is not None and taken.is_done and taken.member != member:
-            raise TableHeldError(
-                f"session {name!r}: rank {rank} has no more steps in it; open it again when its "
-                "other ranks have ended theirs"
-            )
-        if taken is not None and not taken.is_closed and taken.member != member:
-            left = max(taken.deadline - monotonic(), 0.0)
-            raise TableHeldError(
-                f"session {name!r}: rank {rank} belongs to another client, whose lease runs for "
-                f"another {left:.1f} s; wait for it, or give another name"
-            )
+        if taken is not None and taken.member != member:
+            _check_free(session, taken)
         if member in self._members and (taken is None or taken.member != member):
             raise InvalidArgumentError("expected a member that no other rank has")
+        if taken is not None and taken.member != member:
+            self._members.pop(taken.member, None)
+            message = f"session {name!r}: rank {rank} has left it, and joined again"
+            self._told(taken.member, SessionExpiredError(message))
         membership = session.join(rank, member)
         self._members[membership.member] = session, session.ranks[rank]
         self.planner.notify()
@@ -197,6 +192,25 @@ class Registry:
         assert session.error is not None
         for rank in session.ranks.values():
             if self._members.pop(rank.member, None) is not None:
-                self._ended[rank.member] = session.error
+                self._told(rank.member, session.error)
+
+    def _told(self, member: str, error: EmbstoreError) -> None:
+        self._ended[member] = error
         while len(self._ended) > _ENDED_MAX:
             self._ended.popitem(last=False)
+
+
+def _check_free(session: Session, taken: Rank) -> None:
+    """Refuse a rank's place that another client has. One who has left comes back, also behind its
+    last step; but not when all have had theirs, as it would find no session to begin anew."""
+    if taken.is_done and not (taken.is_closed and session.ranks_at_work):
+        raise TableHeldError(
+            f"session {session.name!r}: rank {taken.rank} has no more steps in it; open it again "
+            "when its other ranks have ended theirs"
+        )
+    if not taken.is_closed:
+        left = max(taken.deadline - monotonic(), 0.0)
+        raise TableHeldError(
+            f"session {session.name!r}: rank {taken.rank} belongs to another client, whose lease "
+            f"runs for another {left:.1f} s; wait for it, or give another name"
+        )

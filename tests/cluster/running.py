@@ -131,6 +131,8 @@ class Trainers:
         """End those that still run."""
         for process in self._processes.values():
             process.kill()
+            assert process.stdin is not None
+            process.stdin.close()
         for reader in self._readers:
             reader.join()
 

@@ -135,8 +135,7 @@ def changed(data: Path, count: int) -> int:
         change = growing.grow if count >= len(plan.shard_map.shards) else growing.drain
         try:
             change(shards=count, data=data)
-        except EmbstoreError as refused:
-            assert "again" in str(refused) or "wait until" in str(refused)
+        except EmbstoreError:  # the coordinator was killed, or is at work since
             threading.Event().wait(0.1)
         else:
             return tries
@@ -165,7 +164,7 @@ def test_two_ranks_go_on_while_the_coordinator_is_killed_as_partitions_move(tmp_
                     with ThreadPoolExecutor(1) as pool:
                         change = pool.submit(changed, data, count)
                         while not ray.get(coordinator.progress.remote(), timeout=PATIENCE_S)[0]:
-                            assert not change.done()
+                            assert not change.done(), change.result()
                         threading.Event().wait(rng.uniform(0, 1))
                         kill_process(pid)
                         change.result(PATIENCE_S)

@@ -16,6 +16,7 @@ from embstore import commands as c
 from embstore.config import Adam, Sgd, Uniform
 from embstore.errors import (
     CheckpointNotFoundError,
+    DeadlineError,
     EmbstoreError,
     InvalidArgumentError,
     MovedError,
@@ -438,6 +439,41 @@ def test_sessions_end_with_their_map(cluster: Cluster) -> None:
     epoch = store.epoch
     cluster.even(3)
     assert store.epoch == epoch
+
+
+class Left:
+    """A shard that has left, and answers nobody any more."""
+
+    def __init__(self, shard: Any) -> None:
+        self._shard = shard
+        self.has_left = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        if self.has_left:
+            raise DeadlineError("it does not answer")
+        return self._shard.execute(command, **how)
+
+
+def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    store = cluster.store()
+    fill(store)
+    following: Any = store.executor
+    left = Left(cluster.engines[2])
+    following.router.shards = (*following.router.shards[:2], left)
+    with store.session(["a"], lookahead=1) as run:
+        for step in run.steps([1, 2, 3], keys=lambda number: {"a": np.arange(9) + number}):
+            step.lookup()
+            if step.number == 2:
+                cluster.even(2)
+                cluster.remove(1)
+                left.has_left = True
+            step.update({"a": np.ones((9, DIM), np.float32)})
+    assert store.table("a").t == 7
+    cluster.close()
 
 
 def test_one_shard_becomes_several_under_its_client(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from embstore import commands as c
 from embstore.config import Adagrad, TableConfig, Uniform
 from embstore.errors import (
+    DeadlineError,
     InvalidArgumentError,
     SessionExpiredError,
     StoreClosedError,
@@ -197,6 +198,52 @@ def test_the_rest_is_sent_also_where_coming_back_takes_several_tries(
             step.update({"a": np.ones_like(step.lookup()["a"])})
     assert shard._before == []
     assert counts(store) == [2, 2, 2]
+
+
+class Unreached:
+    """A shard that answers no updates, and is then started again before a step is skipped."""
+
+    def __init__(self, shard: Any) -> None:
+        self._shard, self._is_back = shard, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        if isinstance(command, c.UpdateStep):
+            raise DeadlineError("it does not answer")
+        if isinstance(command, c.SkipStep) and not self._is_back:
+            self._is_back = True
+            self._shard.execute(c.EndSession("s"))
+        return self._shard.execute(command, **how)
+
+
+def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: Store) -> None:
+    sessions, router = store.sessions, store.executor
+    router.shards = (Unreached(router.shards[0]), *router.shards[1:])  # type: ignore[attr-defined]
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"a": KEYS}})
+    with pytest.raises(DeadlineError):
+        sessions.update_step(member, 1, {"a": ONES})
+    with pytest.raises(SessionExpiredError):
+        sessions.skip_step(member, 1)
+    member = rejoined(sessions).member
+    with pytest.raises(SessionExpiredError, match="restore a checkpoint of the cluster"):
+        sessions.skip_step(member, 1)
+    assert counts(store) == [0, 1, 1]
+
+
+def test_what_a_session_has_sent_is_forgotten_with_it(store: Store) -> None:
+    sessions = store.sessions
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"a": KEYS}})
+    sessions.skip_step(member, 1)
+    places = store.executor.places  # type: ignore[attr-defined]
+    assert places._sent
+    sessions.end("s")
+    assert not places._sent
 
 
 def rejoined(sessions: Any) -> Any:

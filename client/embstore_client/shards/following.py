@@ -13,12 +13,11 @@ that comes or leaves does not change it.
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from embstore import commands as c
 from embstore.commands import Command, Executor, Progress
-from embstore.errors import EmbstoreError, MovedError
+from embstore.errors import MovedError
 from embstore.results import ServerInfo
 from embstore.sharding import ShardMap
 from embstore_client.shards.router import Router
@@ -96,28 +95,18 @@ class Following:
         with self._looking:
             if self.router is not router or self._is_closed:
                 return  # another thread was here
-            infos = self._infos(router)
-            found = [one.shard_map for one in infos.values() if one.shard_map is not None]
-            newest = max(found, key=lambda one: one.version, default=router.shard_map)
+            newest = router.newest_map()
             if newest.version <= router.shard_map.version:
                 raise moved
             known = dict(zip(router.shard_map.shards, router.shards, strict=True))
             executors = [self._at(address, known) for address in newest.shards]
             shared, before = router.shared, router.shards
-            shared.epochs += sum(
-                infos[one].context.epoch for one in before if one not in executors and one in infos
-            ) - sum(_info(one).context.epoch for one in executors if one not in before)
+            left = [shared.last_epochs.get(one, 0) for one in before if one not in executors]
+            came = [_info(one).context.epoch for one in executors if one not in before]
+            shared.epochs += sum(left) - sum(came)
             after = Router(executors, newest, timeout_s=router.timeout_s, shared=shared)
             after.connected_by = router.connected_by
             self.router = after
-
-    def _infos(self, router: Router) -> dict[Executor, ServerInfo]:
-        """Return what the shards that can be reached say of themselves."""
-        infos = {}
-        for shard in router.shards:
-            with suppress(EmbstoreError):
-                infos[shard] = _info(shard)
-        return infos
 
     def _at(self, address: str, known: dict[str, Executor]) -> Executor:
         if address not in known:

@@ -39,6 +39,8 @@ class Place:
     joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
     steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
     """Announced, and not finished."""
+    has_left: bool = False
+    """Its rank joins again, or has, by another name."""
 
     def behind(self, shards: int, step: int) -> list[int]:
         """Return the shards that have still to finish a step, as far as is known."""
@@ -50,9 +52,10 @@ class Places:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
-        self._sent: dict[tuple[str, int], dict[int, type]] = {}
-        """By session and rank: the last steps that were sent from here, and how they were to end. A
-        trainer that waits for nothing has several out, and a shard may be behind by all of them."""
+        self._sent: dict[tuple[str, int], dict[int, type | None]] = {}
+        """By session and rank: the last steps that were sent from here, and how they were to end,
+        None: first so, then otherwise. A trainer that waits for nothing has several out, and a
+        shard may be behind by all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:
@@ -62,7 +65,7 @@ class Places:
             known = self._of(first.member).steps  # of one that says again that it joins
             left = {number: step for number, step in known.items() if number > min(at)}
             for member in self._members_of(first.name, first.rank):
-                del self._places[member]
+                self._places[member] = Place(first.name, first.rank, has_left=True)
             self._places[first.member] = Place(
                 first.name, first.rank, world_size, map_version, at, left
             )
@@ -92,14 +95,16 @@ class Places:
 
     def may_send(self, member: str, command: Any, *, is_partial: bool) -> bool:
         """Return whether a step may be sent, and note that it is; the rest of one that some shards
-        have finished is this trainer's alone, who sent it to those."""
+        have finished is this trainer's alone, who sent it to those, and never otherwise."""
         with self._lock:
             place = self._of(member)
             sent = self._sent.get((place.name, place.rank), {})
-            if is_partial and sent.get(command.step) is not type(command):
+            is_as_before = sent.get(command.step) is type(command)
+            if is_partial and not is_as_before:
                 return False
             if place.name:
-                sent[command.step] = type(command)
+                is_first = command.step not in sent
+                sent[command.step] = type(command) if is_first or is_as_before else None
                 kept = sorted(sent)[-_SENT_MAX:]
                 self._sent[place.name, place.rank] = {step: sent[step] for step in kept}
             return True
@@ -116,22 +121,25 @@ class Places:
         has sent is still its own."""
         with self._lock:
             if (place := self._places.get(member)) is not None:
-                self._places[member] = Place(place.name, place.rank)
+                self._places[member] = Place(place.name, place.rank, has_left=True)
 
     def closed(self, member: str) -> None:
         """Forget a member and what its rank has sent."""
         with self._lock:
             place = self._places.pop(member, None)
-            if place is not None:
-                self._sent.pop((place.name, place.rank), None)
+            if place is not None and place.name:
+                self._forget(place.name, place.rank)
 
     def ended(self, name: str | None) -> None:
         """Forget a session; None: all of them, which have gone back, and what was sent since."""
         with self._lock:
-            if name is None:
-                self._sent.clear()
-            for member in self._members_of(name):
-                del self._places[member]
+            self._forget(name)
+
+    def _forget(self, name: str | None, rank: int | None = None) -> None:
+        for member in self._members_of(name, rank):
+            del self._places[member]
+        for of in [of for of in self._sent if name in (None, of[0]) and rank in (None, of[1])]:
+            del self._sent[of]
 
     def _members_of(self, name: str | None, rank: int | None = None) -> list[str]:
         """Return the members of a session's rank; None: of any."""

@@ -6,7 +6,7 @@ them, so that a command is split, sent and joined by one map, whatever other thr
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,8 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
-from embstore.errors import MovedError, OutcomeUnknownError
-from embstore.results import TableDescription
+from embstore.errors import MovedError, OutcomeUnknownError, StoreClosedError
+from embstore.results import ServerInfo, TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
 from embstore_client.shards import (
@@ -157,6 +157,38 @@ class Router:
         check = partial(self.check_newest, {0, shard})
         return until_taken(send, check, call.timeout_s or self.timeout_s)
 
+    def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
+        """Return what every shard says of itself.
+
+        Raises MovedError as soon as one has a newer map: others may have left, and answer no more.
+        """
+        futures = self._asked(call or Call())
+        for future in as_completed(futures):
+            if future.exception() is None:
+                check_newest(future.result(), self.shard_map)
+        found = [future.result() for future in futures]
+        for shard, info in zip(self.shards, found, strict=True):
+            self.shared.last_epochs[shard] = info.context.epoch
+        return found
+
+    def newest_map(self) -> ShardMap:
+        """Return the first map that a shard tells which is newer than this one, or this one."""
+        for future in as_completed(self._asked(Call())):
+            if future.exception() is None:
+                found = future.result().shard_map
+                if found is not None and found.version > self.shard_map.version:
+                    return found
+        return self.shard_map
+
+    def _asked(self, call: "Call") -> "list[Future[ServerInfo]]":
+        """Begin to ask every shard what it is."""
+        ask = c.GetServerInfo()
+        shards = range(len(self.shards))
+        futures = self.shared.begin({n: partial(self._at, n, ask, call) for n in shards})
+        if futures is None:
+            raise StoreClosedError("the connection is closed; connect again")
+        return list(futures.values())
+
     def check_newest(self, shards: Iterable[int]) -> None:
         """Raise MovedError, if one of these shards has a newer map than this router."""
         for shard in shards:
@@ -254,6 +286,8 @@ class Shared:
         """Of commands that are to reach every shard in one order."""
         self.epochs = 0
         """To be added to the sum of the shards' epochs: what left with shards, less what came."""
+        self.last_epochs: dict[Executor, int] = {}
+        """Of each shard, as it was last told: one that has left tells it no more."""
         self._is_closed = False
         self._submitting = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")

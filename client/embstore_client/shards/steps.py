@@ -91,6 +91,10 @@ def announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
     if known is not None:
         _check_whole(router, place, command.step)
         return known
+    if place.has_left:
+        raise SessionExpiredError(
+            f"session {place.name!r}: rank {place.rank} joins again, as a shard was started again"
+        )
     with suppress(DeadlineError):
         router.first(c.LookupStep(command.member, command.step), timeout_s=_ASK_S)  # says why
     raise StepNotFoundError(

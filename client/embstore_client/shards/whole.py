@@ -16,7 +16,6 @@ from embstore.results import (
 )
 from embstore_client.boundary import pause_all
 from embstore_client.shards import stats
-from embstore_client.shards.patience import check_newest
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
     """What the cluster is: its first shard, with the memory of all. Its epoch grows with any."""
-    found = router.all(command, call)
-    for one in found:
-        check_newest(one, router.shard_map)
+    found = router.infos(call)
     epoch = router.shared.epochs + sum(one.context.epoch for one in found)
     context = replace(found[0].context, epoch=epoch)
     named = (f"{router.shard_map.version}:", *(one.process for one in found))

@@ -184,6 +184,20 @@ def test_a_rank_that_has_ended_is_nobody_elses(twin, ranks):
     assert announce(twin.store, ranks[0], {}, is_last=True).ranks_at_work == 1
 
 
+def test_a_rank_that_has_ended_comes_back_as_such_while_others_are_at_work(twin, ranks):
+    """As where one of several shards was started again."""
+    announce(twin.store, ranks[0], {}, is_last=True)
+    ranks[0].close()
+    again = twin.store.sessions.join("run", 0).member
+    assert twin.store.sessions.announce(again, {}, is_last=True).ranks_at_work == 1
+    with refused(twin.store, InvalidArgumentError, "step 0 is its last"):
+        twin.store.sessions.announce(again, {1: {"a": [1]}})
+    announce(twin.store, ranks[1], {}, is_last=True)
+    twin.store.sessions.close(again)
+    with refused(twin.store, TableHeldError, "rank 0 has no more steps"):
+        twin.store.sessions.join("run", 0)
+
+
 def test_a_rank_cannot_join_within_its_loop(twin):
     with twin.store.session(["a"]) as run:
         for _ in run.steps([[1], [2]], keys=lambda keys: {"a": keys}):
