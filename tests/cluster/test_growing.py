@@ -129,17 +129,19 @@ SEED, COUNTS, STEPS_EACH = 20_261_126, (3, 2, 3, 2), 40
 
 def changed(data: Path, count: int) -> int:
     """Have so many shards, asked for until there are; return how many tries that took."""
+    failed: EmbstoreError | None = None
     for tries in range(1, 100):
         plan = kept_plan(str(data))
         assert plan is not None
         change = growing.grow if count >= len(plan.shard_map.shards) else growing.drain
         try:
             change(shards=count, data=data)
-        except EmbstoreError:  # the coordinator was killed, or is at work since
+        except EmbstoreError as exc:  # the coordinator was killed, or is at work since
+            failed = exc
             threading.Event().wait(0.1)
         else:
             return tries
-    raise AssertionError("no try succeeds")
+    raise AssertionError("no try succeeds") from failed
 
 
 def test_two_ranks_go_on_while_the_coordinator_is_killed_as_partitions_move(tmp_path: Path) -> None:

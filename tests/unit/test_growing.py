@@ -29,6 +29,7 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.moving import resolve
 from embstore_client.shards.router import Router
 from tests.clusters import Cluster
+from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.test_resumed_runs import (
     RANKS,
     Progress,
@@ -442,17 +443,18 @@ def test_sessions_end_with_their_map(cluster: Cluster) -> None:
 
 
 class Left:
-    """A shard that has left, and answers nobody any more."""
+    """A shard that has left, and answers nobody any more until the test ends."""
 
     def __init__(self, shard: Any) -> None:
         self._shard = shard
-        self.has_left = False
+        self.has_left, self.ends = False, threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shard, name)
 
     def execute(self, command: Any, **how: Any) -> Any:
         if self.has_left:
+            assert self.ends.wait(PATIENCE_S), "it was waited for"
             raise DeadlineError("it does not answer")
         return self._shard.execute(command, **how)
 
@@ -473,6 +475,7 @@ def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path: Path
                 left.has_left = True
             step.update({"a": np.ones((9, DIM), np.float32)})
     assert store.table("a").t == 7
+    left.ends.set()
     cluster.close()
 
 

@@ -42,6 +42,9 @@ OF_ANY_MAP = (c.GetServerInfo, c.GetStats, c.SetShardMap, c.PauseWrites, c.Resum
 _THREADS_MAX = 1 << 20
 """No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
+_LOOK_S, _LOOK_MAX_S = 1.0, 16.0
+"""How long a shard may take to answer before it is looked whether it has left."""
+
 HANDLERS: dict[type[Command[Any]], Any] = (
     rows.HANDLERS
     | sessions.HANDLERS
@@ -171,9 +174,9 @@ class Router:
             self.shared.last_epochs[shard] = info.context.epoch
         return found
 
-    def newest_map(self) -> ShardMap:
+    def newest_map(self, timeout_s: float | None = None) -> ShardMap:
         """Return the first map that a shard tells which is newer than this one, or this one."""
-        for future in as_completed(self._asked(Call())):
+        for future in as_completed(self._asked(Call(timeout_s=timeout_s))):
             if future.exception() is None:
                 found = future.result().shard_map
                 if found is not None and found.version > self.shard_map.version:
@@ -201,6 +204,7 @@ class Router:
         Raises
         ------
         EmbstoreError : the first, by shard, of those that were raised.
+        MovedError : one has left the cluster, and answers no more.
         """
         call = call or Call()
         done = _Sums(len(commands), call.progress)
@@ -217,16 +221,30 @@ class Router:
         if futures is None:  # it is closed: so says the first
             return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         try:
-            wait(futures.values())
+            left = self._wait(futures)
         except BaseException:  # an interrupt: what comes next must not overtake what is out
             wait(futures.values())
             raise
-        errors = [future.exception() for future in futures.values()]
+        errors = [left.get(shard) or future.exception() for shard, future in futures.items()]
         _check_not_half(commands, errors)
         for error in errors:
             if error is not None:
                 raise error
         return {shard: future.result() for shard, future in futures.items()}
+
+    def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
+        """Wait until all shards have answered; return those that have left instead: their calls
+        end by their deadlines, and by then have done nothing."""
+        left: dict[int, MovedError] = {}
+        out, pause_s = set(futures.values()), _LOOK_S
+        while out := wait(out, pause_s).not_done:
+            newest = self.newest_map(pause_s)
+            for shard, future in futures.items():
+                if future in out and self.shard_map.shards[shard] not in newest.shards:
+                    left[shard] = MovedError(f"shard {shard} has left the cluster: connect again")
+                    out.discard(future)
+            pause_s = min(2 * pause_s, _LOOK_MAX_S)
+        return left
 
     def all(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
