@@ -99,7 +99,7 @@ class Registry:
         if taken is not None and taken.member != member:
             self._members.pop(taken.member, None)
             message = f"session {name!r}: rank {rank} has left it, and joined again"
-            self._told(taken.member, SessionExpiredError(message))
+            self._note_ended(taken.member, SessionExpiredError(message))
         membership = session.join(rank, member)
         self._members[membership.member] = session, session.ranks[rank]
         self.planner.notify()
@@ -192,9 +192,9 @@ class Registry:
         assert session.error is not None
         for rank in session.ranks.values():
             if self._members.pop(rank.member, None) is not None:
-                self._told(rank.member, session.error)
+                self._note_ended(rank.member, session.error)
 
-    def _told(self, member: str, error: EmbstoreError) -> None:
+    def _note_ended(self, member: str, error: EmbstoreError) -> None:
         self._ended[member] = error
         while len(self._ended) > _ENDED_MAX:
             self._ended.popitem(last=False)
