@@ -16,6 +16,10 @@ loop, of the announcements, or the renewal of the lease, so that a rank that com
 place again as well. It opens the session again while the others wait for it, and theirs are then
 repeated with the new member. A call of the old member does nothing at the new server.
 
+**Several tries.** Coming back may fail, as another server of a cluster is started again meanwhile.
+It is tried again as the same member, which is closed only when there is no other try: a router over
+shards takes a closed member for the end of the run, and forgets what its rank has sent.
+
 **What it goes by.** A session that ended otherwise (its lease ran out, a rank failed, somebody
 closed it) is not opened again: the server's process is the same then. Nor is one whose store is in
 another epoch, which has lost commands: also a rank that was not told that a step was finished would

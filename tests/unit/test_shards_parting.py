@@ -219,8 +219,9 @@ class Unreached:
 
 
 def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: Store) -> None:
-    sessions, router = store.sessions, store.executor
-    router.shards = (Unreached(router.shards[0]), *router.shards[1:])  # type: ignore[attr-defined]
+    sessions = store.sessions
+    router: Any = store.executor
+    router.shards = (Unreached(router.shards[0]), *router.shards[1:])
     sessions.open("s", ["a"])
     member = sessions.join("s", 0).member
     sessions.announce(member, {1: {"a": KEYS}})
@@ -236,14 +237,28 @@ def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: S
 
 def test_what_a_session_has_sent_is_forgotten_with_it(store: Store) -> None:
     sessions = store.sessions
+    router: Any = store.executor
     sessions.open("s", ["a"])
     member = sessions.join("s", 0).member
     sessions.announce(member, {1: {"a": KEYS}})
     sessions.skip_step(member, 1)
-    places = store.executor.places  # type: ignore[attr-defined]
-    assert places._sent
+    assert router.places._sent
     sessions.end("s")
-    assert not places._sent
+    assert not router.places._sent
+
+
+def test_a_lookup_by_a_name_that_was_given_up_is_told_so(store: Store) -> None:
+    """So it is repeated by the next name; that nothing was announced would end the run."""
+    sessions = store.sessions
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    sessions.announce(member, {1: {"a": KEYS}})
+    shards_of(store)[1].execute(c.CloseSession(member))
+    with pytest.raises(SessionExpiredError):
+        sessions.announce(member, {2: {"a": KEYS}})
+    for _ in range(2):
+        with pytest.raises(SessionExpiredError, match="joins again"):
+            sessions.lookup_step(member, 1)
 
 
 def rejoined(sessions: Any) -> Any:
