@@ -4,7 +4,6 @@ What the extra `server` brings is looked for first: where it is missing, who ask
 skipped with the names of what to install, and no process is started that could only end.
 """
 
-import importlib.util
 import json
 import pathlib
 import urllib.request
@@ -12,18 +11,9 @@ from typing import Any
 
 from embstore_client import connect
 from embstore_server.launch import ServerProcess
+from tests import installed
 from tests.bench.worker import SkippedError
 
-EXTRA = (
-    "fastapi",
-    "grpc_health",
-    "grpc_reflection",
-    "numba",
-    "prometheus_client",
-    "rich",
-    "typer",
-    "uvicorn",
-)
 FIGURES_TIMEOUT_S = 30.0
 
 Verbs = dict[str, dict[str, float]]
@@ -41,9 +31,9 @@ class Server:
     def __init__(
         self, folder: pathlib.Path, cache_bytes: int, *options: str, transport: str = "grpc"
     ) -> None:
-        missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
-        if missing:
-            raise SkippedError(f"not installed: {', '.join(missing)} (the extra `server`)")
+        absent = installed.lacking(installed.SERVER)
+        if absent is not None:
+            raise SkippedError(f"{absent} (the extra `server`)")
         usual = ("--device", "cpu", "--policy", "lru", "--cache-bytes", str(cache_bytes))
         usual += () if "--durability" in options else ("--durability", "checkpoint")
         self._process = ServerProcess(folder, *usual, *options)

@@ -100,7 +100,8 @@ def _update(store: Any, table: Any, keys: Keys, gradients: Rows) -> tuple[int, l
         chunk = keys[low : low + _CALL_KEYS]
         calls.append(seconds_of(table.update, chunk, gradients[: len(chunk)]))
     store.checkpoint(f"at {store.command}")
-    store.executor.storage.merges.finish()
+    with store.executor.tables.reading():  # the engine's background runs merges too
+        store.executor.storage.merges.finish()
     return _written_bytes() - before, calls
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
@@ -20,10 +19,10 @@ from embstore.config import RowWiseAdagrad, Uniform
 from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES
 from embstore.errors import EmbstoreError
 from embstore_client import connect
+from tests import installed
 
 pytestmark = pytest.mark.gpu
 
-SERVERS_MODULES = ("fastapi", "uvicorn", "grpc_health", "grpc_reflection", "typer")
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, DIM, KEYS = 100_000, 64, 50_000
 DELAY_CYCLES = 50_000_000
@@ -56,9 +55,9 @@ def served(path):
 
 @pytest.fixture
 def server(gpu, tmp_path) -> Iterator:
-    missing = [name for name in SERVERS_MODULES if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
+    absent = installed.lacking(installed.SERVER)
+    if absent is not None:
+        pytest.skip(absent)
     with served(tmp_path) as made:
         yield made
 
@@ -136,6 +135,7 @@ TRAINER = """
 import sys
 import cupy
 from embstore_client import connect
+from tests import installed
 
 with connect(sys.argv[1]) as store:
     table = store.table("device")

@@ -37,6 +37,12 @@ def store(backend):
     return opened
 
 
+def assert_same_rows(one, other):
+    """Compare all rows of two tables, whose digests differ as their names do."""
+    keys = np.arange(ROWS)
+    assert np.array_equal(one.lookup(keys), other.lookup(keys))
+
+
 def late(array):
     """Return a tensor that gets an array's elements behind a delay of the current stream."""
     source = torch.from_numpy(array).cuda()
@@ -63,7 +69,7 @@ def test_a_side_stream_is_waited_for(store):
             found = out.cpu().numpy()
             device.update(late(keys), late(grads))
         assert np.array_equal(found, wanted)
-    assert host.digest() == device.digest()
+    assert_same_rows(host, device)
 
 
 def test_a_call_within_a_capture_is_refused_and_does_no_harm(store):
@@ -88,4 +94,4 @@ def test_a_call_within_a_capture_is_refused_and_does_no_harm(store):
         assert torch.equal(out.cpu(), wanted)
     device.update(keys, grads)
     host.update(keys.cpu().numpy(), grads.cpu().numpy())
-    assert host.digest() == device.digest()
+    assert_same_rows(host, device)

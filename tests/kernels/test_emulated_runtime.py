@@ -8,9 +8,10 @@ import pytest
 
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
 from embstore.errors import CapacityError, DeviceError
+from tests.gpu import test_cuda_runtime as on_gpu
 from tests.kernels.emulation import build as builder
 from tests.kernels.emulation.build import KernelError
-from tests.kernels.emulation.runtime import GARBAGE
+from tests.kernels.emulation.runtime import GARBAGE, EmulatedRuntime
 from tests.kernels.emulation.samples import made, put, take
 
 if shutil.which(builder.COMPILER) is None:
@@ -24,6 +25,31 @@ def runtime():
     runtime.close()
     gc.collect()
     assert runtime.live_bytes == 0, "an allocation was not given back"
+
+
+@pytest.fixture
+def product_runtime():
+    """A runtime of the product's kernels; `runtime` has the samples'."""
+    runtime = EmulatedRuntime()
+    yield runtime
+    runtime.close()
+
+
+@pytest.mark.parametrize(("case", "arguments"), [
+    (on_gpu.test_allocations_are_aligned_and_slices_share_them, ()),
+    (on_gpu.test_copies_arrive_in_every_stream, (UP, DOWN, True, 1000)),
+    (on_gpu.test_copies_arrive_in_every_stream, (COMPUTE, COMPUTE, False, 1000)),
+    (on_gpu.test_streams_follow_each_other, ()),
+    (on_gpu.test_copy_and_fill_write_all_bytes_and_no_others, ()),
+    (on_gpu.test_accumulate_is_a_running_sum, (1000,)),
+    (on_gpu.test_sort_is_stable_and_leaves_the_ids, (1000, 8)),
+    (on_gpu.test_sort_is_stable_and_leaves_the_ids, (1000, 1 << 20)),
+    (on_gpu.test_a_kernel_takes_arrays_and_scalars, ()),
+    (on_gpu.test_nothing_is_done_with_no_elements, ()),
+])  # fmt: skip
+def test_cases_of_the_cuda_runtime_hold_on_the_emulation(product_runtime, case, arguments):
+    """So a case that fits the runtime no longer is found before a GPU is at hand."""
+    case(product_runtime, *arguments)
 
 
 # Arguments

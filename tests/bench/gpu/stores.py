@@ -53,6 +53,11 @@ class DeviceStore:
                 stages=self.engine.stages,
             )
 
+    def finish_merges(self) -> None:
+        """Run all merges that are due; the engine is held, since its background runs them too."""
+        with self.engine.reading():
+            self.engine.storage.merges.finish()
+
     def stages_ms(self) -> dict[str, float]:
         """Return what the engine's stages have taken the host so far."""
         return {name: 1e3 * seconds for name, seconds in self.engine.stages.seconds().items()}

@@ -68,7 +68,7 @@ class Tiers:
 
     def _settle(self) -> None:
         self.store.store.flush()
-        self.store.engine.storage.merges.finish()
+        self.store.finish_merges()
 
     def from_storage(self) -> dict[str, Any]:
         """Return the way of rows from the page cache to slots."""
@@ -137,7 +137,7 @@ class Tiers:
         scale, pool = self._scale, self.store.pool
         for _ in range(scale.cached_settle_steps):
             self._step()
-        self.store.engine.storage.merges.finish()
+        self.store.finish_merges()
         counters, stages = vars(pool.counters).copy(), self.store.stages_ms()
         spent = [self._step() for _ in range(scale.cached_steps)]
         grown = {

@@ -2,15 +2,16 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests import installed
 from tests.gpu.plan.runner import Part
 
 CONFORMANCE_PROCESSES = 8
+NO_OTHER_PLUGINS = "--disable-plugin-autoload"
+"""Warnings are errors: a plugin of the machine that warns at its start would end the run."""
 PROFILED = "unique_enter|sum_first|sum_more|apply_.*|gather.*|probe"
-SERVERS_MODULES = ("fastapi", "uvicorn", "grpc_health", "grpc_reflection", "typer")
 NO_GPU = "is of a real GPU; the emulation has guards of its own"
 
 
@@ -28,7 +29,7 @@ class _Commands:
     def pytest(self, on_gpu: Sequence[str], emulated: Sequence[str]) -> list[str]:
         """Run tests."""
         chosen = emulated if self._is_emulated else ["-m", "gpu", *on_gpu]
-        return [sys.executable, "-m", "pytest", "-q", *chosen]
+        return [sys.executable, "-m", "pytest", "-q", NO_OTHER_PLUGINS, *chosen]
 
     def sanitizer(self, tool: str) -> list[str]:
         """Run every verb under a tool of compute-sanitizer."""
@@ -71,8 +72,10 @@ class _Commands:
 def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
     """Return all parts, whose figures go into a folder, in their order."""
     run = _Commands(folder, is_emulated=is_emulated)
-    processes = ["-n", str(CONFORMANCE_PROCESSES), "--dist", "worksteal"]
-    processes = [] if _missing(["xdist"]) else processes
+    lacks_of_a_server = installed.lacking(installed.SERVER)
+    lacks_of_torch = installed.lacking(["torch"])
+    processes = ["-p", "xdist", "-n", str(CONFORMANCE_PROCESSES), "--dist", "worksteal"]
+    processes = [] if installed.lacking(["xdist"]) else processes
     ncu = ["ncu", "--clock-control", "none", "--kernel-name-base", "function", "--kernel-name"]
     ncu += [f"regex:{PROFILED}", "--launch-skip", "20", "--launch-count", "24"]
     return [
@@ -108,7 +111,7 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
                 ["tests/gpu/test_side_streams.py"], ["tests/unit/test_arrays_on_the_device.py"]
             ),
             15,
-            None if is_emulated else _missing(["torch"]),
+            None if is_emulated else lacks_of_torch,
         ),
         Part(
             "conformance",
@@ -142,16 +145,16 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             "memory of the GPU between two processes: events, ends of either, digests",
             run.pytest(["tests/gpu/test_shared_memory_on_gpu.py"], ["tests/service/device"]),
             90,
-            _missing(SERVERS_MODULES),
+            lacks_of_a_server,
         ),
         run.benchmark(
             "shared",
             "a trainer's calls through memory of the GPU, of the host, and in process",
             60,
-            lacks=_missing(SERVERS_MODULES),
+            lacks=lacks_of_a_server,
         ),
         run.benchmark("tiers", "the cache at 0.8 of the footprint", 90),
-        run.benchmark("torch", "torch on the same step", 40, lacks=_missing(["torch"])),
+        run.benchmark("torch", "torch on the same step", 40, lacks=lacks_of_torch),
         Part(
             "profile",
             "what ncu says of the step's kernels",
@@ -166,12 +169,6 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             if not is_emulated
             else run.pytest([], ["tests/service/faults/test_device_loss.py"]),
             60,
-            _missing(SERVERS_MODULES),
+            lacks_of_a_server,
         ),
     ]
-
-
-def _missing(modules: Iterable[str]) -> str | None:
-    """Return which modules are not installed; None where all are."""
-    absent = [name for name in modules if find_spec(name) is None]
-    return f"not installed: {', '.join(absent)}" if absent else None
