@@ -3,12 +3,9 @@
 Each test compares everything below a folder, with contents, before and after.
 """
 
-import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,39 +32,7 @@ from tests.faults.promises import content_of
 from tests.faults.recording import UnsyncedFiles
 from tests.faults.refusing import RefusingFiles
 from tests.faults.training import open_store, train
-
-ODD = ("a b\n\x1b", "ümlaut", "-rf", "*", ".hidden", "000000000001.log.txt", "x.catalogue.txt")
-ROOMS = ("log", "base", "labels", "backup", "incoming", "frequency")
-Listing = dict[str, tuple[int, Any]]
-
-
-def listing(folder: Path) -> Listing:
-    """Return all that is below a folder: type and permissions, and content or target."""
-    found: Listing = {}
-    for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode
-        content: Any = path.readlink() if stat.S_ISLNK(mode) else None
-        found[str(path.relative_to(folder))] = (
-            mode,
-            path.read_bytes() if path.is_file() else content,
-        )
-    return found
-
-
-def strew(folder: Path, outside: Path, rooms: tuple[str, ...] = ROOMS) -> None:
-    """Put strange files into a folder, and into folders with the names of the store's own."""
-    outside.mkdir(exist_ok=True)
-    (outside / "victim").write_bytes(b"precious")
-    for room in ("", *rooms):
-        (folder / room).mkdir(exist_ok=True)
-        for name in ODD:
-            (folder / room / name).write_bytes(name.encode())
-        (folder / room / "to-file").symlink_to(outside / "victim")
-        (folder / room / "to-folder").symlink_to(outside)
-        (folder / room / "to-nothing").symlink_to(outside / "none")
-        (folder / room / "folder").mkdir()
-        (folder / room / "folder" / "file").write_bytes(b"deep")
-        os.mkfifo(folder / room / "pipe")
+from tests.strange_files import ROOMS, listing, strew
 
 
 @pytest.fixture
