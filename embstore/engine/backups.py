@@ -9,20 +9,14 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 from embstore.commands import Progress
 from embstore.engine.commits import OwnCommits
-from embstore.errors import (
-    EmbstoreError,
-    InvalidArgumentError,
-    PermissionDeniedError,
-    StoreClosedError,
-)
+from embstore.errors import EmbstoreError, PermissionDeniedError, StoreClosedError
 from embstore.results import BackupFacts
 from embstore.storage import shard as shards
 from embstore.storage.backup import back_up, catalogue_of, linked, make_room
-from embstore.storage.destinations import is_url, open_destination
+from embstore.storage.destinations import name_within, open_destination
 from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
@@ -34,7 +28,8 @@ class Backups:
 
     def __init__(self, tables: Tables, commits: OwnCommits) -> None:
         self.within: str | None = ANYWHERE
-        """The path or URL below which backups may be; ANYWHERE, or None: nowhere."""
+        """The path or URL below which destinations are names; ANYWHERE: they are paths or URLs;
+        None: no backup may be made."""
         self.count = 0
         self.is_running = False
         self.bytes = self.of_bytes = 0
@@ -57,11 +52,11 @@ class Backups:
         StoreClosedError : the store was closed meanwhile; likewise.
         Exception : what `progress` raises, which is called with the bytes done; likewise.
         """
-        self._check_destination(destination)
+        place, below = self._place_of(destination)
         with Slices(self._tables.frame, progress).after_others(self._lock):
             self.is_running, self.error = True, None
             try:
-                found = self._back_up(destination, label, progress)
+                found = self._back_up(place, below, label, progress)
             except EmbstoreError as exc:
                 self.error = str(exc)
                 raise
@@ -71,17 +66,21 @@ class Backups:
             return found
 
     def _back_up(
-        self, destination: str, label: str | None, progress: Progress | None
+        self, place: str, below: str, label: str | None, progress: Progress | None
     ) -> BackupFacts:
         storage = self._tables.storage
         if label is not None:
             with self._tables.reading():
                 found = storage.kept(label)  # before anything is made
-                if (place := shards.read(storage.files)) is not None:
-                    place.check_label(label, found.state.commit)
-        elif not storage.read_only:
-            self._commits.commit(progress)
-        with closing(open_destination(destination, write=True)) as to, ExitStack() as links:
+                if (shard := shards.read(storage.files)) is not None:
+                    shard.check_label(label, found.state.commit)
+        store_id = storage.catalogue.store_id
+        with (
+            closing(open_destination(place, below, store_id=store_id)) as to,
+            ExitStack() as links,
+        ):
+            if label is None and not storage.read_only:
+                self._commits.commit(progress)
             if not storage.read_only:
                 make_room(storage.files)
             with self._tables.background():
@@ -101,22 +100,16 @@ class Backups:
         if progress is not None:
             progress(done, of)
 
-    def _check_destination(self, destination: str) -> None:
-        """Refuse what an operator did not allow, and the store's own directory."""
-        root = self._tables.storage.files.root.resolve()
-        if not is_url(destination):
-            path = Path(destination).resolve()
-            if path.is_relative_to(root) or root.is_relative_to(path):
-                raise InvalidArgumentError(f"expected one outside of {root}, found {path}")
+    def _place_of(self, destination: str) -> tuple[str, str]:
+        """Return a path or URL, and the folder there, of a destination that is allowed."""
         if self.within is None:
             raise PermissionDeniedError(
                 "this server lets no client have backups written: give it the directory or URL "
                 "below which they may be (backup_within, --backup-within)"
             )
-        if not is_within(destination, self.within):
-            raise PermissionDeniedError(
-                f"expected a destination below {self.within} (backup_within), found {destination}"
-            )
+        if self.within == ANYWHERE:
+            return destination, ""
+        return self.within, name_within(destination, self.within)
 
     def stop(self) -> None:
         """Have the running backup end soon, and begin none."""
@@ -126,16 +119,3 @@ class Backups:
         """Wait for the end of the running backup. Not with the engine."""
         with self._lock:
             pass
-
-
-def is_within(destination: str, within: str) -> bool:
-    """Return whether a path or URL is another one or below it; links are followed."""
-    if within == ANYWHERE:
-        return True
-    if is_url(within):
-        parts = destination.partition("://")[2].strip("/").split("/")
-        is_plain = not {"", ".", ".."} & set(parts)
-        return is_plain and f"{destination.rstrip('/')}/".startswith(f"{within.rstrip('/')}/")
-    if is_url(destination):
-        return False
-    return Path(destination).resolve().is_relative_to(Path(within).resolve())

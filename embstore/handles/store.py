@@ -512,7 +512,7 @@ class Store:
     def backup(
         self, destination: str, label: str | None = None, *, timeout_s: float | None = None
     ) -> BackupFacts:
-        """Copy a kept checkpoint to a directory or URL, as the server sees it; other calls go on.
+        """Copy a kept checkpoint to a directory or URL; other calls go on.
 
         A backup is of one label; several may be in one directory, which has each file once: another
         backup takes what is new. `embstore restore-from` makes a store of it. A server goes on when
@@ -520,15 +520,16 @@ class Store:
 
         Parameters
         ----------
-        destination : a path, or a URL where fsspec is installed. On the store's own file system
-            files get a second name there, and take no space.
+        destination : of a server, the name of a folder below its `--backup-within`; of an embedded
+            store a path, or a URL where fsspec is installed. It has nothing yet, or backups of this
+            store. On the store's own file system files get a second name there, and take no space.
         label : a kept checkpoint; None: the store commits, and the backup is called "command-N"; no
             checkpoint is made or given up for it
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept.
-        InvalidArgumentError : there are backups of another store.
+        InvalidArgumentError : there is something else, which has not changed.
         PermissionDeniedError : the server lets no client have backups written there.
         CapacityError, StorageError : no room, or no access; earlier backups are as they were.
         """

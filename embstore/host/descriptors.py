@@ -52,10 +52,6 @@ class Spare:
             while self._users and len(self._kept) < self._count:
                 self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
-        """Open a file, with a descriptor that was kept if there is no other; else OSError."""
-        return self.having(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
-
     def having(self, work: Callable[[], T]) -> T:
         """Return what work returns that opens one file, with a descriptor that was kept if there is
         no other; else OSError."""

@@ -23,6 +23,7 @@ from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
 from embstore.storage.files import Files
+from embstore.storage.own_names import is_own
 
 _DIRECTORY = "frequency"
 _HOT_SET = f"{_DIRECTORY}/HOTSET"
@@ -87,8 +88,9 @@ class KeptProfiles:
             return
         kept = {str(table_id) for table_id in table_ids}
         for name in self._files.list(_DIRECTORY):
-            if name.partition(".")[0] not in kept and f"{_DIRECTORY}/{name}" != _HOT_SET:
-                self._files.discard(f"{_DIRECTORY}/{name}")
+            path = f"{_DIRECTORY}/{name}"
+            if name.partition(".")[0] not in kept and path != _HOT_SET and is_own(path):
+                self._files.discard(path)
 
     def _change(self, contents: Mapping[str, bytes | None]) -> None:
         """Write files, or remove those without a content."""

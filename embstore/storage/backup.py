@@ -2,6 +2,7 @@
 
 A backup is what the store itself is made of, by the same names:
 
+    EMBSTORE-BACKUPS        whose backups these are, made first (markers.py)
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
     labels/HASH-N.shard     of a shard of a cluster: its file SHARD; HASH is of the label, N is the
                             command number
@@ -10,7 +11,7 @@ A backup is what the store itself is made of, by the same names:
 Files of log and base never change, and no name is used twice in the life of a store. So a second
 backup takes what is new, and nothing that another label has. Catalogues come last, each whole or
 with a wrong checksum: what was cut off is not taken for a backup. When a catalogue is removed, the
-next backup removes the files that none names any more.
+next backup removes the files that none names any more; other people's it leaves (own_names.py).
 
 **While the store goes on**, merges replace files. The files of a backup therefore get second names
 in the store's own directory (`backup/`, hard links), all while the engine waits, some microseconds
@@ -41,13 +42,15 @@ from embstore.errors import (
 )
 from embstore.results import BackupFacts, Checkpoint
 from embstore.storage import catalogue as catalogues
+from embstore.storage import markers
 from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, PartEntry
-from embstore.storage.checking import Entry, path_of
+from embstore.storage.checking import UNUSABLE, Entry, path_of
 from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
 from embstore.storage.destinations import Destination, DirectoryDestination, Look
 from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, LOG_MAGIC, pack_header
+from embstore.storage.own_names import is_own
 from embstore.storage.shard import ShardPlace
 from embstore.storage.verify import Verification, entries_of, verify_files
 
@@ -83,7 +86,7 @@ def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]
 
     try:
         for entry in entries_of(catalogue):
-            files.link(files.path(path_of(entry)), name(path_of(entry)))
+            files.link(files, path_of(entry), name(path_of(entry)))
         yield name
     finally:
         files.discard(LINKS, directory=True)
@@ -107,18 +110,12 @@ def back_up(
 
     Raises
     ------
-    InvalidArgumentError : there are backups of another store. Nothing has changed.
+    InvalidArgumentError : a copy of this store that went on by itself has its backups there.
     CapacityError, StorageError : the backups that were there are as they were.
     """
     own = _path_of_label(label)
     others, unreadable = _backups(to)
     named = {path_of(entry) for entry in entries_of(*others.values())}
-    for other in others.values():
-        if other.store_id != catalogue.store_id:
-            raise InvalidArgumentError(
-                f"expected no backup or those of store {catalogue.store_id}, found those of store "
-                f"{other.store_id}; choose another destination"
-            )
     entries = entries_of(catalogue)
     total = sum(entry.bytes for entry in entries)
     done = new_files = new_bytes = 0
@@ -145,7 +142,8 @@ def back_up(
 
 def verify_backups(files: Files, note: Callable[[str], None], progress: Progress) -> Verification:
     """Check all backups in a directory: see `verify`."""
-    backups, unreadable = _backups(DirectoryDestination(files, write=False))
+    backups, unreadable = _backups(DirectoryDestination(files))
+    unreadable = [*_wrong_of_marker(files, backups), *unreadable]
     for problem in unreadable:
         note(problem)
     if backups:
@@ -157,6 +155,20 @@ def verify_backups(files: Files, note: Callable[[str], None], progress: Progress
         found = Verification()
     found.problems = [*unreadable, *found.problems]
     return found
+
+
+def _wrong_of_marker(files: Files, backups: dict[str, Catalogue]) -> Iterator[str]:
+    try:
+        store_id = markers.decode(files.read_all(markers.PATH))
+    except UNUSABLE as exc:
+        yield f"{exc}: no other backup can be made here; restoring these is possible"
+        return
+    for label, backup in backups.items():
+        if backup.store_id != store_id:
+            yield (
+                f"{_path_of_label(label)}: expected a backup of store {store_id}, as "
+                f"{markers.PATH} says, found one of {backup.store_id}"
+            )
 
 
 def restore_from(
@@ -305,11 +317,10 @@ def _path_of_place(label: str, backup: Catalogue) -> str:
 
 
 def _remove_unnamed(source: Destination, backups: dict[str, Catalogue]) -> None:
-    """Remove files that no backup names. If that fails they stay: the backup is there."""
-    here = [f"{folder}/{name}" for folder in ("log", "base") for name in source.list(folder)]
+    """Remove own files that no backup names. If that fails they stay: the backup is there."""
+    here = {f"{room}/{name}" for room in ("log", "base", _LABELS) for name in source.list(room)}
     named = {path_of(entry) for entry in entries_of(*backups.values())}
-    here += [f"{_LABELS}/{n}" for n in source.list(_LABELS) if n.endswith(_PLACE_SUFFIX)]
     named |= {_path_of_place(label, backup) for label, backup in backups.items()}
-    for path in sorted({*here} - named):
+    for path in sorted(filter(is_own, here - named)):
         with suppress(StorageError):
             source.remove(path)

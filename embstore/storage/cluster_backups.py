@@ -68,7 +68,7 @@ def restore_cluster(
             f"{source}: expected backups {chosen!r} of one state of the tables, found that they "
             f"differ between the shards, as others were writing; {_AGAIN}"
         )
-    targets = [Files(target / f"shard-{shard}") for shard in range(count)]
+    targets = [Files(target, f"shard-{shard}") for shard in range(count)]
     for files in targets:
         check_empty(files)
     made = [
@@ -79,7 +79,7 @@ def restore_cluster(
 
 
 def _folder(source: str, shard: int) -> Destination:
-    return open_destination(f"{source.rstrip('/')}/shard-{shard}", write=False)
+    return open_destination(source, f"shard-{shard}")
 
 
 def _label(label: str | None, of_shards: list[dict[str, Catalogue]]) -> str:

@@ -16,6 +16,7 @@ refused, nothing more is committed, and opening the directory again finds the la
 import errno
 import json
 import uuid
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -41,6 +42,7 @@ from embstore.storage.files import Files, Lock
 from embstore.storage.format import FORMAT
 from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
+from embstore.storage.own_names import is_own
 from embstore.storage.removal import Removal
 from embstore.storage.room import check_writable
 from embstore.storage.run import Run, RunWriter
@@ -158,7 +160,8 @@ class Contents:
     def _remove_unnamed(self) -> int:
         """Remove what no commit names; return the highest number of a segment or run seen."""
         files = self.files
-        names = [f"{room}/{name}" for room in ("log", "base") for name in files.list(room)]
+        here = [f"{room}/{name}" for room in ("log", "base") for name in files.list(room)]
+        names = list(filter(is_own, here))
         digits = (name.split("/")[1].split(".")[0].split("-")[0] for name in names)
         if not self.read_only:
             for name in catalogues.unnamed(self.catalogue, names):
@@ -265,6 +268,12 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
                 f"{shown}"
             )
         files.make_directory("")
+    if files.is_open_to_others:
+        warnings.warn(
+            f"{files.root}: other accounts can change the files of this store; give the directory "
+            "to its own account alone (chown, chmod go-w)",
+            stacklevel=2,
+        )
     lock = files.lock(LOCK, shared=read_only)
     try:
         if not files.exists(IDENTITY):

@@ -8,21 +8,35 @@ but for URLs, and is imported when there is one.
 life of a store. So a file of that name and size is taken for the same, if its bytes are the same at
 some places: the first has the store's id, the last has the key index, and a copy of the store that
 went on by itself has other rows. What a restore makes of a backup is verified row by row.
+
+**What may be changed** is decided by the folder's marker (markers.py), before anything is. In a
+directory no link is followed (files.py).
 """
 
 import errno
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
-from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    StorageError,
+)
+from embstore.storage import markers
+from embstore.storage.contents import LOCK
 from embstore.storage.files import Files
 
 PIECE_BYTES = 8 << 20
 _SAMPLE_BYTES = 64 << 10
 _LINKED_ELSEWHERE = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
 """Why a file cannot have a second name there: it is copied."""
+_PLAIN = re.compile(r"\w[\w.+=@-]*")
+_LOCAL = re.compile(r"(file|local)://")
 
 Look = Callable[[], None]
 """Called between pieces; raises what is to end the work."""
@@ -61,28 +75,61 @@ def is_url(destination: str) -> bool:
     return "://" in destination
 
 
-def open_destination(destination: str, *, write: bool) -> Destination:
+def name_within(destination: str, within: str) -> str:
+    """Return which name below a path or URL a destination is: `a`, `a/b`, or those in full.
+
+    Raises
+    ------
+    PermissionDeniedError : it is something else. No link is looked at: none is followed there.
+    """
+    full = within if is_url(within) else str(Path(within).absolute())
+    name = destination.removeprefix(f"{full.rstrip('/')}/").rstrip("/")
+    if not all(map(_PLAIN.fullmatch, name.split("/"))):
+        raise PermissionDeniedError(
+            f"expected the name of a folder below {within} (backup_within), of letters, digits and "
+            f"any of -_.+=@ but no dot at its beginning, found {destination!r}"
+        )
+    return name
+
+
+def open_destination(place: str, below: str = "", *, store_id: str | None = None) -> Destination:
     """Return the destination at a path or URL.
+
+    Parameters
+    ----------
+    below : a folder there; no link is followed from `place` on
+    store_id : of the store whose backup is to be written; None: backups are read
 
     Raises
     ------
     StoreInUseError : another backup is being written there.
-    InvalidArgumentError : a URL, and fsspec is not installed or does not know it.
+    InvalidArgumentError : a URL, and fsspec is not installed or does not know it; or it has
+        something else than backups of this store. Nothing has changed there.
     """
-    if is_url(destination):
-        return UrlDestination(destination)
-    return DirectoryDestination(Files(destination), write=write)
+    place = _LOCAL.sub("", place, count=1) if _LOCAL.match(place) else place
+    if is_url(place):
+        return UrlDestination(f"{place.rstrip('/')}/{below}" if below else place, store_id)
+    return DirectoryDestination(Files(place, below), store_id)
 
 
 class DirectoryDestination:
     """A directory of this machine."""
 
-    def __init__(self, files: Files, *, write: bool) -> None:
+    def __init__(self, files: Files, store_id: str | None = None) -> None:
         self.files = files
         self._lock = None
-        if write:
-            files.make_directory("")
-            self._lock = files.lock("LOCK", shared=False)
+        if store_id is None:
+            return
+        markers.check_outside(files.root)
+        markers.has_backups(self, store_id, str(files.root))  # before the lock makes a file
+        files.make_directory("")
+        self._lock = files.lock(LOCK, shared=False)
+        try:
+            if not markers.has_backups(self, store_id, str(files.root)):
+                files.replace(markers.PATH, markers.encode(store_id))
+        except BaseException:
+            self.close()
+            raise
 
     def list(self, folder: str) -> list[str]:
         """Return the sorted names in a folder."""
@@ -124,8 +171,9 @@ class DirectoryDestination:
             _copy(self.files, path, target, path, look, page)
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
-        self.files.remove(path)
+        """Remove a regular file."""
+        if self.files.is_file(path):
+            self.files.remove(path)
 
     def close(self) -> None:
         """Release the lock."""
@@ -137,7 +185,7 @@ def _link_or_copy(source: Files, name: str, target: Files, path: str, look: Look
     if target.exists(path):
         target.remove(path)  # a leftover, which is not the same
     try:
-        target.link(source.path(name), path)
+        target.link(source, name, path)
     except StorageError as exc:
         if exc.errno not in _LINKED_ELSEWHERE:
             raise
@@ -170,7 +218,7 @@ def _samples(size: int, count: int) -> list[int]:
 class UrlDestination:
     """A URL, by fsspec. A file appears there when its last byte is written, or has another size."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, store_id: str | None) -> None:
         self._url = url
         try:
             fsspec = import_module("fsspec")
@@ -183,6 +231,8 @@ class UrlDestination:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as exc:
             raise InvalidArgumentError(f"{url}: {exc}") from exc
+        if store_id is not None and not markers.has_backups(self, store_id, url):
+            self.replace(markers.PATH, markers.encode(store_id))
 
     def list(self, folder: str) -> list[str]:
         """Return the sorted names in a folder."""
@@ -192,7 +242,8 @@ class UrlDestination:
                 found = self._files.ls(self._path(folder), detail=False)
             except FileNotFoundError:
                 return []
-            return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+            paths = {str(name).rstrip("/") for name in found} - {self._path(folder)}
+            return sorted(path.rpartition("/")[2] for path in paths)
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
@@ -247,7 +298,7 @@ class UrlDestination:
         """Nothing is kept open."""
 
     def _path(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}"
+        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
 
     def _make_parent(self, path: str) -> None:
         self._files.makedirs(self._path(path).rpartition("/")[0], exist_ok=True)

@@ -8,11 +8,18 @@ name.
 An operation that the system refuses raises CapacityError where room was lacking (disk, quota, file
 size) and StorageError otherwise, both naming the file. Paths are relative to the root, with '/'
 between parts.
+
+**Links.** The root may be a symbolic link. Below it no link is followed: each folder of a path is
+opened by itself (`openat`, `O_NOFOLLOW`), and a new file takes no other's place by being written
+over (`O_EXCL`). So a link that somebody puts into the directory changes no file elsewhere.
+
+**Removal.** A folder loses the store's own files alone (`own_names.py`).
 """
 
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -23,6 +30,7 @@ from numpy.typing import NDArray
 from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
 from embstore.host.descriptors import SPARE
 from embstore.host.maps import map_file
+from embstore.storage.own_names import is_own
 
 _NO_ROOM = {
     errno.ENOSPC: "disk space",
@@ -33,6 +41,8 @@ _NO_ROOM = {
     errno.ENFILE: "connections, or raise the system's limit of open files",
 }
 """What to free, by what the system says."""
+_LINK = "found a symbolic link, which is not followed"
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 @contextmanager
@@ -50,7 +60,19 @@ def _named(path: str, *, final: bool = False) -> Iterator[None]:
             raise CapacityError(
                 f"no room for {path}: {exc.strerror}; free {_NO_ROOM[exc.errno]}"
             ) from exc
-        raise StorageError(exc.errno, f"{exc.strerror}: {path}") from exc
+        text = _LINK if exc.errno == errno.ELOOP else exc.strerror
+        raise StorageError(exc.errno, f"{text}: {path}") from exc
+
+
+def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> int:
+    """Open a file of a folder, or of the working directory. A pipe does not make it wait."""
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return SPARE.having(lambda: os.open(name, flags, mode, dir_fd=folder))
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, _LINK, name) from None
+        raise
 
 
 class File:
@@ -152,20 +174,63 @@ class Files:
     subclass overrides.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).absolute()
+    def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
+        """The root is `below` of a directory; no link is followed from that directory on."""
+        self._base = Path(root).absolute()
+        self._below = below
+        self.root = self._base / below
 
     def path(self, path: str) -> str:
         """Return the absolute path of a relative one."""
         return str(self.root / path) if path else str(self.root)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file or directory."""
-        return os.path.exists(self.path(path))
+        """Return whether there is a file or directory, or a link."""
+        return self._mode(path) is not None
 
     def is_directory(self, path: str) -> bool:
         """Return whether there is a directory."""
-        return os.path.isdir(self.path(path))
+        return stat.S_ISDIR(self._mode(path) or 0)
+
+    def is_file(self, path: str) -> bool:
+        """Return whether there is a regular file."""
+        return stat.S_ISREG(self._mode(path) or 0)
+
+    def _mode(self, path: str) -> int | None:
+        """Return type and permissions of what has a path; None: nothing has."""
+        with _named(path):
+            try:
+                parts = self._parts(path)
+                with self._at(parts) as (name, folder):
+                    return os.stat(name, dir_fd=folder, follow_symlinks=not parts).st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def _parts(self, path: str) -> list[str]:
+        return [part for part in f"{self._below}/{path}".split("/") if part]
+
+    @contextmanager
+    def _at(self, parts: list[str]) -> Iterator[tuple[str, int | None]]:
+        """Yield how a system call names a path: its last part, and the descriptor of its folder;
+        or an absolute path and None."""
+        first, *others = parts or [""]
+        *folders, name = [str(self._base / first), *others]
+        descriptor: int | None = None
+        try:
+            for folder in folders:
+                opened = _open_at(folder, _FOLDER, descriptor)
+                if descriptor is not None:
+                    os.close(descriptor)
+                descriptor = opened
+            yield name, descriptor
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _open(self, path: str, flags: int) -> int:
+        parts = self._parts(path)
+        with self._at(parts) as (name, folder):
+            return _open_at(name, flags | (os.O_NOFOLLOW if parts else 0), folder)
 
     def is_writable(self, path: str) -> bool:
         """Return whether files may be made in a directory."""
@@ -175,6 +240,14 @@ class Files:
     def is_read_only(self) -> bool:
         """Whether the root is on a file system that takes no writes."""
         return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether accounts but this one and root's can change the root, as far as its owner and
+        the permission of everybody say."""
+        found = os.stat(self.root)
+        is_ours = os.geteuid() in (0, found.st_uid) or found.st_uid == 0
+        return bool(found.st_mode & stat.S_IWOTH) or not is_ours
 
     def room_bytes(self) -> int:
         """Return how much more this user may write, as far as the system says."""
@@ -186,26 +259,31 @@ class Files:
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""
         with _named(path):
-            if not self.exists(path):
+            try:
+                descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
                 return []
-            return sorted(SPARE.having(lambda: os.listdir(self.path(path))))
+            try:
+                return sorted(SPARE.having(lambda: os.listdir(descriptor)))
+            finally:
+                os.close(descriptor)
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
         with _named(path):
-            return SPARE.having(Path(self.path(path)).read_bytes)
+            with os.fdopen(self._open(path, os.O_RDONLY), "rb") as file:
+                return file.read()
 
     def open(self, path: str, *, write: bool = False) -> File:
         """Open an existing file."""
         with _named(path):
-            flags = os.O_RDWR if write else os.O_RDONLY
-            descriptor = SPARE.open(self.path(path), flags)
+            descriptor = self._open(path, os.O_RDWR if write else os.O_RDONLY)
             # Headers and indexes are read by place: reading ahead of them costs a megabyte each.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return File(self, path, descriptor)
 
     def create(self, path: str) -> File:
-        """Make a new, empty file; one that is there already is emptied."""
+        """Make a new, empty file in the place of one that is there already."""
         with _named(path):
             return File(self, path, self._create(path))
 
@@ -228,17 +306,18 @@ class Files:
         while path:
             path = os.path.dirname(path)
             self.sync_directory(path)
-        self.sync_directory("..")
+        for depth in range(1 + len(self._parts(""))):
+            self.sync_directory("/".join([".."] * (depth + 1)))
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what has it."""
         with _named(target):
             self._rename(source, target)
 
-    def link(self, source: str, target: str) -> None:
-        """Give a file, by its absolute path, a second name here, which must be free."""
+    def link(self, source: "Files", name: str, target: str) -> None:
+        """Give a file of `source` a second name here, which must be free."""
         with _named(target):
-            self._link(source, target)
+            self._link(source, name, target)
 
     def remove(self, path: str) -> None:
         """Remove a file; one that is gone already is fine."""
@@ -246,11 +325,14 @@ class Files:
             self._remove(path)
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory and the files in it; one that is gone already is fine."""
-        for name in self.list(path):
-            self.remove(f"{path}/{name}")
+        """Remove a directory and the store's own files in it; one that is gone already is fine, and
+        one that has other files stays."""
+        paths = [f"{path}/{name}" for name in self.list(path)]
+        own = list(filter(is_own, paths))
+        for one in own:
+            self.remove(one)
         with _named(path):
-            if self.exists(path):
+            if len(own) == len(paths) and self.exists(path):
                 self._remove_directory(path)
 
     def discard(self, path: str, *, directory: bool = False) -> None:
@@ -279,7 +361,7 @@ class Files:
         try:
             for name, flags in ((path, os.O_CREAT), ("", os.O_DIRECTORY)):
                 with _named(name or "the directory"):
-                    descriptor = SPARE.open(self.path(name), flags | os.O_RDONLY)
+                    descriptor = self._open(name, flags | os.O_RDONLY)
                     lock.descriptors.append(descriptor)
                     self._flock(descriptor, shared=shared, is_needed=bool(name))
         except BaseException:
@@ -317,25 +399,41 @@ class Files:
         os.fdatasync(file.descriptor)  # with the length, and all else that reading needs
 
     def _create(self, path: str) -> int:
-        return SPARE.open(self.path(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        try:
+            return self._open(path, flags)
+        except FileExistsError:
+            Files._remove(self, path)  # a leftover; where it is a link, that alone goes
+            return self._open(path, flags)
 
     def _make_directory(self, path: str) -> None:
-        os.makedirs(self.path(path), exist_ok=True)
+        os.makedirs(self._base, exist_ok=True)
+        parts = self._parts(path)
+        for depth in range(len(parts)):
+            with self._at(parts[: depth + 1]) as (name, folder), suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
 
     def _rename(self, source: str, target: str) -> None:
-        os.rename(self.path(source), self.path(target))
+        with self._at(self._parts(source)) as (old, at), self._at(self._parts(target)) as (new, to):
+            os.rename(old, new, src_dir_fd=at, dst_dir_fd=to)
 
-    def _link(self, source: str, target: str) -> None:
-        os.link(source, self.path(target))
+    def _link(self, source: "Files", name: str, target: str) -> None:
+        with (
+            source._at(source._parts(name)) as (old, at),
+            self._at(self._parts(target)) as (new, to),
+        ):
+            os.link(old, new, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)
 
     def _remove(self, path: str) -> None:
-        Path(self.path(path)).unlink(missing_ok=True)
+        with suppress(FileNotFoundError), self._at(self._parts(path)) as (name, folder):
+            os.unlink(name, dir_fd=folder)
 
     def _remove_directory(self, path: str) -> None:
-        os.rmdir(self.path(path))
+        with self._at(self._parts(path)) as (name, folder):
+            os.rmdir(name, dir_fd=folder)
 
     def _sync_directory(self, path: str) -> None:
-        descriptor = SPARE.open(self.path(path), os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:

@@ -21,7 +21,7 @@ from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 from embstore.storage.shard import read
 from embstore_cluster import local
-from embstore_cluster.coordinator import Coordinator, kept_plan
+from embstore_cluster.coordinator import Coordinator, check_directory, kept_plan
 from embstore_cluster.looking import NOTHING, look, skew
 from embstore_cluster.placing import addresses, at_node, nodes_for
 from embstore_cluster.plan import NAMESPACE, Plan, Resources, coordinator_of
@@ -94,13 +94,16 @@ def start(
 
     Raises
     ------
-    InvalidArgumentError : a cluster of that name runs; the one in `data` has other shards.
+    InvalidArgumentError : a cluster of that name runs; the one in `data` has other shards; `data`
+        has files that are of no cluster.
     CapacityError : Ray has no room.
     StoreClosedError : a shard did not get ready: what it said; nothing is left running.
     """
     one_of(durability, "durability", LEVELS)
     path = Path(data).absolute()
     kept = kept_plan(str(path))
+    if kept is None:
+        check_directory(str(path))
     known = kept.shard_map if kept is not None else _restored_map(path)
     count = _count(path, shards, known)
     memory_bytes = 0 if num_gpus else cache_bytes

@@ -14,6 +14,7 @@ each leaves the same the second time, but for the count of starts, which is then
 
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
@@ -27,6 +28,22 @@ from embstore_cluster.going_back import newest
 from embstore_cluster.plan import NAMESPACE, Back, Plan
 
 PATH = "coordinator.json"
+_OWN = re.compile(
+    r"(coordinator\.json|ray\.(json|token|log)|shard-[0-9]+(\.(map|back)\.json)?)(\.new)?"
+)
+"""What the directory of a cluster has."""
+_SHOWN = 3
+
+
+def check_directory(data: str) -> None:
+    """Raise InvalidArgumentError, if a directory has what is not of a cluster."""
+    others = [n for n in Files(data).list("") if not _OWN.fullmatch(n) and n != "lost+found"]
+    if others:
+        shown = ", ".join(map(repr, others[:_SHOWN])) + (", ..." if len(others) > _SHOWN else "")
+        raise InvalidArgumentError(
+            f"{data}: expected an empty directory, or that of a cluster, found other files: "
+            f"{shown}; give an empty one, or one that does not exist yet"
+        )
 
 
 def kept_plan(data: str) -> Plan | None:

@@ -26,9 +26,10 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config
 
 from embstore.errors import DeadlineError, StoreClosedError
+from embstore.storage.files import Files
 from embstore_cluster.plan import NAMESPACE
 
-_FILE, _TOKEN, _LOG = "ray.json", "ray.token", "ray.log"
+_FILE, _TOKEN, _LOG, _FOLDER = "ray.json", "ray.token", "ray.log", "embstore-ray-"
 _OBJECTS_BYTES = 100_000_000
 """Ray's object store, which is not used: about the least that it takes."""
 _START_TIMEOUT_S = 120.0
@@ -97,7 +98,8 @@ def end(data: Path) -> None:
         if monotonic() > until:
             raise DeadlineError(f"Ray, process {found.pid}, has not ended")
         sleep(_LOOK_S)
-    shutil.rmtree(found.folder, ignore_errors=True)
+    if Path(found.folder).name.startswith(_FOLDER):
+        shutil.rmtree(found.folder, ignore_errors=True)
     for name in (_FILE, _TOKEN):
         (data / name).unlink(missing_ok=True)
 
@@ -154,12 +156,12 @@ def _began(pid: int) -> int | None:
 
 def _start(data: Path, cpus: int) -> LocalRay:
     """Start Ray, and return when it takes calls."""
-    data.mkdir(parents=True, exist_ok=True)
-    token = data / _TOKEN
-    token.unlink(missing_ok=True)
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    folder = tempfile.mkdtemp(prefix="embstore-ray-")
+    files = Files(data)
+    files.make_directory("")
+    with closing(files.create(_TOKEN)) as token:
+        os.fchmod(token.descriptor, 0o600)
+        token.write(0, secrets.token_hex(32).encode())
+    folder = tempfile.mkdtemp(prefix=_FOLDER)
     port, client_port = free_ports("127.0.0.1", 2)
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
@@ -168,11 +170,11 @@ def _start(data: Path, cpus: int) -> LocalRay:
         *("--object-store-memory", str(_OBJECTS_BYTES)),
         *("--include-dashboard", "false", "--disable-usage-stats"),
     ]
-    with (data / _LOG).open("w") as log:
+    with closing(files.create(_LOG)) as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=log.descriptor,
             stderr=subprocess.STDOUT,
             env=os.environ | _environment(data),
             start_new_session=True,  # a Ctrl-C here is not one there
@@ -180,7 +182,7 @@ def _start(data: Path, cpus: int) -> LocalRay:
     began = _began(process.pid)
     assert began is not None, "it is not waited for, so it is there, if only as a zombie"
     found = LocalRay(process.pid, began, f"127.0.0.1:{port}", folder)
-    (data / _FILE).write_text(json.dumps(asdict(found)))
+    files.replace(_FILE, json.dumps(asdict(found)).encode())
     until = monotonic() + _START_TIMEOUT_S
     while "ray.init(" not in (data / _LOG).read_text():  # how it says that all of it is there
         if process.poll() is not None or monotonic() > until:

@@ -165,7 +165,8 @@ class Settings:
     # Whoever may call a server is not to write wherever the server's user may.
     backup_within: str | None = setting(
         kinds.PATH_OR_URL,
-        "Directory or URL below which clients may have backups written; none: nowhere.",
+        "Directory or URL below which clients name the folders of backups; none: no client has "
+        "any made.",
         None,
     )
     follow: str = setting(

@@ -21,7 +21,7 @@ def restored(
 ) -> Any:
     """Make a store of a backup."""
     return restore_from(
-        open_destination(str(source), write=False),
+        open_destination(str(source)),
         UnsyncedFiles(path),
         label,
         store_id,
@@ -56,10 +56,10 @@ def check_restored(path: Path, promise: Promise, **options: Any) -> None:
 def copy_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no file linked, as where the destination is another file system."""
 
-    def refuse(files: Files, source: str, target: str) -> None:
+    def refuse(files: Files, source: Files, name: str, target: str) -> None:
         if not target.startswith("backup/"):  # the store's own second names
             raise OSError(errno.EXDEV, "Invalid cross-device link")
-        link(files, source, target)
+        link(files, source, name, target)
 
     link = Files._link
     monkeypatch.setattr(Files, "_link", refuse)

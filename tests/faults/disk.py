@@ -167,11 +167,7 @@ class Disk:
 
     def _create(self, path: str) -> None:
         folder, name = os.path.split(path)
-        directory = self._find(folder)
-        if directory.now.get(name) is None:
-            directory.put(name, _Content())
-        else:
-            directory.now[name].resize(0)
+        self._find(folder).put(name, _Content())
 
     def _make_directory(self, path: str) -> None:
         directory = self._root

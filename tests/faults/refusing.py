@@ -84,9 +84,9 @@ class RefusingFiles(Files):
         self._ask("rename")
         super()._rename(source, target)
 
-    def _link(self, source: str, target: str) -> None:
+    def _link(self, source: Files, name: str, target: str) -> None:
         self._ask("link")
-        super()._link(source, target)
+        super()._link(source, name, target)
 
     def _remove(self, path: str) -> None:
         self._ask("remove")

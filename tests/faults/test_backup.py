@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore.engine.backups import is_within
 from embstore.errors import (
     CapacityError,
     CheckpointNotFoundError,
@@ -24,7 +23,7 @@ from embstore.errors import (
 )
 from embstore.storage import backup as backups
 from embstore.storage.backup import restore_from
-from embstore.storage.destinations import open_destination
+from embstore.storage.destinations import name_within, open_destination
 from embstore_server.cli import main
 from tests.copies import copy_of_open
 from tests.faults.backups import check_restored, copy_always, restored
@@ -171,10 +170,10 @@ def test_a_backup_that_is_cut_off_is_not_taken_for_one(
     refused = 0
     for nth in range(1, 1000):
         files = RefusingFiles(to)
-        monkeypatch.setattr("embstore.storage.destinations.Files", lambda _, files=files: files)
+        monkeypatch.setattr("embstore.storage.destinations.Files", lambda *_, files=files: files)
         files.refuse((verb,), nth, errno.ENOSPC)
         try:
-            destination = open_destination(str(to), write=True)
+            destination = open_destination(str(to), store_id=catalogue.store_id)
             try:
                 backups.back_up(source, str, catalogue, "now", destination, lambda *_: None)
             finally:
@@ -210,7 +209,7 @@ def test_a_restore_that_is_cut_off_leaves_no_store(
     path = tmp_path / "again"
     for nth in range(1, 1000):  # each try begins where the one before left the directory
         files = RefusingFiles(path).refuse((verb,), nth, errno.EIO)
-        source = open_destination(str(tmp_path / "to"), write=False)
+        source = open_destination(str(tmp_path / "to"))
         try:
             restore_from(source, files, None, None, lambda *_: None)
             break
@@ -233,7 +232,7 @@ def test_a_crash_in_a_restore_leaves_what_does_not_open(
             raise _Killed
 
     store.backup(str(tmp_path / "to"))
-    source = open_destination(str(tmp_path / "to"), write=False)
+    source = open_destination(str(tmp_path / "to"))
     with pytest.raises(_Killed):
         restore_from(source, Killing(tmp_path / "again"), None, None, lambda *_: None)
     assert (tmp_path / "crashed" / "CATALOGUE").exists()
@@ -405,29 +404,40 @@ def test_a_copy_of_a_closed_directory_is_a_store(store: embstore.Store, tmp_path
     check_restored(tmp_path / "copy", promise)
 
 
-def test_a_destination_must_be_below_what_is_allowed(store: embstore.Store, tmp_path: Path) -> None:
-    allowed = tmp_path / "allowed"
-    (tmp_path / "way-out").mkdir()
+def test_a_client_chooses_a_name_below_what_is_allowed(
+    store: embstore.Store, tmp_path: Path
+) -> None:
+    allowed, outside = tmp_path / "allowed", tmp_path / "way-out"
+    outside.mkdir()
     allowed.mkdir()
-    (allowed / "link").symlink_to(tmp_path / "way-out")
+    (allowed / "link").symlink_to(outside)
     engine: Any = store.executor
     engine.backups.within = str(allowed)
     for refused in (
-        tmp_path / "to",
-        allowed / ".." / "to",
-        allowed / "link" / "to",
+        allowed,
+        outside,
+        allowed / "../to",
+        "a/../b",
+        "",
         "memory://x",
+        ".ssh",
+        "a\\b",
     ):
-        with pytest.raises(PermissionDeniedError):
+        with pytest.raises((PermissionDeniedError, InvalidArgumentError)):
             store.backup(str(refused))
-    store.backup(str(allowed / "to"))
+    for through in ("link", "link/to"):
+        with pytest.raises(StorageError, match="symbolic link, which is not followed"):
+            store.backup(through)
+    assert not list(outside.iterdir())
+    first = store.backup(str(allowed / "to" / "one"))
+    assert store.backup("to/one").new_files == 0 < first.new_files
     engine.backups.within = None
     with pytest.raises(PermissionDeniedError, match="backup_within"):
-        store.backup(str(allowed / "to"))
-    assert is_within("s3://bucket/a/b", "s3://bucket/a/")
-    assert is_within("s3://bucket/a", "s3://bucket/a")
-    for outside in ("s3://bucket/ab", "s3://bucket/a/../c", "s3://bucket", "/s3:/bucket/a"):
-        assert not is_within(outside, "s3://bucket/a")
+        store.backup("to/one")
+    assert name_within("s3://bucket/a/b", "s3://bucket/a/") == name_within("b", "s3://bucket/a")
+    for elsewhere in ("s3://bucket/ab", "s3://bucket/a/../c", "s3://bucket/a", "/s3:/bucket/a"):
+        with pytest.raises(PermissionDeniedError):
+            name_within(elsewhere, "s3://bucket/a")
 
 
 def test_urls_need_fsspec_and_say_so(

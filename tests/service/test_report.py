@@ -15,6 +15,7 @@ from embstore_server.cli import exits, main
 from embstore_tools.report.reading import read
 from embstore_training import history as module
 from embstore_training.history import RunHistory
+from tests.strange_files import listing, strew
 
 ROWS, DIM, STEPS, KEYS = 2000, 8, 20, 60
 HOSTILE = 'a<script>alert(1)</script>"&'
@@ -57,8 +58,13 @@ class Document(HTMLParser):
 
 
 def drawn(path: Path, tmp_path: Path) -> str:
-    out = tmp_path / "run.html"
+    folder, outside = tmp_path / "reports", tmp_path / "outside"
+    strew(folder, outside)
+    before = listing(tmp_path)
+    (out := folder / "run.html").symlink_to(tmp_path / "run.html")  # one that was asked for
     assert main(["report", str(path), "-o", str(out)]) == exits.OK
+    assert listing(tmp_path).keys() - before.keys() == {"reports/run.html", "run.html"}
+    assert {name: listing(tmp_path)[name] for name in before} == before
     return out.read_text()
 
 

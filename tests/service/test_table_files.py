@@ -259,7 +259,7 @@ def test_a_killed_export_leaves_nothing_under_its_name(
         assert done.returncode == -signal.SIGKILL
         found = place.read_bytes() if place.exists() else None
         assert found == content
-        assert place.with_name(f"{place.name}.part").exists()
+        assert place.with_name(f"{place.name}.embstore-part").exists()
     store = open_store()
     export_table(store.table("ads"), place)
     assert sorted(os.listdir(tmp_path)) == [place.name, "store"]
@@ -272,7 +272,7 @@ def test_an_export_that_fails_leaves_what_was_there(open_store: Open, tmp_path: 
 
     def fail(done: int, of: int) -> None:
         if done > 100:
-            with pytest.raises(StoreInUseError, match=r"ads\.npy\.part: another export"):
+            with pytest.raises(StoreInUseError, match=r"ads\.npy\.embstore-part: another export"):
                 export_table(table, place)
             raise KeyError("enough")
 
@@ -385,7 +385,7 @@ def test_a_race_for_the_unfinished_file_loses_nobodys_file(
 
     def late(file: Any, how: int) -> None:
         monkeypatch.setattr(places.fcntl, "flock", lock)
-        (tmp_path / "a.npy.part").replace(place)
+        (tmp_path / "a.npy.embstore-part").replace(place)
         place.write_bytes(b"whole")
         lock(file, how)
 
@@ -400,7 +400,7 @@ def test_a_race_for_the_unfinished_file_loses_nobodys_file(
 def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
-    (tmp_path / "a.npy.part").symlink_to(precious)
+    (tmp_path / "a.npy.embstore-part").symlink_to(precious)
     with pytest.raises(StorageError), places.writing(str(tmp_path / "a.npy")):
         pass
     assert precious.read_bytes() == b"precious"

@@ -11,6 +11,7 @@ import pytest
 
 from embstore.arithmetic import cached
 from embstore_tools.commands.compile import kernels
+from tests.strange_files import listing, strew
 from tests.style.sources import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -45,9 +46,12 @@ def run(folder, **variables: str) -> str:
 LOADED, COMPILED = "1 0", "0 1"
 
 
-def test_another_process_takes_what_was_compiled_ahead(tmp_path):
+def test_another_process_takes_what_was_compiled_ahead(tmp_path, tmp_path_factory):
+    strew(tmp_path, tmp_path_factory.mktemp("outside"))
+    before = listing(tmp_path)
     run(tmp_path, **cached.VARIABLES)
     (made,) = tmp_path.glob("*.nbc")
+    assert {**listing(tmp_path), made.name: None} == {**before, made.name: None}
     assert not (tmp_path / "own").exists()
     assert run(tmp_path) == LOADED
 

@@ -1,8 +1,8 @@
 """Where a file is: a path, or a URL of what fsspec knows.
 
-**A file has its name when it is whole.** What is written is called NAME.part until it is synced,
-and then renamed. An export that was killed leaves NAME.part, which the next one writes anew; while
-one is written, another one to the same name is refused.
+**A file has its name when it is whole.** What is written is called NAME.embstore-part until it
+is synced, and then renamed. An export that was killed leaves that, which the next one writes anew;
+while one is written, another one to the same name is refused.
 
 **At a URL** nothing can be written in the middle of a file, and little be read. So a file goes
 there, and comes from there, by way of one in the directory for temporary files (TMPDIR), whole.
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError, StoreInUseError
 
-PART = ".part"
+PART = ".embstore-part"
 
 
 def is_url(place: str) -> bool:

@@ -32,12 +32,16 @@ def verify(
 
     No server may have the directory open. Status 1: something is wrong.
     """
+    from embstore.storage import markers
     from embstore.storage.backup import verify_backups
+    from embstore.storage.contents import IDENTITY
     from embstore.storage.files import Files
     from embstore.storage.verify import verify as verify_store
 
     files = Files(data)
-    has_backups = files.is_directory("labels")
+    has_backups = not files.exists(IDENTITY) and (
+        files.exists(markers.PATH) or files.is_directory("labels")
+    )
     if has_backups and digests:
         raise InvalidArgumentError("--digests: expected a store, found backups; restore one")
 
@@ -91,7 +95,7 @@ def restore_from(
     def store_id() -> str | None:
         return uuid4().hex if new_id else None
 
-    backups = open_destination(source, write=False)
+    backups = open_destination(source)
     if is_of_cluster(backups):
         with output.progress_of("bytes") as progress:
             shard_map, shards = restore_cluster(source, data, label, store_id, progress)

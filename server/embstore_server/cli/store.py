@@ -123,7 +123,9 @@ def backup(
     connect: Connect,
     destination: Annotated[
         str,
-        typer.Argument(metavar="DEST", help="A path, or a URL of fsspec, as the server sees it."),
+        typer.Argument(
+            metavar="DEST", help="The name of a folder below the server's --backup-within."
+        ),
     ],
     *,
     label: Annotated[

@@ -19,11 +19,12 @@ def report(
 
     The file needs no network and no script.
     """
+    from embstore.profiles.archive import replace_file
     from embstore_tools.report.page import page
     from embstore_tools.report.reading import read
 
     found = read(run)
     parameters.check_output("--output", out)
-    out.write_text(page(found), encoding="utf-8")
+    replace_file(out, page(found).encode())
     document = {"path": str(out), "steps": int(found.total("step"))}
     output.show(document, f"{document['steps']:,} steps, drawn in {out}", as_json=as_json)

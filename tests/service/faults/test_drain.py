@@ -113,9 +113,7 @@ def in_slices(stub: EmbstoreStub, _: Path) -> list[Any]:
 
 WORKS: dict[str, Callable[[EmbstoreStub, Path], list[Any]]] = {
     "slices": in_slices,
-    "backup": lambda stub, path: [
-        stub.Backup.future(pb.BackupRequest(destination=str(path / "b")))
-    ],
+    "backup": lambda stub, path: [stub.Backup.future(pb.BackupRequest(destination="b"))],
     "warm-up": lambda stub, _: [stub.WarmCache(pb.WarmCacheRequest(share=0.5))],
     "fold": lambda stub, _: [],
 }

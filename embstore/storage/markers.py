@@ -1,0 +1,125 @@
+"""Whose backups a folder has: the file EMBSTORE-BACKUPS, which a first backup writes first.
+
+A backup replaces files of some names and removes others, so it goes into a folder that has nothing
+yet, or one whose marker has the store's id. Every other folder is refused, and stays as it is. A
+store and its continuations (a promoted standby, a restored directory without a new id) have one id;
+where two of them have gone apart, the files themselves tell (`embstore.storage.backup`).
+
+The marker is one line that never changes: magic, format, store id, and a CRC-32 of what is before.
+A first backup that was cut off leaves nothing, an empty LOCK, or the marker: the next one goes on.
+At a URL it may leave a part of the marker, and nothing else, which counts as nothing.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from embstore.errors import (
+    CorruptTableError,
+    InvalidArgumentError,
+    StorageError,
+    TableMismatchError,
+)
+from embstore.storage.contents import IDENTITY, LOCK, read_identity
+from embstore.storage.files import Files
+from embstore.storage.format import checksum
+
+PATH = "EMBSTORE-BACKUPS"
+NOTHING = {LOCK, f"{PATH}.new", "lost+found"}
+"""Names that a folder may have that counts as empty."""
+_MAGIC, _FORMAT = "EMBSTORE BACKUPS", "1"
+_SHOWN = 3
+_MEND = "give an empty directory, or one that does not exist yet"
+
+
+class Marked(Protocol):
+    """A folder that may have a marker."""
+
+    def list(self, folder: str) -> list[str]:
+        """Return the names in a folder, none if it does not exist."""
+
+    def read_all(self, path: str) -> bytes:
+        """Return a whole small file."""
+
+
+def encode(store_id: str) -> bytes:
+    """Return the marker of a store's backups."""
+    line = f"{_MAGIC} {_FORMAT} {store_id}"
+    return f"{line} {checksum(line.encode()):08x}\n".encode()
+
+
+def decode(content: bytes) -> str:
+    """Return the store id of a marker.
+
+    Raises CorruptTableError: it is damaged. TableMismatchError: it is of another format.
+    """
+    line, _, crc = content.decode("ascii", "replace").rpartition(" ")
+    words = line.split(" ")
+    if f"{checksum(line.encode()):08x}\n" != crc or " ".join(words[:-2]) != _MAGIC:
+        raise CorruptTableError(f"{PATH}: damaged, the checksum does not match")
+    if words[-2] != _FORMAT:
+        raise TableMismatchError(f"{PATH}: expected format {_FORMAT}, found {words[-2]}")
+    return words[-1]
+
+
+def has_backups(folder: Marked, store_id: str, place: str) -> bool:
+    """Return whether a folder has the marker of a store; False: it has nothing yet.
+
+    Parameters
+    ----------
+    place : the folder, in words, for errors
+
+    Raises
+    ------
+    InvalidArgumentError : it has something else. Nothing has changed.
+    """
+    names = set(folder.list(""))
+    if IDENTITY in names:
+        raise _refusal(place, f"a store ({IDENTITY})")
+    others = sorted(names - NOTHING - {PATH})
+    if PATH in names:
+        try:
+            found = decode(folder.read_all(PATH))
+        except (CorruptTableError, TableMismatchError) as exc:
+            if others or isinstance(exc, TableMismatchError):
+                raise _refusal(place, f"a marker that cannot be read ({exc})") from exc
+            return False
+        if found != store_id:
+            raise InvalidArgumentError(
+                f"{place}: expected no backup or those of store {store_id}, found those of store "
+                f"{found}; {_MEND}"
+            )
+        return True
+    if others:
+        shown = ", ".join(map(repr, others[:_SHOWN])) + (", ..." if len(others) > _SHOWN else "")
+        raise _refusal(place, f"other files: {shown}")
+    return False
+
+
+def check_outside(root: Path) -> None:
+    """Raise InvalidArgumentError, if a folder is within a store, or within backups."""
+    for parent in root.resolve().parents:
+        kind = _kind_of(Files(parent))
+        if kind:
+            raise _refusal(str(root), f"that it is within {parent}, which has {kind}")
+
+
+def _kind_of(files: Files) -> str:
+    """Return what a directory has of embstore; "": neither a store nor backups."""
+    for kind, read in (
+        ("a store", lambda: read_identity(files)),
+        ("backups", lambda: decode(files.read_all(PATH))),
+    ):
+        try:
+            read()
+        except TableMismatchError:
+            return kind
+        except (StorageError, CorruptTableError):
+            continue
+        return kind
+    return ""
+
+
+def _refusal(place: str, found: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{place}: expected an empty directory, or backups of this store, found {found}; {_MEND}"
+    )

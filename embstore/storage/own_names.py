@@ -1,0 +1,27 @@
+"""Names of files that a store or a backup makes, and may therefore remove.
+
+What is left over (of a crash, of a merge, of a backup that was given up) is found by listing a
+folder. People put files of their own into folders, so a listed file is removed only if its name has
+one of these forms.
+"""
+
+import re
+
+_SEGMENT, _PART = r"[0-9]{12,}\.log", r"[0-9]{12,}-[0-9]{6,}\.rows"
+_OWN = re.compile(
+    "|".join(
+        [
+            rf"(incoming/)?(log/{_SEGMENT}|base/{_PART})(\.new|\.part)?",
+            r"base/[0-9]+/[0-9]{6,}\.rows",  # of format 1
+            rf"backup/(log-{_SEGMENT}|base-{_PART})",
+            r"incoming/(LINEAGE|CATALOGUE)(\.new)?",
+            r"frequency/([0-9]+\.(counted|imported)|HOTSET)(\.new)?",
+            r"labels/[0-9a-f]{16}-[0-9]+\.shard(\.new)?",
+        ]
+    )
+)
+
+
+def is_own(path: str) -> bool:
+    """Return whether a file of that path, relative to the store or backup, is one that it makes."""
+    return _OWN.fullmatch(path) is not None
