@@ -54,6 +54,15 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
     return InvalidArgumentError(f"table {table!r}: expected {expected}, found {found}")
 
 
+def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> InvalidArgumentError:
+    """Return the error that an update cannot have a key's scaled sum (contract.md, rule 9)."""
+    is_nan = np.isnan(gradient)
+    worst = gradient[np.argmax(is_nan if is_nan.any() else np.abs(gradient))]
+    expected = "finite gradients, whose squares have a finite sum"
+    found = f'{worst:g} for key {key}; give on_nonfinite="skip" to skip such an update'
+    return refusal(table, expected, found)
+
+
 def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
     """Return `values` as an array of the host, whose memory is theirs where it can be; `what` names
     it in errors. Tensors are known by what they can do: no framework is imported."""

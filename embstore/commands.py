@@ -692,8 +692,8 @@ class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.
 
     `rows_checksum` is of the rows that they were computed with, all that the rank announced
     (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied. `is_finite`
-    says whether the whole update is, of all ranks and shards, where the sender knows; None: whoever
-    has all of it sees for itself.
+    says whether rule 9 accepts the whole update, of all ranks and shards, where the sender knows;
+    None: whoever has all of it sees for itself.
     """
 
     member: str

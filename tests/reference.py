@@ -156,13 +156,19 @@ def scaled_sums(shares: Sequence[tuple[Keys, Rows]], scale: Any) -> dict[int, Ro
     return {key: scale * sum_sequentially(sums) for key, sums in rank_sums.items()}
 
 
-def nonfinite(gradients: Mapping[str, Mapping[int, Rows]]) -> list[tuple[str, int]]:
-    """Rule 9: (table, key) of every g that is not finite, tables in call order, keys by occurrence.
+@np.errstate(all="ignore")
+def is_accepted(g: Rows) -> bool:
+    """Rule 9: the squares of a scaled sum (dim,) have a finite sum over dim.
 
     g alone is enough: what is not finite stays so through more additions and any scale, also 0.
     """
+    return bool(np.isfinite(sum_over_dim(g * g)))
+
+
+def unaccepted(gradients: Mapping[str, Mapping[int, Rows]]) -> list[tuple[str, int]]:
+    """Rule 9: (table, key) of every g that is refused, tables in call order, keys by occurrence."""
     every = [(name, key, g) for name, table in gradients.items() for key, g in table.items()]
-    return [(name, key) for name, key, g in every if not np.isfinite(g).all()]
+    return [(name, key) for name, key, g in every if not is_accepted(g)]
 
 
 @np.errstate(all="ignore")
@@ -558,11 +564,11 @@ class ReferenceStore:
         for name in by_table if learning_rate is not None else ():
             _checked_rate(self._tables[name].config.optimizer, learning_rate)
         gradients = {name: scaled_sums(parts, scale) for name, parts in by_table.items()}
-        bad = nonfinite(gradients)
+        bad = unaccepted(gradients)
         if bad and on_nonfinite == "refuse":
             name, key = bad[0]
             raise InvalidArgumentError(
-                f"table {name!r}: expected finite gradient sums, found another for key {key}"
+                f"table {name!r}: expected gradients of finite squares, found others for key {key}"
             )
         if not bad:
             for name, table_gradients in gradients.items():

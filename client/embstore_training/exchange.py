@@ -116,7 +116,7 @@ class Judged(NamedTuple):
     """What a trainer knows of an update that it has applied itself."""
 
     rows_checksum: RowsChecksum  # of the rows before it
-    is_finite: bool  # of all ranks: else it is skipped
+    is_finite: bool  # rule 9 accepts the sums of all ranks: else it is skipped
 
 
 def finishing(

@@ -4,7 +4,8 @@ Client, engine, hot replica and the kernels of every device must agree to the la
 formulas of contract.md stand here and nowhere else, in vectorised NumPy, one idea per file:
 
     philox      rule 10   initial rows from (seed, key)
-    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks
+    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks; which
+                and 9     sums an update accepts
     pooling     rule 8    bags to rows, and a bag's gradient to its occurrences
     optimizers  rule 4    the scale, the host scalars, one update of distinct rows, the first state
     digest      rule 11   leaves and root
@@ -18,11 +19,11 @@ nearest even, and two ufuncs never contract into an FMA. What could break it is 
 `np.sum`, `np.add.reduce` and `np.dot` choose their own order, and a Python float beside an array
 is rounded to fp32 where NumPy likes, so scalars arrive here as np.float32.
 
-Non-finite values are legal in all of this and run through without a warning; refusing them (rule
-9) is the caller's part. A NaN has its canonical bits in rows and pooled replies only, not in
-sums. Arguments have been checked by the caller; a wrong one is a bug of ours. Everything is pure,
-or writes to the arrays it is given, and may run in any thread; what sums over keys, bags or
-ranks, or applies an update, first checks that its thread keeps denormals.
+Non-finite values are legal in all of this and run through without a warning; `unaccepted` finds
+the sums of rule 9, and refusing them is the caller's part. A NaN has its canonical bits in rows and
+pooled replies only, not in sums. Arguments have been checked by the caller; a wrong one is a bug of
+ours. Everything is pure, or writes to the arrays it is given, and may run in any thread; what sums
+over keys, bags or ranks, or applies an update, first checks that its thread keeps denormals.
 
 Rejected: one file with each formula written twice (NumPy beside Numba), which nobody can read;
 and Numba alone, which would make a trainer's client wait for a compiler it does not otherwise
@@ -61,12 +62,20 @@ from embstore.arithmetic.optimizers import (
 from embstore.arithmetic.partitions import partitions, partitions_of_blocks
 from embstore.arithmetic.philox import initial_rows, philox4x32
 from embstore.arithmetic.pooling import Pooling, bag_gradients, pool_rows
-from embstore.arithmetic.sums import CHUNK_OCCURRENCES, add_ranks, sum_over_dim
+from embstore.arithmetic.sums import (
+    CHUNK_OCCURRENCES,
+    LARGE,
+    add_ranks,
+    largest,
+    sum_over_dim,
+    unaccepted,
+)
 
 __all__ = [
     "BLOCK_KEYS",
     "CANONICAL_NAN",
     "CHUNK_OCCURRENCES",
+    "LARGE",
     "LEAF_RECORD",
     "SCALARS",
     "Implementation",
@@ -84,6 +93,7 @@ __all__ = [
     "implementation",
     "initial_rows",
     "initial_state",
+    "largest",
     "leaf",
     "leaf_records",
     "leaves",
@@ -95,6 +105,7 @@ __all__ = [
     "scale_sums",
     "sum_by_key",
     "sum_over_dim",
+    "unaccepted",
     "unique",
     "update_rows",
     "update_scalars",

@@ -41,6 +41,8 @@ PLAIN, WEIGHTED, DIVIDED = 0, 1, 2
 """What an occurrence adds: value, coefficient * value, value / coefficient."""
 EXPONENT_MASK = np.int32(0x7F800000)
 """The exponent bits of a float32; a value is finite unless all are set."""
+LARGE_EXPONENT = np.int32(0x5C000000)
+"""Of `sums.LARGE`: values of this exponent or a higher one are not below it."""
 
 _NAN_BITS = np.int32(0x7FC00000)
 _WORD = np.uint64(0xFFFFFFFF)
@@ -203,13 +205,13 @@ def add_to_sum(
 
 @building_block
 def scale_row(row: jit.Float32s, scale: np.float32) -> bool:
-    """row = scale * row; return whether all of it is finite."""
+    """row = scale * row; return whether all of it is below `sums.LARGE`."""
     exponent = np.int32(0)
     for d in range(row.shape[0]):
         scaled = scale * row[d]
         row[d] = scaled
         exponent = max(exponent, np.int32(bits_of(scaled) & EXPONENT_MASK))
-    return bool(exponent != EXPONENT_MASK)
+    return bool(exponent < LARGE_EXPONENT)
 
 
 @building_block

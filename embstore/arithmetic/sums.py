@@ -27,6 +27,8 @@ from embstore.arrays import Keys, Rows
 
 CHUNK_OCCURRENCES = 64
 _PARTIALS = 32
+LARGE = 2.0**57
+"""A row of elements below it is accepted whatever its dim: 4096 squares add up to 2**126."""
 
 Counts = NDArray[np.int64]
 Positions = NDArray[np.int64]
@@ -142,6 +144,32 @@ def sum_over_dim(values: Rows) -> NDArray[np.float32]:
     for half in (16, 8, 4, 2, 1):
         partials[:, :half] += partials[:, half : 2 * half]
     return partials[:, 0].copy()
+
+
+def largest(values: Rows) -> float:
+    """Return the largest magnitude of (n, dim), 0 of none, NaN where an element is one."""
+    if not values.size:
+        return 0.0
+    return max(float(values.max()), -float(values.min()))
+
+
+@np.errstate(all="ignore")
+def unaccepted(keys: Keys, gradients: Rows) -> list[tuple[int, NDArray[np.float32]]]:
+    """Return each key that an update cannot have, with its gradient, in the order of the keys.
+
+    A gradient is accepted whose squares have a finite sum over dim (rules 9 and 3).
+
+    Parameters
+    ----------
+    keys : (u,) int64
+    gradients : (u, dim) float32, scaled sums
+    """
+    if largest(gradients) < LARGE:  # nearly always, and much faster
+        return []
+    rows = np.flatnonzero(~(np.abs(gradients) < LARGE).all(axis=1))
+    squares = np.square(gradients[rows])
+    wrong = rows[~np.isfinite(sum_over_dim(squares))]
+    return [(int(keys[row]), gradients[row]) for row in wrong]
 
 
 @kept

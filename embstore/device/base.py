@@ -61,7 +61,7 @@ class Findings:
 
     outside: int = -1  # the first position whose key is outside its table
     missing: int = 0  # unique keys without a slot, when the batch was probed
-    not_finite: int = -1  # the lowest id whose sum, before or after the scale, is not finite
+    large: int = -1  # the lowest id whose scaled sum has an element of `arithmetic.LARGE` or more
 
 
 @dataclass
@@ -398,7 +398,7 @@ class DeviceRows(Protocol):
     ) -> None:
         """sums[id] = scale * (the sum over the id's occurrences, contract.md rule 2).
 
-        The same pass finds results that are not finite: `batch.found.not_finite`, after
+        The same pass finds results that rule 9 may refuse: `batch.found.large`, after
         `synchronize`.
 
         sums : (positions, dim) or more; rows beyond the unique keys are left as they are

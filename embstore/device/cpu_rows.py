@@ -112,10 +112,10 @@ class CpuRows:
             sum_by_key, starts, positions, batch.bounds, batch.id_bounds, row_addresses, sources,
             coefficients, forms, scale, sums,
         )  # fmt: skip
-        wrong = self._work.run(
+        large = self._work.run(
             partial(keeping, work), self._work.ranges_of(starts, sums.strides[0])
         )
-        batch.found.not_finite = next((id for id in wrong if id >= 0), -1)
+        batch.found.large = next((id for id in large if id >= 0), -1)
 
     def apply(
         self,

@@ -17,9 +17,9 @@ from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, S
 from embstore.device.gpu_work import (
     ACCESSES,
     HITS,
+    LARGE_SUM,
     MISSING,
     NONE,
-    NOT_FINITE,
     NOTHING_FOUND,
     NULL,
     OUTSIDE,
@@ -132,7 +132,7 @@ class GpuKeys:
                 batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
             batch.found.outside = _position(values[OUTSIDE])
             batch.found.missing = values[MISSING]
-            batch.found.not_finite = _position(values[NOT_FINITE])
+            batch.found.large = _position(values[LARGE_SUM])
             batch.is_known = True
             if batch.answer is None or batch.found.missing or batch.found.outside >= 0:
                 staging.end_small(answer, 0, [])  # nothing comes behind the findings

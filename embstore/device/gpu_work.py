@@ -35,7 +35,7 @@ LANES = 32
 """At most so many own a row."""
 NONE = (1 << 63) - 1
 """Of a finding that is the lowest of something."""
-UNIQUE_COUNT, OUTSIDE, MISSING, NOT_FINITE, ACCESSES, HITS, REFUSED = range(7)
+UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)

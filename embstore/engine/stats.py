@@ -85,6 +85,10 @@ class TableStats:
         lambda t: t.state.lookup_keys,
     )
     missed_rows: int = counter("Rows that lookups have brought in.")
+    skipped_updates: int = counter(
+        "Updates skipped, as they were to be: a gradient, or its square, was not finite.",
+        lambda t: t.state.skipped_updates,
+    )
     resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)
     dirty_rows: int = gauge("Resident rows that are newer than on the disk.", lambda t: t.dirty)
     row_bytes: int = gauge("Size of a row, weights and state.")

@@ -312,8 +312,8 @@ class Sessions:
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: unchecked. Over shards only a
             `embstore.commands.RowsChecksum` is compared
-        is_finite : whether the update of all ranks is, where the caller knows: False skips it (or
-            refuses it, see `on_nonfinite`)
+        is_finite : whether rule 9 accepts the update of all ranks, where the caller knows: False
+            skips it (or refuses it, see `on_nonfinite`)
 
         Raises
         ------

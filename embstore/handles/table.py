@@ -228,12 +228,12 @@ class Table:
         grads : (n, dim) float32, likewise
         learning_rate : for this update only; None: the table's
         gradient_scale : multiplies every sum, finite and >= 0
-        on_nonfinite : "refuse" raises for a sum that is not finite, "skip" acknowledges and does
-            nothing
+        on_nonfinite : "refuse" raises for a sum that is not finite, or whose square is not (docs/
+            contract.md, rule 9); "skip" acknowledges and does nothing
 
         Raises
         ------
-        InvalidArgumentError : shape, dtype, range, or a non-finite sum, which is named.
+        InvalidArgumentError : shape, dtype, range, or a sum that is refused, which is named.
         CapacityError : no disk space for the rows that would leave the cache.
         """
         part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ typedef float element;
 #define UNIQUE_COUNT 0
 #define OUTSIDE 1     // position of a key outside its table
 #define MISSING 2     // unique keys that have no slot
-#define NOT_FINITE 3  // id whose sum is not finite
+#define LARGE_SUM 3   // id whose scaled sum has a large element: the host looks at all sums
 #define ACCESSES 4
 #define HITS 5
 #define REFUSED 6     // the index has no room for a key
@@ -74,6 +74,7 @@ __device__ __forceinline__ bool may_go_on(const int64* findings) {
 
 #define NAN_BITS 0x7fc00000u
 #define INFINITY_BITS 0x7f800000u
+#define LARGE_EXPONENT 0x5c000000u  // of 2**57 (embstore/arithmetic/sums.py)
 #define MAGNITUDE_BITS 0x7fffffffu
 
 // A loop whose rounds are all in flight: its arrays are registers. `count` is known when it compiles.
@@ -193,8 +194,8 @@ __device__ __forceinline__ float4 canonical(float4 piece) {
         canonical(piece.x), canonical(piece.y), canonical(piece.z), canonical(piece.w));
 }
 
-__device__ __forceinline__ bool is_finite(float value) {
-    return (__float_as_uint(value) & INFINITY_BITS) != INFINITY_BITS;
+__device__ __forceinline__ bool is_large(float value) {
+    return (__float_as_uint(value) & INFINITY_BITS) >= LARGE_EXPONENT;
 }
 
 __device__ __forceinline__ bool is_aligned_16(const void* address) {

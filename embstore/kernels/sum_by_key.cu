@@ -1,5 +1,5 @@
 // The scaled sum of each id's gradients. The result is that of its twin: sum_by_key.py; the lowest
-// id whose sum is not finite is findings[NOT_FINITE].
+// id whose scaled sum has a large element is findings[LARGE_SUM].
 //
 // Rule 2 lets a hot key be shared (contract.md): chunk 0 of every id is summed into sums by
 // sum_first, which is all for an id of up to CHUNK_OCCURRENCES. For the others
@@ -48,15 +48,15 @@ __device__ __forceinline__ void store_piece(float* at, float4 piece, const int32
     }
 }
 
-__device__ __forceinline__ bool is_piece_finite(float4 piece, const int32 width) {
-    return is_finite(piece.x) && (width == 1 || (is_finite(piece.y) && is_finite(piece.z) &&
-                                                 is_finite(piece.w)));
+__device__ __forceinline__ bool is_piece_large(float4 piece, const int32 width) {
+    return is_large(piece.x) || (width == 4 && (is_large(piece.y) || is_large(piece.z) ||
+                                                is_large(piece.w)));
 }
 
-// Read before write: where all of a batch is not finite, few ids are lower than the lowest so far.
-__device__ __forceinline__ void find_not_finite(int64* findings, int64 id) {
-    if (findings[NOT_FINITE] > id) {
-        atomicMin(findings + NOT_FINITE, id);
+// Read before write: where all of a batch is large, few ids are lower than the lowest so far.
+__device__ __forceinline__ void find_large(int64* findings, int64 id) {
+    if (findings[LARGE_SUM] > id) {
+        atomicMin(findings + LARGE_SUM, id);
     }
 }
 
@@ -126,8 +126,8 @@ __device__ __forceinline__ void sum_columns(
         float4 total = sum_of_chunk(of, first, last, dim, d, width);
         if (all) {
             total = multiply(scale, total);
-            if (!is_piece_finite(total, width)) {
-                find_not_finite(findings, id);
+            if (is_piece_large(total, width)) {
+                find_large(findings, id);
             }
         }
         store_piece(sums + d, total, width);
@@ -241,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_last(
             }
         }
         total = scale * total;
-        if (!is_finite(total)) {
-            find_not_finite(findings, chunk.id);
+        if (is_large(total)) {
+            find_large(findings, chunk.id);
         }
         sums[chunk.id * dim + d] = total;
     }

@@ -8,8 +8,9 @@ Occurrence p of segment s, with i = p - bounds[s] and `Gradients` of that segmen
     rows[source[i]] / coefficients[i]     form DIVIDED, the quotient rounded
 
 in the order of positions[starts[id]:starts[id + 1]]; the scale is multiplied also where it is 1.
-The result is -1, or the lowest id whose sum is not finite. One test after the scale is enough: a
-sum that is not finite stays so under any finite factor (inf * 0 is NaN).
+The result is -1, or the lowest id with a scaled sum that has an element of `sums.LARGE` or more:
+`sums.unaccepted` decides about all of them then (rule 9). One test after the scale is enough: a sum
+that is not finite stays so under any finite factor (inf * 0 is NaN).
 
 Split over ids: an id is summed by one thread, so a key that is half the batch keeps one thread
 busy.
@@ -56,11 +57,11 @@ def sum_by_key(
     low: jit.Int,
     high: jit.Int,
 ) -> int:
-    """Write sums[low:high]; return the lowest id among them that is not finite, or -1."""
+    """Write sums[low:high]; return the lowest id among them that is large, or -1."""
     dim = sums.shape[1]
     sums_start = sums.ctypes.data
     chunk = np.empty(dim, np.float32)
-    not_finite = -1
+    large = -1
     for segment in range(row_addresses.shape[0]):
         shift = bounds[segment]
         size = bounds[segment + 1] - shift
@@ -90,6 +91,6 @@ def sum_by_key(
                         add_to_sum(part, value, coefficient, form)
                 if chunk_first != first:
                     add_to_sum(total, chunk, coefficient, PLAIN)
-            if not scale_row(total, scale) and not_finite < 0:
-                not_finite = id
-    return not_finite
+            if not scale_row(total, scale) and large < 0:
+                large = id
+    return large

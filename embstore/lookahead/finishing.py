@@ -137,6 +137,9 @@ class Finishing:
             session.check_live()
             check_rows(session, step)
             applied = is_update and self._update(session, step, options)
+            if options.verb == "update" and not is_finite:
+                names = (name for sent in step.sent.values() for name in sent.gradients)
+                writes.count_skipped(session.tables[name] for name in names)
             for rank in sorted(step.shares):
                 self._accessed(step.shares[rank].accessed())
             outcome = AcknowledgedUpdate(

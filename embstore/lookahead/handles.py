@@ -122,20 +122,22 @@ class StepLookup(StepHandle):
         """Say whether all rows can be read; see `poll`."""
         return self.poll() is Readiness.READY
 
-    def read(self, out: Mapping[str, Rows | None] | Allocate | None = None) -> RowsRead:
-        """Return the rows. When READY.
+    def read(self, out: Mapping[str, Rows | None] | Allocate | None = None) -> RowsRead | None:
+        """Return the rows. When READY; None: another call has taken the step's pins since `poll`
+        said so, and the rows are to be waited for again.
 
         Parameters
         ----------
         out : arrays for the rows of some tables, by name; or what makes those of all from `shapes`
         """
-        shapes = self.shapes
-        if callable(out):
-            given = dict(zip(shapes, out(list(shapes), list(shapes.values())), strict=True))
-        else:
-            given = dict(out or {})
-        tables = self._session.tables
+        shapes, tables = self.shapes, self._session.tables
         with self._tables.reading():
+            if self.poll() is not Readiness.READY:
+                return None
+            if callable(out):
+                given = dict(zip(shapes, out(list(shapes), list(shapes.values())), strict=True))
+            else:
+                given = dict(out or {})
             outs = {
                 name: output_of(tables[name], given.get(name), count)
                 for name, (count, _) in shapes.items()
@@ -184,27 +186,34 @@ class StepLookup(StepHandle):
                 self._early = self._share.final_positions(self._session.last_step)
         return self._early
 
-    def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows:
-        """Return rows of some positions, or of all; early ones when EARLY, any when READY."""
+    def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows | None:
+        """Return rows of some positions, or of all; early ones when EARLY, any when READY. None: as
+        of `read`."""
+        least = Readiness.EARLY if self._are_early(positions) else Readiness.READY
         shapes = {
             name: (rows if positions is None else len(positions[name]), dim)
             for name, (rows, dim) in self.shapes.items()
         }
         places = {name: found.view(np.uint32) for name, found in (positions or {}).items()}
-        made = make(list(shapes), list(shapes.values()), list(places.values()))
-        outs = dict(zip(shapes, made, strict=True))
         with self._tables.reading():
+            if self.poll() < least:
+                return None
+            made = make(list(shapes), list(shapes.values()), list(places.values()))
+            outs = dict(zip(shapes, made, strict=True))
             self.gather(positions, outs)
             t = {name: self._session.tables[name].t for name in outs}
         tables = (StepTableRows(n, rows, places.get(n), t[n]) for n, rows in outs.items())
-        return StepRows(tuple(tables), positions is not None and positions is self._early)
+        return StepRows(tuple(tables), self._are_early(positions))
+
+    def _are_early(self, positions: Mapping[str, Positions] | None) -> bool:
+        return positions is not None and positions is self._early
 
     def gather(self, positions: Mapping[str, Positions] | None, outs: Mapping[str, Rows]) -> None:
         """Write rows to `outs`, by table (p, dim): of some positions, or of all. Inside a call.
 
         Early positions may be gathered when poll() has said EARLY, any when it has said READY.
         """
-        is_early = positions is not None and positions is self._early
+        is_early = self._are_early(positions)
         shapes = self._share.shapes
         chosen = {
             name: np.arange(shapes[name][0]) if positions is None else positions[name]

@@ -109,7 +109,7 @@ class Pinning:
             return 0
         prefetch = self.prefetch(part.pool)
         if not prefetch.can_fit(step.keys_in(part.pool)):
-            self._do_in_parts(step)
+            self._do_in_parts(session, step)
             return 0
         return prefetch.clear(part.batch(), self.foresight.use(session, step, part.pool))
 
@@ -185,9 +185,7 @@ class Pinning:
                     session.waiting_since = session.waiting_since or monotonic()
                 return False
             if full is None or not self._take_farthest(full, step):
-                self._do_in_parts(step)
-        if step.is_in_parts:
-            session.counts.steps_in_parts += 1
+                self._do_in_parts(session, step)
         with self._lock:
             session.waited_s = session.held_back_s
             session.waiting_since, session.waits_at = None, -1
@@ -204,12 +202,15 @@ class Pinning:
                     return part.pool
         except EmbstoreError:  # no room in the log, say: the step's own call will be told
             self.unpin(step)
-            self._do_in_parts(step)
+            self._do_in_parts(session, step)
         return None
 
-    def _do_in_parts(self, step: Step) -> None:
+    def _do_in_parts(self, session: Session, step: Step) -> None:
+        """Have a step done in parts, and count it: its trainer may finish it at once."""
         with self._lock:
+            was_in_parts = step.is_in_parts
             step.move(Event.DO_IN_PARTS)
+            session.counts.steps_in_parts += step.is_in_parts and not was_in_parts
 
     # Taken back
 
@@ -238,7 +239,7 @@ class Pinning:
                         failed = any(own is not None and own.has_failed for own in owns)
                         self._plan_again(session, step)
                         if failed:  # a row that was to be collected cannot be read
-                            step.move(Event.DO_IN_PARTS)
+                            self._do_in_parts(session, step)
 
     def _plan_again(self, session: Session, step: Step) -> None:
         self._tables.storage.begin_change()

@@ -105,9 +105,10 @@ class StepReading(StepLookup):
         return self.poll() >= Readiness.EARLY
 
     def read(self, out: Any = None) -> Any:
-        """Return the rows, as `StepRecords`. When `is_ready`."""
+        """Return the rows, as `StepRecords`. When `is_ready`; None: as of `StepLookup.read`."""
         with self._tables.reading():
-            self._session.check_live()
+            if not self.is_ready():
+                return None
             last_step = self._session.last_step  # steps are finished with the engine
             found: dict[str, tuple[Rows, Rows]] = {}
             missing = 0

@@ -286,7 +286,8 @@ class Sessions:
     # Waiting
 
     def wait_for_rows(self, lookup: StepLookup, out: Any, timeout_s: float | None) -> RowsRead:
-        """Return the rows of a step, when its turn has come.
+        """Return the rows of a step, when its turn has come. Others may take its pins between the
+        wait and the read: then it is waited for once more.
 
         timeout_s : how long to wait for that; None: the session's rank_timeout_ms
 
@@ -294,8 +295,11 @@ class Sessions:
         ------
         DeadlineError : earlier steps are not finished in time.
         """
-        self._wait(lookup, lambda: lookup.is_ready() or None, timeout_s)
-        return lookup.read(out)
+        read = None
+        while read is None:
+            self._wait(lookup, lambda: lookup.is_ready() or None, timeout_s)
+            read = lookup.read(out)
+        return read
 
     def wait_for_turn(self, command: Finish, timeout_s: float | None) -> None:
         """Wait until a step may be finished, in a session whose trainer runs ahead; as

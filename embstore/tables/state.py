@@ -32,6 +32,8 @@ class TableState:
     """The one of them that alone may write to it; empty: everyone may."""
     lookup_keys: int = 0
     """Keys of lookups that could bring rows in, repeated ones each time; of steps each once."""
+    skipped_updates: int = 0
+    """That named it, and had a gradient that rule 9 refuses."""
 
     def __post_init__(self) -> None:
         self.name = self.config.name

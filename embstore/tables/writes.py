@@ -3,7 +3,7 @@
 An update runs in four steps, so that what is refused has changed nothing:
 
 1. the keys of each pool are made unique and looked for; gradients are summed by key and scaled, and
-    in the same pass noticed if not finite (rules 2, 4, 9);
+    in the same pass noticed if large (rules 2, 4, 9);
 2. the device is waited for, once; keys and sums are checked;
 3. rows are made resident, or room is reserved for those that will have to leave;
 4. the optimizer is applied, tables count (rules 4, 5).
@@ -13,19 +13,21 @@ can stop a command; the store then fails as a whole (storage.py), because some o
 changed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.arithmetic import (
     add_ranks,
     canonicalize_nans,
     scale_sums,
+    unaccepted,
     unique,
     update_scalars,
 )
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.base import Array
@@ -43,6 +45,8 @@ from embstore.tables.state import (
 
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
+Gradient = NDArray[np.float32]
+"""(dim,), the scaled sum of one key."""
 Change = Callable[[Array, int, int], None]
 """change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
 Summed = Callable[[list[tuple[Keys, Rows]]], None]
@@ -73,7 +77,7 @@ def update(
     Raises
     ------
     InvalidArgumentError : a key out of range, a learning rate that an optimizer does not take, or a
-        non-finite gradient that is not to be skipped.
+        gradient that rule 9 refuses and that is not to be skipped.
     CapacityError, CorruptTableError : nothing has changed.
     """
     check_writer([share.table for share in shares], "")
@@ -96,7 +100,10 @@ def update_batches(
     synchronize(parts)
     tables = [share.table for share in shares]
     _check_learning_rate(tables, options.learning_rate)
-    wrong = [_key_of(part, id) for part in parts if (id := part.batch.found.not_finite) >= 0]
+    wrong: list[tuple[int, Gradient]] = []
+    for part, own in zip(parts, sums, strict=True):
+        if part.batch.found.large >= 0:
+            wrong += unaccepted(*_on_host(part, own))
     stages.lap("sum_by_key")
     if summed is not None:
         summed([_on_host(part, own) for part, own in zip(parts, sums, strict=True)])
@@ -118,8 +125,8 @@ def update_ranks(
 
     Raises
     ------
-    As `update`. A non-finite sum names the first table by naming and its first key by occurrence,
-    over the ranks in order.
+    As `update`. A sum that is refused names the first table by naming and its first key by
+    occurrence, over the ranks in order.
     """
     everyone = [share for shares in ranks for share in shares]
     tables = list({share.table.table_id: share.table for share in everyone}.values())
@@ -134,7 +141,7 @@ def update_ranks(
         for part, d_sums in zip(parts, sums, strict=True):
             by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(_on_host(part, d_sums))
     total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
-    wrong = [int(key) for _, keys, g in total for key in keys[~np.isfinite(g).all(axis=1)]]
+    wrong = [found for _, keys, g in total for found in unaccepted(keys, g)]
     stages.lap("sum_by_key")
     if wrong:
         return _refuse(wrong, everyone, options.on_nonfinite)
@@ -182,10 +189,6 @@ def _check_learning_rate(tables: Sequence[TableState], given: float | None) -> N
 def _summed(part: PoolBatch, scale: np.float32) -> Array:
     gradients = [share.gradients for share in part.shares if share.gradients is not None]
     return part.pool.writer.sum_by_key(part.batch, gradients, scale)
-
-
-def _key_of(part: PoolBatch, id: int) -> int:
-    return int(part.pool.device.memory.download(part.batch.unique_keys[id : id + 1])[0])
 
 
 def _on_host(part: PoolBatch, sums: Array) -> tuple[Keys, Rows]:
@@ -311,15 +314,20 @@ def _keys_of(tables: Sequence[TableState], d_keys: Array) -> Iterator[tuple[Tabl
             yield table, keys[keys >> KEY_BITS == table.table_id]
 
 
-def _refuse(wrong: list[int], shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:
+def count_skipped(tables: Iterable[TableState]) -> None:
+    """Count a skipped update of tables, which may be named more than once."""
+    for table in {table.table_id: table for table in tables}.values():
+        table.skipped_updates += 1
+
+
+def _refuse(
+    wrong: list[tuple[int, Gradient]], shares: Sequence[Share], on_nonfinite: OnNonfinite
+) -> bool:
     """Name the first table in call order, and of it the first wrong row key by occurrence."""
     if on_nonfinite == "skip":
+        count_skipped(share.table for share in shares)
         return False
     names = {share.table.table_id: share.table.name for share in shares}
     order = {table_id: place for place, table_id in enumerate(names)}
-    row_key = min(wrong, key=lambda key: order[key >> KEY_BITS])
-    raise InvalidArgumentError(
-        f"table {names[row_key >> KEY_BITS]!r}: expected finite gradients, found a sum or scaled "
-        f"sum that is not, for key {row_key & KEY_MASK}; give "
-        'on_nonfinite="skip" to skip such an update'
-    )
+    row_key, gradient = min(wrong, key=lambda found: order[found[0] >> KEY_BITS])
+    raise refused_gradient(names[row_key >> KEY_BITS], row_key & KEY_MASK, gradient)

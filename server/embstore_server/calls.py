@@ -52,7 +52,7 @@ from embstore_proto.narrow import NARROW_BYTES
 from embstore_proto.status import answer_of
 from embstore_proto.verbs import VERBS, Arrived, Verb
 from embstore_server.access import shares
-from embstore_server.answers import Answered, answered_error, answering
+from embstore_server.answers import Answered, Work, answered_error, answering
 from embstore_server.caller import Caller, observe
 from embstore_server.endings import drop_trace
 from embstore_server.inflight import Reservation
@@ -361,14 +361,17 @@ class Calls:
         dtype = arrived.rows_dtype
         lookup = self._lookup(caller, command)
 
-        async def send(positions: Mapping[str, Any] | None, *, is_last: bool) -> None:
-            """Send a message of some of the rows, or of all."""
+        async def send(positions: Mapping[str, Any] | None, *, is_last: bool) -> bool:
+            """Send a message of some of the rows, or of all; False: they are not there any more."""
             await self._expect(call, lookup, positions, dtype)
             rows = _Rows(call, dtype=dtype)
             work = answering(lambda _: lookup.some(positions, rows), self._service.instance)
             answered: Answered = await self._service.run(caller, work)
+            if answered.value is None:
+                return False
             reply = await _framed(verb, answered, rows)
             await self._send(call, caller, reply, is_last=is_last)
+            return True
 
         others: Mapping[str, Any] | None = None
         if (
@@ -376,11 +379,12 @@ class Calls:
             and await self._reached(caller, lookup, Readiness.EARLY) == Readiness.EARLY
         ):
             early = lookup.early()
-            if any(len(places) for places in early.values()):
-                await send(early, is_last=False)
+            has_early = any(len(places) for places in early.values())
+            if has_early and await send(early, is_last=False):
                 others = {n: _others(p, lookup.shapes[n][0]) for n, p in early.items()}
         await self._reached(caller, lookup, Readiness.READY)
-        await send(others, is_last=True)
+        while not await send(others, is_last=True):
+            await self._reached(caller, lookup, Readiness.READY)
 
     async def _expect(
         self,
@@ -415,7 +419,7 @@ class Calls:
         await self._expect(call, lookup, None, arrived.rows_dtype)
         rows = _Rows(call, arrived.stages, arrived.rows_dtype)
         work = answering(lambda _: lookup.read(rows), self._service.instance, stages=arrived.stages)
-        answered: Answered = await self._service.run(caller, work)
+        answered = await self._read(caller, lookup, Readiness.READY, work)
         await self._send(call, caller, await _framed(verb, answered, rows))
 
     async def _read_step(
@@ -427,7 +431,7 @@ class Calls:
         await self._reached(caller, reading, Readiness.EARLY)
         await call.expect(reading.reply_bytes + 2 * ALIGNMENT * len(command.tables), None)
         work = answering(lambda _: reading.read(), self._service.instance)
-        answered: Answered = await self._service.run(caller, work)
+        answered = await self._read(caller, reading, Readiness.EARLY, work)
         await self._send(call, caller, await _framed(verb, answered, None))
 
     def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
@@ -446,6 +450,16 @@ class Calls:
                 f"expected rows of at most {limit} bytes (limits.call_bytes_max) in a step, found "
                 f"{size}; make smaller batches"
             )
+
+    async def _read(
+        self, caller: Caller, lookup: StepLookup, least: Readiness, work: Work
+    ) -> Answered:
+        """Read the rows of a step that was as ready as `least`; wait again where it is not now."""
+        while True:
+            answered: Answered = await self._service.run(caller, work)
+            if answered.value is not None:
+                return answered
+            await self._reached(caller, lookup, least)
 
     async def _reached(self, caller: Caller, lookup: StepLookup, least: Readiness) -> Readiness:
         """Wait until a step is as ready as `least`; return how ready it is."""

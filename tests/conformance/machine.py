@@ -211,7 +211,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(place=PLACES, draw=DRAWS, options=OPTIONS, special=st.booleans())
     def update(self, place: int, draw: Draw, options: dict[str, Any], special: bool) -> None:
         name, keys, dim, rng = self._draw(place, draw)
-        grads = values(rng, len(keys), dim, special=special)
+        if special and rng.random() < 0.2:
+            grads = any_values(rng, len(keys), dim)
+        else:
+            grads = values(rng, len(keys), dim, special=special)
         self.twin.on(name, "update", keys, grads, **options, on_nonfinite="skip")
 
     @with_tables

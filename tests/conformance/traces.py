@@ -32,8 +32,8 @@ TABLES: dict[str, Config] = {
 }
 """Tables of four optimizers in four layouts."""
 
-_SPECIAL = np.array([-0.0, 0.0, 1e-45, -1e-40, 1.17549435e-38, 3e38, -3e38], np.float32)
-_NOT_FINITE = np.array([np.inf, -np.inf, np.nan], np.float32)
+_SPECIAL = np.array([-0.0, 0.0, 1e-45, -1e-40, 1.17549435e-38, 1e18, -1e17], np.float32)
+_EXTREME = np.array([np.inf, -np.inf, np.nan, 3e38, -3e19], np.float32)
 
 
 def zipf_keys(rng: np.random.Generator, rows: int, count: int) -> Any:
@@ -58,10 +58,10 @@ def values(rng: np.random.Generator, *shape: int, special: bool = False) -> Any:
 
 
 def any_values(rng: np.random.Generator, *shape: int) -> Any:
-    """Return random fp32, a few of them infinite or not a number."""
+    """Return random fp32, a few of them infinite, not a number or beyond rule 9."""
     made = values(rng, *shape, special=True)
     chosen = rng.random(shape) < 0.01
-    made[chosen] = rng.choice(_NOT_FINITE, np.count_nonzero(chosen))
+    made[chosen] = rng.choice(_EXTREME, np.count_nonzero(chosen))
     return made
 
 

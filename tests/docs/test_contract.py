@@ -155,6 +155,29 @@ def test_commands_give_the_rows_of_the_page(name: str, store: Any) -> None:
 
 
 PI = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0)
+
+
+def largest_accepted(count: int, dim: int, is_accepted: Callable[[Any], bool]) -> str:
+    """Return the largest fp32 that `count` of `dim` elements may be, as the page prints it."""
+    low, high = 0, 0x7F800000
+    while high - low > 1:
+        middle = (low + high) // 2
+        gradient = np.zeros(dim, np.uint32)
+        gradient[:count] = middle
+        low, high = (middle, high) if is_accepted(gradient.view(fp32)) else (low, middle)
+    return f"{low:08x}"
+
+
+def accepted(count: int, dim: int) -> tuple[Callable[[], str], Callable[[], str]]:
+    def by_arithmetic(gradient: Any) -> bool:
+        return not arithmetic.unaccepted(np.zeros(1, np.int64), gradient[None])
+
+    return (
+        lambda: largest_accepted(count, dim, reference.is_accepted),
+        lambda: largest_accepted(count, dim, by_arithmetic),
+    )
+
+
 RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "philox zero": (
         lambda: words(reference.philox([0] * 4, (0, 0))),
@@ -189,6 +212,9 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
         lambda: bits(reference.sum_over_dim(TENTHS)),
         lambda: bits(arithmetic.sum_over_dim(TENTHS[None])),
     ),
+    "accepted one of 4": accepted(1, 4),
+    "accepted 4 of 4": accepted(4, 4),
+    "accepted 100 of 100": accepted(100, 100),
 }
 
 

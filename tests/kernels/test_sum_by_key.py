@@ -1,11 +1,11 @@
-"""sum_by_key: rule 2, the scale, the bag forms, and the first sum that is not finite."""
+"""sum_by_key: rule 2, the scale, the bag forms, and the first sum with a large element."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.arithmetic import bag_gradients, scale_sums, sums
+from embstore.arithmetic import LARGE, bag_gradients, scale_sums, sums
 from embstore.device.base import Gradients
 from tests.kernels.samples import (
     DIMS,
@@ -23,12 +23,12 @@ SEED = 9
 
 
 def sum_on(device, keys_of_tables, gradients, scale, dim):
-    """Return the lowest id that is not finite, and the sums."""
+    """Return the lowest id that is large, and the sums."""
     batch = batch_of(device, *keys_of_tables)
     sums = device.memory.allocate(batch.position_count, np.float32, width=dim)
     device.rows.sum_by_key(batch, gradients, np.float32(scale), sums)
     device.keys.synchronize(batch)
-    return batch.found.not_finite, host_rows(device, sums[: len(batch.unique_keys)], dim)
+    return batch.found.large, host_rows(device, sums[: len(batch.unique_keys)], dim)
 
 
 def expected_sums(keys_of_tables, received, scale):
@@ -82,15 +82,16 @@ def test_every_form_of_bag_in_one_call(dim):
         Gradients(values[3]),
     ]
     expected = expected_sums(keys, received, 0.25)
+    first_large = next(iter(np.flatnonzero((np.abs(expected) >= LARGE).any(axis=1))), -1)
     for device in devices():
         found, out = sum_on(device, keys, gradients, 0.25, dim)
-        assert found == -1
+        assert found == first_large
         assert bits(out) == bits(expected)
 
 
 @settings(deadline=None)  # the first call may compile
 @given(st.data())
-def test_the_lowest_id_that_is_not_finite_is_returned(data):
+def test_the_lowest_id_that_is_large_is_returned(data):
     keys = np.array(data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=300)))
     values = np.ones((len(keys), 7), np.float32)
     bad = data.draw(st.lists(st.integers(0, len(keys) - 1), max_size=4))
@@ -109,12 +110,19 @@ def test_the_lowest_id_that_is_not_finite_is_returned(data):
     ([3e38, 3e38], 0.0),  # inf * 0 is not a number
     ([3e38], 2.0),
     ([np.inf, -np.inf], 1.0),
+    ([-LARGE], 1.0),
 ])  # fmt: skip
-def test_what_overflows_is_not_finite(values, scale):
+def test_what_overflows_or_is_large_is_found(values, scale):
     column = np.array(values, np.float32)[:, None]
     for device in devices():
         gradients = [Gradients(column)]
         assert sum_on(device, [np.zeros(len(values), np.int64)], gradients, scale, 1)[0] == 0
+
+
+def test_what_is_below_large_is_not():
+    column = np.nextafter(np.array([[LARGE], [-LARGE]], np.float32), np.float32(0))
+    for device in devices():
+        assert sum_on(device, [np.arange(2)], [Gradients(column)], 1.0, 1)[0] == -1
 
 
 def test_the_scale_is_multiplied_and_negative_zero_kept():
@@ -151,10 +159,10 @@ def test_wherever_chunks_begin_each_is_added_once(counts):
 
 
 @pytest.mark.parametrize("place", [0, 63, 64, 4095, 4096, 4999])
-def test_what_is_not_finite_is_found_in_every_chunk_of_a_hot_key(place):
+def test_what_is_large_is_found_in_every_chunk_of_a_hot_key(place):
     keys = np.concatenate([[5, 6], np.full(5000, 7), [8]])
     values = np.zeros((len(keys), 5), np.float32)
-    values[[2 + place, -1], [4, 0]] = np.nan, np.inf
+    values[[2 + place, -1], [4, 0]] = -LARGE, np.inf
     for device in devices():
         assert sum_on(device, [keys], [Gradients(values)], 1.0, 5)[0] == 2
 
@@ -171,7 +179,7 @@ def test_sums_are_queued_before_the_batch_is_synchronized():
         device.rows.sum_by_key(batch, [Gradients(values)], np.float32(2), sums)
         device.keys.synchronize(batch)
         found = batch.found
-        assert (found.outside, found.missing, found.not_finite) == (-1, 3, 1)
+        assert (found.outside, found.missing, found.large) == (-1, 3, 1)
         assert host_rows(device, sums, 2)[0].tolist() == [12, 16]
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from embstore import arithmetic as both
 from embstore.arithmetic import implementation
+from embstore.arrays import DIM_MAX
 from tests import reference
 from tests.unit import plain
 from tests.unit.plain import add_from_first, fp32
@@ -269,6 +270,25 @@ def test_sum_over_dim_leaves_its_argument_alone(over_dim):
     values = np.ones((1, 70), np.float32)
     values.flags.writeable = False
     assert over_dim(values).tolist() == [70.0]
+
+
+# Which sums are accepted: rule 9
+
+
+def test_rows_below_large_are_accepted_whatever_their_dim():
+    """Kernels look no closer at them."""
+    widest = np.full((1, DIM_MAX), np.nextafter(np.float32(both.LARGE), np.float32(0)))
+    assert both.unaccepted(np.array([7]), widest) == []
+    assert np.isfinite(both.sum_over_dim(widest * widest)).all()
+
+
+def test_unaccepted_keys_come_in_order_with_their_sums():
+    sums = np.ones((5, 40), np.float32)
+    sums[[0, 1, 3], [39, 7, 0]] = np.inf, 1e19, -3e19
+    sums[4] = 5e18
+    found = both.unaccepted(np.arange(50, 55), sums)
+    assert [key for key, _ in found] == [50, 53, 54]
+    assert bits(found[1][1]) == bits(sums[3])
 
 
 # add_ranks: rule 6

@@ -180,6 +180,7 @@ REFUSED = {
     "a skipped key beyond": lambda t: t.update([3], ROWS[:1] * NAN, on_nonfinite="skip"),
     "one table of two": lambda t: t._store.update({"v": ([0], ROWS[:1]), "w": ([3], ROWS[:1])}),
     "sum": lambda t: t.update([0, 0], np.full((2, 4), 3e38, np.float32)),
+    "square": lambda t: t.update([0], np.full((1, 4), 3e19, np.float32)),
     "sum times 0": lambda t: t.update([0, 0], ROWS[:2] * INF, gradient_scale=0.0),
     "scaled sum": lambda t: t.update([0], np.full((1, 4), 3e38, np.float32), gradient_scale=2.0),
     "sum of ranks": lambda t: t._store.update_ranks(

@@ -212,10 +212,11 @@ def test_updates_without_keys_are_counted_everywhere(store: Store) -> None:
     assert [shard.table("a").t for shard in shards_of(store)] == [2, 2, 2]
 
 
-def test_what_is_not_finite_is_skipped_by_all_shards(store: Store) -> None:
+@pytest.mark.parametrize("value", [3e19, np.inf])
+def test_what_rule_9_refuses_is_skipped_by_all_shards(store: Store, value: float) -> None:
     table, keys = store.table("a"), np.arange(ROWS)
     gradients = np.ones((ROWS, DIM), np.float32)
-    gradients[77, 2] = np.inf
+    gradients[77, 2] = value
     before = table.digest()
     with pytest.raises(InvalidArgumentError, match="for key 77;"):
         table.update(keys, gradients)
@@ -225,9 +226,10 @@ def test_what_is_not_finite_is_skipped_by_all_shards(store: Store) -> None:
     assert len({shard.command for shard in shards_of(store)}) == 1
 
 
+@pytest.mark.parametrize("value", [3e19, np.nan])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_share_that_is_not_finite_at_one_shard_skips_the_step_at_all(
-    store: Store, world_size: int
+def test_a_share_that_rule_9_refuses_at_one_shard_skips_the_step_at_all(
+    store: Store, world_size: int, value: float
 ) -> None:
     sessions, keys = store.sessions, np.arange(2000)
     sessions.open("s", ["a"], world_size=world_size)
@@ -236,7 +238,7 @@ def test_a_share_that_is_not_finite_at_one_shard_skips_the_step_at_all(
         sessions.announce(member, {1: {"a": keys}, 2: {"a": keys}})
     good = np.ones((2000, DIM), np.float32)
     bad = good.copy()
-    bad[5, 1] = np.nan
+    bad[5, 1] = value
     given = [good, bad][-world_size:]
     before = store.table("a").digest()
     with pytest.raises(InvalidArgumentError, match="key 5;"):

@@ -289,7 +289,7 @@ def test_a_member_that_joined_elsewhere_is_judged_by_its_ranks(store: Store) -> 
     with pytest.raises(InvalidArgumentError, match="finite"):
         other.update_step(member, 1, {"a": 1e9 * ONES}, gradient_scale=1e30)
     assert counts(store) == [0, 0, 0]
-    assert other.update_step(member, 1, {"a": 1e30 * ONES}).t == {"a": 1}
+    assert other.update_step(member, 1, {"a": 1e15 * ONES}).t == {"a": 1}
 
 
 def test_a_step_that_others_announced_is_not_waited_for(store: Store) -> None:

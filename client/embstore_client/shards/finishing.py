@@ -5,10 +5,11 @@ that had finished it are not sent it again. A trainer that ends within a step, s
 have it and some have not, takes its gradients with it: whoever goes on is told to restore a
 checkpoint.
 
-Several ranks may each give gradients that are finite alone, and whose sum is not. No shard could
-tell the others in time, so here a share counts as not finite when so many of it might not be:
-beyond 1e38 / (ranks * max(gradient_scale, 1)). A trainer of one rank is told exactly. Where ranks
-have met, and applied the update themselves (`embstore_training.write_behind`), they know, and say.
+Several ranks may each give gradients that rule 9 of contract.md accepts alone, and whose sum it
+does not. No shard could tell the others in time, so here a share is refused where a sum of so many
+like it might be: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A trainer of one rank is
+told exactly. Where ranks have met, and applied the update themselves
+(`embstore_training.write_behind`), they know, and say.
 
 Each shard compares the checksum of its own rows with that of the trainer's, before it applies its
 part. So where the trainer has a wrong row, its shard refuses the step, and the others, whose rows
@@ -23,10 +24,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
-from embstore.arrays import as_rows, check_on_host, refusal
+from embstore.arithmetic import scale_sums
+from embstore.arrays import as_rows, check_on_host, refusal, refused_gradient
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate
-from embstore_client.shards.finite import are_small, nonfinite
+from embstore_client.shards.finite import are_small, refused
 from embstore_client.shards.places import Splits
 from embstore_client.shards.split import taken
 from embstore_client.shards.steps import announced, torn
@@ -101,7 +103,7 @@ def _is_finite(
 ) -> bool:
     if all(are_small(part.gradients, world_size, options.gradient_scale) for part in given):
         return True
-    return world_size == 1 and nonfinite([_named(step, given)], options.gradient_scale) is None
+    return world_size == 1 and refused([_named(step, given)], options.gradient_scale) is None
 
 
 def _named(step: c.StepKeys, given: list[c.StepGradients]) -> list[c.TableGradients]:
@@ -120,19 +122,17 @@ def _named(step: c.StepKeys, given: list[c.StepGradients]) -> list[c.TableGradie
 def _refusal(
     step: c.StepKeys, given: list[c.StepGradients], command: c.UpdateStep
 ) -> InvalidArgumentError:
-    """Return why a share is refused that is not finite, or too large for the others."""
-    found = nonfinite([_named(step, given)], command.options.gradient_scale)
+    """Return why a share is refused that rule 9 refuses, or too large for the others."""
+    found = refused([_named(step, given)], command.options.gradient_scale)
     if found is None:
         return InvalidArgumentError(
-            f"step {command.step}: expected gradients whose sum over the ranks is finite whatever "
-            "the others send, found larger ones; skip the step on all ranks, or give "
+            f"step {command.step}: expected gradients whose sum over the ranks is accepted "
+            "whatever the others send, found larger ones; skip the step on all ranks, or give "
             'on_nonfinite="skip"'
         )
     (part,) = found.ranks[0].tables
-    return InvalidArgumentError(
-        f"table {part.table!r}: expected finite gradients, found a sum or scaled sum that is not, "
-        f'for key {part.keys[0]}; give on_nonfinite="skip" to skip such an update'
-    )
+    (gradient,) = scale_sums(part.gradients, command.options.gradient_scale)
+    return refused_gradient(part.table, int(part.keys[0]), gradient)
 
 
 def finish(router: Router, command: c.ReleaseStep | c.SkipStep, call: Call) -> AcknowledgedUpdate:

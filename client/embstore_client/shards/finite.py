@@ -1,8 +1,8 @@
-"""Gradients that are not finite: what no shard alone can judge (contract.md, rule 9).
+"""Gradients that rule 9 of contract.md refuses: no shard alone can judge them.
 
-An update with a sum that is not finite is refused whole, or skipped whole. Each shard has some of
-the sums, so they are looked at here, before anything is sent. Almost always a bound is enough: no
-sum of n gradients is larger than n times the largest.
+An update with such a sum is refused whole, or skipped whole. Each shard has some of the sums, so
+they are looked at here, before anything is sent. Almost always a bound is enough: no sum of n
+gradients is larger than n times the largest.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,32 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.arithmetic import add_ranks, scale_sums, sum_by_key, unique
+from embstore.arithmetic import (
+    LARGE,
+    add_ranks,
+    largest,
+    scale_sums,
+    sum_by_key,
+    unaccepted,
+    unique,
+)
 from embstore.arrays import Rows
 
-_BOUND = 1e38
-"""Of what is finite in fp32 beyond doubt, all roundings included."""
+_FINITE = 1e38
+"""Sums below it are finite in fp32, all roundings included."""
 
 Ranks = Sequence[Sequence[c.TableGradients]]
 
 
 def are_small(gradients: Rows, count: int, scale: float) -> bool:
-    """Return whether any sum of `count` gradients is finite beyond doubt, and scaled too."""
-    if not gradients.size:
-        return True
-    largest = max(float(gradients.max()), -float(gradients.min()))
-    return largest * count * max(scale, 1.0) < _BOUND  # not if it is not a number
+    """Return whether every sum of `count` gradients is accepted beyond doubt."""
+    most = largest(gradients) * count
+    return most < _FINITE and most * scale < LARGE / 2  # not if it is not a number
 
 
-def nonfinite(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
-    """Return what of an update makes a sum that is not finite: of the first such table, by naming,
-    the first such key, by occurrence; None: all are finite."""
+def refused(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
+    """Return what of an update makes a sum that is refused: of the first such table, by naming, the
+    first such key, by occurrence; None: all are accepted."""
     names: list[str] = []
     for part in (part for parts in ranks for part in parts):
         if part.table not in names:
@@ -55,8 +61,7 @@ def _first(ranks: Ranks, scale: float) -> Any:
     keys, inverse = unique(np.concatenate([own for own, _ in sums]))
     ids = np.split(inverse, np.cumsum([len(own) for own, _ in sums])[:-1])
     total = add_ranks(len(keys), [(i, own) for i, (_, own) in zip(ids, sums, strict=True)])
-    wrong = np.flatnonzero(~np.isfinite(scale_sums(total, scale)).all(axis=1))
-    return keys[wrong[0]] if len(wrong) else None
+    return next((key for key, _ in unaccepted(keys, scale_sums(total, scale))), None)
 
 
 def _only(part: c.TableGradients, key: Any) -> c.TableGradients:

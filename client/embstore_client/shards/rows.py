@@ -15,7 +15,7 @@ from embstore.arrays import as_out, as_rows, check_on_host
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
-from embstore_client.shards.finite import nonfinite, not_a_number
+from embstore_client.shards.finite import not_a_number, refused
 from embstore_client.shards.split import taken
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _updated(
     """Have an update applied by all shards, or by none."""
     ranks, options = [rank.tables for rank in command.ranks], command.options
     splits = [[router.split(part) for part in parts] for parts in ranks]
-    wrong = nonfinite(ranks, options.gradient_scale)
+    wrong = refused(ranks, options.gradient_scale)
     commands: dict[int, c.UpdateRanks] = {}
     if wrong is None:
         for shard in range(len(router.shards)):

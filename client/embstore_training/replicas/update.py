@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embstore.arithmetic import add_ranks, scale_sums, unique, update_scalars
-from embstore.arrays import Keys, Rows, fp32_scalar
+from embstore.arithmetic import add_ranks, scale_sums, unaccepted, unique, update_scalars
+from embstore.arrays import Keys, Rows, fp32_scalar, refused_gradient
 from embstore.checks.arguments import UINT64_MAX, one_of
 from embstore.commands import UpdateOptions
 from embstore.config import TableConfig
@@ -65,7 +65,8 @@ def agreed(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks, by table; None: they are not finite, and are skipped.
+    """Return the scaled sums of all ranks, by table; None: rule 9 refuses one, and the
+    update is skipped.
 
     Parameters
     ----------
@@ -75,8 +76,8 @@ def agreed(
 
     Raises
     ------
-    InvalidArgumentError : sums that are not finite and not to be skipped; a rate that an optimizer
-        does not take; ranks that give other options, or whose replicas have parted.
+    InvalidArgumentError : a sum that rule 9 refuses and that is not to be skipped; a rate that an
+        optimizer does not take; ranks that give other options, or whose replicas have parted.
     """
     numbers, rates = numbers_of(options), []
     for name in sorted(tables) if all_gather is not None else ():
@@ -91,15 +92,12 @@ def agreed(
     for name in sums if options.learning_rate is not None else ():
         what = f"table {name!r}: learning_rate"
         tables[name].config.optimizer.check_learning_rate(options.learning_rate, what)
-    wrong = first_nonfinite(sums)
-    if wrong is None:
-        return sums
-    if options.on_nonfinite == "skip":
-        return None
-    raise InvalidArgumentError(
-        f"table {wrong[0]!r}: expected finite gradients, found a sum or scaled sum that is not, "
-        f'for key {wrong[1]}; give on_nonfinite="skip" to skip such an update'
-    )
+    for name, of_table in sums.items():
+        for key, gradient in unaccepted(*of_table):
+            if options.on_nonfinite == "skip":
+                return None
+            raise refused_gradient(name, key, gradient)
+    return sums
 
 
 def updated(
@@ -160,12 +158,3 @@ def _added(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:
     ids = np.split(inverse, np.cumsum([len(keys) for keys, _ in parts])[:-1])
     total = add_ranks(len(keys), [(i, sums) for i, (_, sums) in zip(ids, parts, strict=True)])
     return keys, total
-
-
-def first_nonfinite(sums: Mapping[str, Sums]) -> tuple[str, int] | None:
-    """Return table and key of the first gradient that is not finite (contract.md, rule 9)."""
-    for name, (keys, gradients) in sums.items():
-        is_finite = np.isfinite(gradients)
-        if not is_finite.all():  # of all at once: row by row takes thrice as long
-            return name, int(keys[~is_finite.all(axis=1)][0])
-    return None
