@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 import embstore
-import embstore_client
 from embstore import Adam, Normal, RowWiseAdagrad, Uniform
 
 TABLES: dict[str, dict[str, Any]] = {
@@ -86,7 +85,7 @@ def main(
     """Compare, train, compare again and make a checkpoint."""
     if admin:
         check_admin(admin)
-    with embstore_client.connect(listen) as served, embstore.open(twin) as embedded:
+    with embstore.connect(listen) as served, embstore.open(twin) as embedded:
         if not embedded.tables():
             for name, table in TABLES.items():
                 served.create_table(name, **table)

@@ -7,7 +7,7 @@
 #   IMAGE          the tag to build, which stays: the next build is short; default: embstore:test
 #   BUILD_OPTIONS  more words for `build`, e.g. "--build-arg PIP_INDEX_URL=..."
 #   RUN_OPTIONS    more words for `run`
-#   PYTHON         an interpreter with embstore[server]; default: .venv/bin/python
+#   PYTHON         an interpreter with the extra server; default: .venv/bin/python
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

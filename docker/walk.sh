@@ -8,7 +8,7 @@
 #
 #   COMPOSE   docker compose or podman-compose; default: that of ENGINE
 #   ENGINE    docker or podman; default: docker if its engine answers, else podman
-#   PYTHON    an interpreter with embstore[server,dev]; default: .venv/bin/python
+#   PYTHON    an interpreter with the extras server and dev; default: .venv/bin/python
 #   PICTURE   the picture of the page; none is made without Chromium; default: build/walk.png
 #
 # The image `embstore` must have been built as in the Dockerfile, and Prometheus's be there or be

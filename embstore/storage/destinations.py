@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
 from embstore.storage.files import Files
+from embstore.version import pip_install
 
 PIECE_BYTES = 8 << 20
 _SAMPLE_BYTES = 64 << 10
@@ -176,7 +177,7 @@ class UrlDestination:
             fsspec = import_module("fsspec")
         except ImportError as exc:
             raise InvalidArgumentError(
-                f"{url} is a URL, which needs fsspec: pip install 'embstore[remote]', and what "
+                f"{url} is a URL, which needs fsspec: {pip_install('remote')}, and what "
                 "fsspec needs for this kind"
             ) from exc
         try:
