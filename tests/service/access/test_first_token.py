@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import embstore
+from embstore.commands import Right
 from embstore.config import Sgd, Uniform
 from embstore.errors import UnauthenticatedError
 from embstore_client import connect
@@ -17,7 +20,8 @@ from tests.service.shell import Shell
 from tests.serving import Server
 from tests.style.sources import ROOT
 
-DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 SHOWN = re.compile(r"\badmin\.[\w-]{43}\b")
 
 
@@ -63,3 +67,27 @@ def test_a_first_token_needs_a_file_of_tokens_and_leaves_one_that_has_every_righ
     before = path.read_bytes()
     assert make_first(path) == "" and path.read_bytes() == before
     assert list(read(path)) == ["prometheus", "admin"]
+
+
+def test_compose_gives_prometheus_a_token_that_reads_everything_before_anything_starts(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    (script,) = services["tokens"]["command"]
+    *words, _, written = shlex.split(script.partition("||")[2])
+    folders = [
+        dict(v.split(":")[:2] for v in services[name]["volumes"])["access"]
+        for name in ("tokens", "prometheus")
+    ]
+    (scraped,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+    assert scraped["authorization"]["credentials_file"] == written.replace(*folders)
+    for name in ("embstore", "prometheus"):
+        waited_for = services[name]["depends_on"]["tokens"]["condition"]
+        assert waited_for == "service_completed_successfully"
+    assert services["tokens"]["environment"] == services["embstore"]["environment"]
+    command = start_of_the_image(Path("/data"))
+    assert services["embstore"]["environment"]["EMBSTORE_TOKENS"] in command
+
+    monkeypatch.setenv("EMBSTORE_TOKENS", str(tmp_path / "tokens.json"))
+    assert shell(*words[1:]).out.startswith("prometheus.")
+    assert read(tmp_path / "tokens.json")["prometheus"].rights == {"*": Right.READ}
