@@ -6,6 +6,7 @@ restarts, so that rows and digests must be equal at every point: as found (after
 left), while training, and afterwards. The same call therefore serves before and after a restart.
 """
 
+import os
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ import typer
 from rich.console import Console
 
 import embstore
-import embstore_client
 from embstore import Adam, Normal, RowWiseAdagrad, Uniform
 
 TABLES: dict[str, dict[str, Any]] = {
@@ -69,13 +69,23 @@ def check_equal(what: str, served: dict[str, Any], embedded: dict[str, Any]) -> 
 
 def check_admin(address: str) -> None:
     """End the test when the REST port does not say that the store is ready and how it fares."""
+    token = {"Authorization": f"Bearer {os.environ['EMBSTORE_TOKEN']}"}
     for path, expected in (("/readyz", b""), ("/metrics", b"embstore_")):
         connection = HTTPConnection(address, timeout=10)
-        connection.request("GET", path)
+        connection.request("GET", path, headers=token)
         answer = connection.getresponse()
         if answer.status != 200 or expected not in answer.read():
             raise SystemExit(f"GET {path}: {answer.status}, expected 200 with {expected!r}")
         connection.close()
+
+
+def check_refused(listen: str) -> None:
+    """End the test when a client without a token is answered."""
+    try:
+        embstore.connect(listen, token="").close()
+    except embstore.UnauthenticatedError:
+        return
+    raise SystemExit(f"{listen} answers a client without a token")
 
 
 def main(
@@ -84,9 +94,10 @@ def main(
     admin: Annotated[str, typer.Option(help="host:port of the server's REST; else not asked")] = "",
 ) -> None:
     """Compare, train, compare again and make a checkpoint."""
+    check_refused(listen)
     if admin:
         check_admin(admin)
-    with embstore_client.connect(listen) as served, embstore.open(twin) as embedded:
+    with embstore.connect(listen) as served, embstore.open(twin) as embedded:
         if not embedded.tables():
             for name, table in TABLES.items():
                 served.create_table(name, **table)

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Builds the image, runs it and trains against it from outside: that it serves as a user other than
-# root, is exact, ends by SIGTERM with 0 and finds in its volume what it left there.
+# root, is exact, ends by SIGTERM with 0 and finds in its volume what it left there; that its first
+# start shows a token, and that none is answered without.
 #
 #   ENGINE         docker or podman; default: docker if its engine answers, else podman
 #   BASE           the base image; default: the Dockerfile's
 #   IMAGE          the tag to build, which stays: the next build is short; default: embstore:test
 #   BUILD_OPTIONS  more words for `build`, e.g. "--build-arg PIP_INDEX_URL=..."
 #   RUN_OPTIONS    more words for `run`
-#   PYTHON         an interpreter with embstore[server]; default: .venv/bin/python
+#   PYTHON         an interpreter with the extra server; default: .venv/bin/python
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -49,6 +50,9 @@ start() {
         ${run_options[@]+"${run_options[@]}"} "$IMAGE" >/dev/null
 }
 
+# The token that the first start has shown, and no later one.
+shown_tokens() { "$ENGINE" logs "$name" 2>&1 | grep -o 'admin\.[A-Za-z0-9_-]*' || true; }
+
 healthy() {
     if is_podman; then
         "$ENGINE" healthcheck run "$name" >/dev/null 2>&1
@@ -57,7 +61,10 @@ healthy() {
     fi
 }
 
-wait_until_healthy() {
+wait_until_# The token that the first start has shown, and no later one.
+shown_tokens() { "$ENGINE" logs "$name" 2>&1 | grep -o 'admin\.[A-Za-z0-9_-]*' || true; }
+
+healthy() {
     local begin=$SECONDS
     until healthy; do
         if [ "$("$ENGINE" inspect --format '{{.State.Running}}' "$name")" != true ]; then
@@ -81,7 +88,7 @@ train() {
 # As compose.trainer.yaml has it: no network, and of the server nothing but its socket.
 train_near() {
     chmod -R a+rwX "$scratch" # the twin, for the user of the image
-    "$ENGINE" run --rm --network none --read-only --tmpfs /tmp --cap-drop ALL \
+    "$ENGINE" run --rm --network none --read-only --tmpfs /tmp --cap-drop ALL --env EMBSTORE_TOKEN \
         --security-opt no-new-privileges \
         --volume "$name-socket:/run/embstore" --volume "$name-kernels:/var/cache/embstore" \
         --volume "$PWD/docker/image_test.py:/trainer/image_test.py:ro" \
@@ -110,9 +117,12 @@ step "embstore imports, as a user other than root, who owns /data"
 "$ENGINE" run --rm ${run_options[@]+"${run_options[@]}"} --entrypoint python "$IMAGE" -c \
     'import os, embstore; assert 0 != os.getuid() == os.stat("/data").st_uid, os.getuid()'
 
-step "starting on new volumes"
+step "starting on new volumes: it shows a token"
 start
 wait_until_healthy
+EMBSTORE_TOKEN=$(shown_tokens)
+export EMBSTORE_TOKEN
+[ -n "$EMBSTORE_TOKEN" ]
 
 step "training from outside, beside an embedded twin"
 train
@@ -123,9 +133,10 @@ step "its kernels are compiled once, into their volume"
 step "stopping by SIGTERM"
 stop
 
-step "starting a new container on the same volumes"
+step "starting a new container on the same volumes: it shows no token"
 start
 wait_until_healthy
+[ -z "$(shown_tokens)" ]
 
 step "as it was left, and training on"
 train

@@ -27,13 +27,13 @@ console = Console(soft_wrap=True)
 @app.command()
 def train(address: Annotated[str, typer.Argument(help="host:port of gRPC")]) -> None:
     """Train with the token of EMBSTORE_TOKEN, until a signal ends it."""
-    import embstore_client
+    import embstore
     from embstore import RowWiseAdagrad, Uniform
     from embstore.errors import CapacityError
 
     rng = np.random.default_rng(7)
     optimizer, initializer = RowWiseAdagrad(learning_rate=0.05), Uniform(-0.01, 0.01)
-    with embstore_client.connect(address, insecure=True) as store:
+    with embstore.connect(address, insecure=True) as store:
         table = store.create_table(
             TABLE, dim=DIM, rows=ROWS, optimizer=optimizer, initializer=initializer
         )

@@ -8,7 +8,7 @@
 #
 #   COMPOSE   docker compose or podman-compose; default: that of ENGINE
 #   ENGINE    docker or podman; default: docker if its engine answers, else podman
-#   PYTHON    an interpreter with embstore[server,dev]; default: .venv/bin/python
+#   PYTHON    an interpreter with the extras server and dev; default: .venv/bin/python
 #   PICTURE   the picture of the page; none is made without Chromium; default: build/walk.png
 #
 # The image `embstore` must have been built as in the Dockerfile, and Prometheus's be there or be
@@ -30,7 +30,7 @@ admin=127.0.0.1:8080 prometheus=127.0.0.1:9090
 step() { printf 'walk: %3d s  %s\n' "$SECONDS" "$*"; }
 
 compose() {
-    $COMPOSE --project-name "$project" --file docker/compose.yaml --file docker/compose.tokens.yaml "$@"
+    $COMPOSE --project-name "$project" --file docker/compose.yaml "$@"
 }
 
 clean_up() {
@@ -47,7 +47,7 @@ clean_up() {
         "$ENGINE" volume rm "${project}_$volume" >/dev/null 2>&1 || true
     done
     umount "$scratch/data" 2>/dev/null || true
-    rm -rf "$scratch" docker/prometheus.token
+    rm -rf "$scratch"
 }
 trap clean_up EXIT
 
@@ -65,8 +65,9 @@ wait_for() { # seconds, what, command...
 }
 
 new_token() { # podman-compose says much beside it
-    compose run --rm --no-deps -T embstore token add "$@" --tables '*' | tr -d '\r' | grep "^$1\."
+    compose exec -T embstore embstore token add "$@" --tables '*' | tr -d '\r' | grep "^$1\."
 }
+first_token() { compose logs embstore 2>&1 | grep -o 'admin\.[A-Za-z0-9_-]*'; }
 readyz() { [ "$(curl --silent --noproxy '*' -o "$scratch/readyz" -w '%{http_code}' "http://$admin/readyz")" = "$1" ]; }
 stats() { curl --silent --fail --noproxy '*' -H "Authorization: Bearer $(<"$scratch/operator")" "http://$admin/api/v1/$1"; }
 updates() { stats tables/ads | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["table"]["t"])'; }
@@ -77,19 +78,17 @@ value() { # of a query: the first sample of it, nothing where there is none
 }
 is() { [ "$(value "$1")" = "$2" ]; }
 
-[ ! -e docker/prometheus.token ] || { step "docker/prometheus.token is there: of a running store?"; exit 1; }
 mkdir "$scratch/data"
 mount -t tmpfs -o size=700m,uid=10001,gid=10001,mode=0755 tmpfs "$scratch/data"
 "$ENGINE" volume create --opt type=none --opt o=bind --opt device="$scratch/data" "${project}_data" >/dev/null
 
-step "tokens for Prometheus, the operator and the trainer"
-new_token prometheus --right read >docker/prometheus.token
-new_token operator --right admin >"$scratch/operator"
-new_token trainer --right write >"$scratch/trainer"
-
 step "compose up"
 compose up --detach embstore prometheus >/dev/null 2>&1
 wait_for 180 "the store is ready" readyz 200
+step "the operator's token, which the first start has shown, and one for the trainer"
+first_token >"$scratch/operator"
+new_token trainer --right write >"$scratch/trainer"
+compose kill --signal HUP embstore >/dev/null 2>&1
 wait_for 60 "without a token it answers nothing" \
     "$PYTHON" -c 'import sys, urllib.request, urllib.error
 try: urllib.request.urlopen(sys.argv[1])

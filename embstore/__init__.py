@@ -8,6 +8,10 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
+`embstore.connect("127.0.0.1:50051")` returns the same store of a server. `embstore.torch`, `jax`
+and `keras` have modules of these frameworks, `embstore.files` has tables as files: import
+them by name, because each loads its library.
+
 The errors are here; the other public names are loaded at first use (PEP 562), so that `import
 embstore`, and any import of one of its modules, costs nothing else: a light client takes
 `embstore.errors` or `embstore.config` without drawing Numba or CuPy in. Type checkers read the
@@ -32,19 +36,32 @@ if TYPE_CHECKING:
     from embstore.engine.opening import open as open
     from embstore.handles.store import Store as Store
     from embstore.handles.table import Table as Table
+    from embstore_client.connecting import connect as connect
+    from embstore_client.futures import background as background
+    from embstore_client.futures import connect_async as connect_async
+    from embstore_training.history import RunHistory as RunHistory
+    from embstore_training.hotcold import HotColdRun as HotColdRun
 
 _HOMES = {
     **dict.fromkeys(
         ("Adagrad", "Adam", "Constant", "Ftrl", "Normal", "RowWiseAdagrad", "Sgd", "Uniform"),
-        "config",
+        "embstore.config",
     ),
-    "Store": "handles.store",
-    "Table": "handles.table",
-    "open": "engine.opening",
+    "HotColdRun": "embstore_training.hotcold",
+    "RunHistory": "embstore_training.history",
+    "Store": "embstore.handles.store",
+    "Table": "embstore.handles.table",
+    "background": "embstore_client.futures",
+    "connect": "embstore_client.connecting",
+    "connect_async": "embstore_client.futures",
+    "open": "embstore.engine.opening",
 }
 """Modules of the names that are loaded at first use."""
 
-__all__ = sorted([*_HOMES, *(name for name in vars(errors) if name.endswith("Error"))])
+_ERRORS = [name for name in vars(errors) if name.endswith("Error")]
+
+__all__ = sorted({*_HOMES, *_ERRORS} - {"open"})
+"""Without `open`: `from embstore import *` leaves Python's own."""
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every name
 
@@ -53,9 +70,9 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every 
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value  # found here from now on
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *_HOMES})

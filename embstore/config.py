@@ -22,7 +22,7 @@ from embstore.layout import ELEMENT, Layout
 from embstore.optimizers import *  # noqa: F403
 from embstore.optimizers import OPTIMIZERS, Optimizer
 
-_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 NAME_BYTES_MAX = 255
 
 
@@ -80,7 +80,7 @@ def default_seed(name: str) -> int:
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is one: parts of [a-z0-9_.-] joined by '/', none '.' or '..'."""
+    """Return `name` if it is one: parts of [A-Za-z0-9_.-] joined by '/', none '.' or '..'."""
     if (
         not isinstance(name, str)
         or not _NAME.fullmatch(name)
@@ -88,7 +88,7 @@ def check_name(name: Any) -> str:
         or any(part in (".", "..") for part in name.split("/"))
     ):
         raise InvalidArgumentError(
-            f"expected a table name of at most {NAME_BYTES_MAX} characters of [a-z0-9_.-], "
+            f"expected a table name of at most {NAME_BYTES_MAX} characters of [A-Za-z0-9_.-], "
             f"parts joined by '/', found {name!r}"
         )
     return name

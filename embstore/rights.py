@@ -26,7 +26,7 @@ EVERYTHING = "*"
 """As a pattern: every name. As a name: what only that pattern matches."""
 
 _NAMING = {"table", "config", "tables", "ranks", "keys", "gradients"}
-_PATTERN = re.compile(r"[a-z0-9_.*/-]{1,255}", re.ASCII)
+_PATTERN = re.compile(r"[A-Za-z0-9_.*/-]{1,255}", re.ASCII)
 
 
 def is_pattern(text: object) -> bool:

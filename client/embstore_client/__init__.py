@@ -1,6 +1,6 @@
 """The client of an embstore server: the store of `embstore.open`, over gRPC.
 
-    from embstore_client import connect
+    from embstore import connect
     with connect("127.0.0.1:50051") as store:
         ads = store.create_table("ads", dim=64, rows=10_000_000,
                                  optimizer=RowWiseAdagrad(learning_rate=0.01),

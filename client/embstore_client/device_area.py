@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.version import pip_install
 from embstore_proto import device_area as frames
 from embstore_proto.device_area import Handles
 from embstore_proto.device_places import Place
@@ -78,8 +79,8 @@ def opened_gpu() -> Gpu:
         from embstore_client.cupy_gpu import CupyGpu
     except ImportError as exc:
         raise InvalidArgumentError(
-            f"expected CuPy, which arrays in a GPU's memory need, found none ({exc}): pip install "
-            "'embstore[cuda12]' (or cuda13, by the driver's version), or give arrays of the host"
+            f"expected CuPy, which arrays in a GPU's memory need, found none ({exc}): "
+            f"{pip_install('cuda12')} or cuda13, by the driver; or give arrays of the host"
         ) from exc
     return CupyGpu()
 

@@ -311,7 +311,7 @@ class connect_async:  # noqa: N801 - it is called as `connect` is
 
     Parameters
     ----------
-    address, options : as of `embstore_client.connect`
+    address, options : as of `embstore.connect`
     threads : calls that only read at a time
 
     Raises

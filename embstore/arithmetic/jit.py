@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.layout import ELEMENT
+from embstore.version import pip_install
 
 try:
     import numba
@@ -35,7 +36,7 @@ try:
     from embstore.arithmetic.cached import Kept
 except ImportError as exc:
     raise ModuleNotFoundError(
-        "embstore's compiled kernels need Numba: pip install 'embstore[fast]'", name="numba"
+        f"embstore's compiled kernels need Numba: {pip_install('fast')}", name="numba"
     ) from exc
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from embstore.device.base import Device
 from embstore.errors import InvalidArgumentError
+from embstore.version import pip_install
 
 NAMES = "auto, cpu, cuda or cuda:N"
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)\s*%")
@@ -38,8 +39,8 @@ def open_device(name: Any, threads: int | None) -> Device:
         from embstore.device.cuda import open_runtime
     except ImportError as exc:
         raise InvalidArgumentError(
-            f"device {name!r} needs CuPy ({exc}): pip install 'embstore[cuda12]' (or cuda13, by "
-            "the driver's version)"
+            f"device {name!r} needs CuPy ({exc}): {pip_install('cuda12')} or cuda13, by "
+            "the driver's version"
         ) from exc
     from embstore.device.gpu import GpuDevice
 

@@ -90,7 +90,7 @@ class Store:
 
         Parameters
         ----------
-        name : parts of [a-z0-9_.-] joined by '/'
+        name : parts of [A-Za-z0-9_.-] joined by '/'
         dim : elements of a row, 1 to 4096
         rows : keys are in [0, rows), up to 2**40; a row takes no space until it is written
         seed : of the initial rows, 0 to 2**64 - 1; None: derived from the name

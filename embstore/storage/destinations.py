@@ -30,6 +30,7 @@ from embstore.errors import (
 from embstore.storage import markers
 from embstore.storage.contents import LOCK
 from embstore.storage.files import Files
+from embstore.version import pip_install
 
 PIECE_BYTES = 8 << 20
 _SAMPLE_BYTES = 64 << 10
@@ -224,7 +225,7 @@ class UrlDestination:
             fsspec = import_module("fsspec")
         except ImportError as exc:
             raise InvalidArgumentError(
-                f"{url} is a URL, which needs fsspec: pip install 'embstore[remote]', and what "
+                f"{url} is a URL, which needs fsspec: {pip_install('remote')}, and what "
                 "fsspec needs for this kind"
             ) from exc
         try:

@@ -2,7 +2,7 @@
 
     import embstore_cluster
     cluster = embstore_cluster.start(shards=2, data="/data/ads")
-    with embstore_client.connect(cluster.address) as store:
+    with embstore.connect(cluster.address) as store:
         ...
     embstore_cluster.stop(data="/data/ads")
 

@@ -210,7 +210,7 @@ def status(
 ) -> dict[str, Any]:
     """Return who has what, of a cluster that runs.
 
-    `connecting` is as of `embstore_client.connect`, for what a shard says of itself: see `looking`.
+    `connecting` is as of `embstore.connect`, for what a shard says of itself: see `looking`.
 
     Raises
     ------

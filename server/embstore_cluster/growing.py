@@ -42,7 +42,7 @@ def grow(
     shards : how many the cluster is to have
     timeout_s : for new shards to get ready; moving takes as long as it takes
     report : called now and then with how far it is
-    connecting : as of `embstore_client.connect`, for the coordinator
+    connecting : as of `embstore.connect`, for the coordinator
 
     Raises
     ------

@@ -252,6 +252,11 @@ class Settings:
         "File of who may call, and do what; embstore token writes it. None: anybody, everything.",
         None,
     )
+    first_token: bool = _network(
+        kinds.SWITCH,
+        "Where no token of that file has every right, make one, and print it, this one time.",
+        False,
+    )
     insecure: bool = _network(
         kinds.SWITCH, "Serve addresses other than loopback without TLS, or without tokens.", False
     )
@@ -442,6 +447,8 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
                     "--tls-key FILE --tokens FILE), or, if the network is trusted, insecure "
                     "(--insecure)",
                 )
+    if values["first_token"] and values["tokens"] is None:
+        yield {"first_token", "tokens"}, "expected tokens with first_token, found none"
     if values["tls_client_ca"] is not None:
         for other in ("tls_cert", "tokens"):
             if values[other] is None:

@@ -29,7 +29,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from embstore.version import __version__
+from embstore.version import __version__, pip_install
 from embstore_server.logs import event
 
 if TYPE_CHECKING:  # `embstore doctor` asks this module, too, where there is no server
@@ -80,7 +80,7 @@ def begun(environ: Mapping[str, str]) -> "Traces | None":
 
             traces = Traces(OTLPSpanExporter())
         except ModuleNotFoundError as exc:
-            problem = f'{exc.name} is not installed: pip install "embstore[otel]"'
+            problem = f"{exc.name} is not installed: {pip_install('otel')}"
         except Exception as exc:  # whatever is wrong with what it read from the environment
             problem = str(exc) or type(exc).__name__
     if problem:

@@ -23,7 +23,7 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore.values import Value
 
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), max_size=8)
-TABLES = st.from_regex(r"[a-z0-9]{1,4}(/[a-z0-9_.-]{1,4})?", fullmatch=True)
+TABLES = st.from_regex(r"[A-Za-z0-9]{1,4}(/[A-Za-z0-9_.-]{1,4})?", fullmatch=True)
 INTEGERS = st.sampled_from([0, 1, 2**31 - 1]) | st.integers(0, 2**31 - 1)
 FLOATS = st.floats(0.0, 1e30)
 JSON = st.recursive(st.none() | st.booleans() | INTEGERS | NAMES, st.lists, max_leaves=4)

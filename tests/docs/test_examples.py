@@ -182,9 +182,18 @@ def test_files_extras_and_targets_of_the_commands_exist() -> None:
         line = " ".join(words)
         for path in re.findall(r"docker/[^\s:]+", line.partition(">")[0]):
             assert (ROOT / path).is_file()
-        for names in re.findall(r"embstore\[(.+?)\]", line):
+        for names in re.findall(r"\.\[(.+?)\]", line):
             assert set(names.split(",")) <= extras["optional-dependencies"].keys()
         assert words[0] != "make" or words[1] in targets
+
+
+def test_examples_import_from_one_root() -> None:
+    roots = {
+        module.partition(".")[0]
+        for code in EXAMPLES.values()
+        for module in re.findall(r"^ *(?:from|import) (embstore[\w.]*)", code, re.M)
+    }
+    assert roots == {"embstore"}
 
 
 def test_every_command_is_in_the_guide() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import embstore
+from embstore.version import pip_install
 from embstore_server.cli import exits
 from tests.serving import Server
 from tests.style.sources import ROOT
@@ -99,9 +100,7 @@ def test_commands_for_a_server_need_no_extra(
 def test_a_command_that_needs_more_says_which_extra(extra: str, words: list[str]) -> None:
     done = light(*words)
     assert (done.returncode, done.stdout) == (exits.FAILED, "")
-    expected = (
-        f'error: this command needs numba, which is not installed: pip install "embstore[{extra}]"'
-    )
+    expected = f"error: this command needs numba, which is not installed: {pip_install(extra)}"
     assert done.stderr.splitlines() == [expected]
 
 

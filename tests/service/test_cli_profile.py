@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
+from embstore.version import pip_install
 from embstore_server.cli import exits, main
 from embstore_server.sizing.prediction import hit_rates
 from embstore_tools.demo import synthetic
@@ -201,7 +202,7 @@ def test_what_is_missing_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     ended = shell("profile", *words, "-o", "refused.profile")
     assert ended.status == exits.USAGE
-    assert 'pip install "embstore[data]"' in ended.err
+    assert pip_install("data") in ended.err
     assert not Path("refused.profile").exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import embstore
 from embstore.handles.store import Store
+from embstore.version import pip_install
 from embstore_client import background, tracing
 from embstore_client.futures import Calls
 from embstore_client.transport import Transport
@@ -35,7 +36,7 @@ def test_a_server_without_the_extra_says_what_is_missing_and_serves(
     said = vars(record)["embstore_fields"]
     assert record.getMessage() == "no traces"
     assert said["asked_by"] == VARIABLE
-    assert 'pip install "embstore[otel]"' in said["reason"]
+    assert pip_install("otel") in said["reason"]
     assert "secret" not in str(said)
 
 
@@ -65,7 +66,7 @@ def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing() -> Non
     (found,) = installed.of_traces(environ, {sdk: "1.45.2", exporter: ""})
     assert found.status == "warn"
     assert exporter in found.found and sdk not in found.found
-    assert 'pip install "embstore[otel]"' in found.change
+    assert pip_install("otel") in found.change
     both = {sdk: "1.45.2", exporter: "1.45.2"}
     (found,) = installed.of_traces(environ, both)
     assert (found.status, found.change) == ("ok", "")

@@ -12,6 +12,8 @@ from tests.style.test_imports import imports, top
 
 PACKAGES = {
     "embstore": {"embstore", "embstore_training"},  # `Store.run` loads its loop when it is called
+    "embstore/__init__.py": {"embstore", "embstore_client", "embstore_training"},  # when used
+    **{f"embstore/{name}.py": {"embstore_client"} for name in ("files", "jax", "keras", "torch")},
     "embstore/engine": {"embstore", "embstore_proto"},  # `open`: what a command log is written in
     "proto": {"embstore", "embstore_proto"},
     "client/embstore_client": {"embstore", "embstore_proto", "embstore_client"},
@@ -38,7 +40,7 @@ PACKAGES = {
         "embstore_tools",
     },
 }
-"""What of this project each folder imports; the innermost folder counts."""
+"""What of this project each folder or file imports; the innermost counts."""
 
 LIGHT = {
     "arithmetic",
@@ -56,6 +58,7 @@ LIGHT = {
     "results",
     "sharding",
     "values",
+    "version",
 }
 """What of embstore draws in neither Numba nor a device: all that proto and client may use."""
 
@@ -86,7 +89,7 @@ def folder_of(path: Path) -> str:
     """Return the innermost folder of PACKAGES that holds a file; '' for a test."""
     name = str(path.relative_to(ROOT))
     return max(
-        (folder for folder in PACKAGES if name.startswith(f"{folder}/")), key=len, default=""
+        (folder for folder in PACKAGES if f"{name}/".startswith(f"{folder}/")), key=len, default=""
     )
 
 

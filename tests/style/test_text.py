@@ -58,6 +58,13 @@ def test_no_paths_of_one_machine() -> None:
     assert not found
 
 
+def test_no_text_installs_from_an_index_before_there_is_a_release() -> None:
+    """Documents and errors say `pip install ".[extra]"` in a clone: nothing is published yet."""
+    named = re.compile(r"\bembstore\[\w|pip3? install (?:[\"']?embstore\b)")
+    asked = [(w, line) for w, line in text_lines() if not w.startswith("pyproject.toml")]
+    assert not [where for where, line in asked if named.search(line)]
+
+
 def test_no_error_is_swallowed() -> None:
     swallowed = [place(path, node) for path, node in nodes() if _swallows(node)]
     assert not swallowed, f"catch what you can answer: {swallowed}"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.version import pip_install
 from embstore_client.files.about import About
 
 WRITTEN = {
@@ -86,8 +87,8 @@ def understood(place: str) -> Iterator[None]:
         raise
     except ImportError as exc:
         raise InvalidArgumentError(
-            f"{place}: {exc}; files of this format need more packages: pip install "
-            "'embstore[data]', of PyTorch's checkpoints 'embstore[torch]'"
+            f"{place}: {exc}; files of this format need more packages: "
+            f"{pip_install('data')}; PyTorch's checkpoints need the extra torch"
         ) from exc
     except MemoryError:
         raise

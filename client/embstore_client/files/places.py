@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError, StoreInUseError
+from embstore.version import pip_install
 
 PART = ".embstore-part"
 
@@ -109,7 +110,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         fsspec = import_module("fsspec")
     except ImportError as exc:
         raise InvalidArgumentError(
-            f"{url} is a URL, which needs fsspec: pip install 'embstore[remote]', and what fsspec "
+            f"{url} is a URL, which needs fsspec: {pip_install('remote')}, and what fsspec "
             "needs for this kind"
         ) from exc
     try:

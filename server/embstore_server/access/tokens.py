@@ -29,11 +29,12 @@ from typing import Any
 
 from embstore.commands import Right
 from embstore.errors import InvalidArgumentError
-from embstore.rights import is_pattern
+from embstore.rights import EVERYTHING, is_pattern
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _VERSION = 1
+_FIRST = "admin"
 LIMITS = (
     "queue_calls",
     "call_bytes",
@@ -192,6 +193,21 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def make_first(path: Path) -> str:
+    """Return a new token `admin` of every right; "": the file has a name with every right already.
+
+    For a server whose ports others reach from its first start on. Durable on return.
+    """
+    rights = {EVERYTHING: Right.ADMIN}
+    there = read(path).values() if path.exists() else ()
+    if any(rights.items() <= one.rights.items() for one in there):
+        return ""
+    secret, hashed = new_secret()
+    entry = Entry(_FIRST, hashed, rights)
+    change(path, lambda entries: entries.update({_FIRST: entry}), may_be_new=True)
+    return f"{_FIRST}.{secret}"
 
 
 def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:

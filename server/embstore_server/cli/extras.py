@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from embstore.errors import EmbstoreError
+from embstore.version import pip_install
 
 
 @contextmanager
@@ -16,5 +17,5 @@ def needing(extra: str) -> Iterator[None]:
         if missing.startswith("embstore"):
             raise
         raise EmbstoreError(
-            f'this command needs {missing}, which is not installed: pip install "embstore[{extra}]"'
+            f"this command needs {missing}, which is not installed: {pip_install(extra)}"
         ) from None

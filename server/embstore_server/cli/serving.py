@@ -49,9 +49,25 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
             with needing("server"):
                 from embstore_server.app import serve as run
 
-            raise typer.Exit(run(load(flags, os.environ, config, of)))
+            settings = load(flags, os.environ, config, of)
+            _show_first_token(settings)
+            raise typer.Exit(run(settings))
 
     return serve
+
+
+def _show_first_token(settings: Settings) -> None:
+    """Make the first token where it is asked for; show it on standard output, not in the log."""
+    if not settings.first_token or settings.tokens is None:
+        return
+    from embstore_server.access.tokens import make_first
+
+    token = make_first(settings.tokens)
+    more = f"embstore token add NAME --right write --tables 'NAME/*' --tokens {settings.tokens}"
+    if token:
+        typer.echo(f"the first token, shown this one time: {token}\nfor more: {more}")
+    else:
+        typer.echo(f"the first token was shown at the first start; for another: {more}")
 
 
 def _share_freed_memory() -> None:

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
+from embstore.version import pip_install
 from embstore_server import tracing
 from embstore_server.doctor.findings import Finding, System, ok, warn
 
@@ -34,7 +35,7 @@ def of_versions(found: dict[str, str]) -> Finding:
     missing = [name for name in ("numba", "fastapi", "uvicorn") if name not in found]
     if not missing:
         return ok("versions", text)
-    change = '`pip install "embstore[server]"`: without, this machine has clients only'
+    change = f"{pip_install('server')}: without, this machine has clients only"
     return warn("versions", f"{text}; no {', '.join(missing)}", change)
 
 
@@ -45,7 +46,7 @@ def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Fin
     problem = tracing.protocol_problem(environ)
     if variable and missing:
         text = f"{variable} is set, but there is no {', '.join(missing)}: no traces are made"
-        yield warn("traces", text, '`pip install "embstore[otel]"`')
+        yield warn("traces", text, pip_install("otel"))
     elif variable and problem:
         yield warn("traces", f"{variable} is set, but no traces are made", problem)
     elif variable:
@@ -64,7 +65,7 @@ def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> 
         return ok("GPU", "none with a driver: rows are cached in memory of the host")
     driver = system.text("proc/driver/nvidia/version").partition("\n")[0] or "a driver"
     if not cupy:
-        change = '`pip install "embstore[cuda12]"` (or cuda13, by the driver), or --device cpu'
+        change = f"{pip_install('cuda12')} or cuda13, by the driver; or --device cpu"
         return warn("GPU", f"{driver}; no CuPy: it is not used", change)
     if len(cupy) > 1:
         change = "remove all but one: they overwrite each other's files"

@@ -34,7 +34,7 @@ TableName = Annotated[
 class TableDescription:
     """What a table is."""
 
-    name: str = text("Parts of [a-z0-9_.-] joined by slashes.", lambda d: d.config.name)
+    name: str = text("Parts of [A-Za-z0-9_.-] joined by slashes.", lambda d: d.config.name)
     table_id: int = gauge("Never used again, not even when the table is dropped.")
     dim: int = gauge("Elements of a row's weights.", lambda d: d.config.dim)
     rows: int = gauge("Number of rows: 0 <= key < rows.", lambda d: d.config.rows)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidArgumentError, StorageError
 from embstore.profiles.archive import is_replaceable
 from embstore.profiles.profile import Profile, TableProfile
+from embstore.version import pip_install
 
 TEXT_COLUMNS, TEXT_LINES = 78, 18
 """Of a terminal that is as small as they get."""
@@ -30,7 +31,7 @@ TOP_SHARE = 0.01
 _LEAST_SHARE = 1e-5
 _POINTS = 101
 _JSON_SHARES = (0.0001, 0.001, 0.01, 0.015, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-_NEEDED = 'needs more: pip install "embstore[data]"'
+_NEEDED = f"needs more: {pip_install('data')}"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.checks import INT64_MAX, check
+from embstore.version import pip_install
 from embstore_tools.demo import criteo
 
 _CRITEO_LINES = 1024
@@ -174,7 +175,7 @@ class _ParquetFile:
             from pyarrow import parquet, types
         except ModuleNotFoundError as exc:
             raise InvalidArgumentError(
-                f'{path}: reading Parquet needs more: pip install "embstore[data]"'
+                f"{path}: reading Parquet needs more: {pip_install('data')}"
             ) from exc
         with _reading(path):
             schema = parquet.read_schema(path)

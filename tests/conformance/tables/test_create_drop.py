@@ -66,9 +66,18 @@ def test_rows_of_today_are_those_after_growing(open_twin):
 
 def test_names_are_listed_in_order(open_twin):
     twin = open_twin()
-    for name in ("b", "a/b", "a", "a.b", "...", "0"):
+    for name in ("b", "a/b", "a", "a.b", "...", "C1", "0"):
         twin.create_table(name, **config())
-    assert twin.store.tables() == ["...", "0", "a", "a.b", "a/b", "b"]
+    assert twin.store.tables() == ["...", "0", "C1", "a", "a.b", "a/b", "b"]
+
+
+def test_names_that_differ_by_case_are_two_tables(open_twin):
+    twin = open_twin(userId=config(), userid=config())
+    twin.on("userId", "update", [1], ones(1))
+    assert (twin.store.table("userId").t, twin.store.table("userid").t) == (1, 0)
+    twin.reopen()
+    twin.drop_table("userid")
+    assert twin.store.tables() == ["userId"]
 
 
 def test_longest_name_opens_again(open_twin):

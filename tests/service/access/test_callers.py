@@ -82,7 +82,7 @@ def test_commands_write_the_file_and_a_token_is_shown_once(shell: Shell, tmp_pat
     [
         (("a b", "--right", "read", "--tables", "*"), "expected a token's name"),
         (("a", "--right", "all", "--tables", "*"), "read, write, admin"),
-        (("a", "--right", "read", "--tables", "Team/*"), "a pattern as 'team/*'"),
+        (("a", "--right", "read", "--tables", "team *"), "a pattern as 'team/*'"),
     ],
 )
 def test_what_cannot_be_granted_is_refused(

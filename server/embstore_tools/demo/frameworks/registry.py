@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
+from embstore.version import pip_install
 from embstore_tools.demo.frameworks.learner import Learner
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def check_installed(framework: str) -> None:
     if missing:
         raise InvalidArgumentError(
             f"expected {missing[0]}, which --framework {framework} needs, found none: "
-            f"pip install 'embstore[{framework}]' (in a clone: '.[{framework}]')"
+            f"{pip_install(framework)}"
         )
 
 
