@@ -105,7 +105,6 @@ def cache_bytes(backend):
     return of
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("trace", TRACES)
 def test_matrix(backend, cache_bytes, trace, store):
