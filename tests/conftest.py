@@ -26,7 +26,7 @@ SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.M
 LEASE_S = 600.0
 OTHER_BACKENDS = "emulated", "tiered", "served", "shared", "sharded", "two-shards"
 """Of conformance, on one of which each case is not slow."""
-OTHER_BACKEND = re.compile(rf"^tests/conformance/.*[[-]({'|'.join(OTHER_BACKENDS)})[]-]")
+OTHER_BACKEND = re.compile(rf"^tests/conformance/.*[-\[]({'|'.join(OTHER_BACKENDS)})[-\]]")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -187,7 +187,8 @@ def outcome(mutation: Mutation, place: Path) -> str:
     if done.returncode == 1:
         sys.stdout.write(done.stdout.splitlines()[-2][:160] + "\n")
         return ""
-    return "its tests pass" if done.returncode == 0 else f"its tests did not run:\n{done.stdout}"
+    said = done.stdout + done.stderr
+    return "its tests pass" if done.returncode == 0 else f"its tests did not run:\n{said}"
 
 
 def main(numbers: list[str]) -> int:
