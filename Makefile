@@ -2,8 +2,8 @@
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...);
 #                 with DEMO_ARGS="--framework torch" in .venv-frameworks
 #   make test     .venv, then the tests that are not slow: six minutes (PYTEST_ARGS="-k cache" narrows it)
-#   make test-rest   .venv, then the others, which tests/slow.txt lists
-#   make test-all    all tests: test, test-rest and test-frameworks, in this order
+#   make test-rest   .venv, then the slow ones; of conformance, each case on two more backends
+#   make test-all    all tests: test, test-rest, conformance on its last backends, test-frameworks
 #   make times    .venv, then all of them, measured, and tests/slow.txt made anew of that
 #   make mutations   .venv, then small wrong changes, made one by one: tests of `make test` find each
 #   make test-page   .venv, then the tests of the page in Chromium (Debian: chromium, chromium-driver);
@@ -61,11 +61,12 @@ test: .venv/stamp
 
 test-rest: .venv/stamp
 	@echo "embstore: running the slow tests in $(PYTEST_WORKERS) processes"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m slow $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "slow and not complete" $(PYTEST_ARGS)
 
 test-all:
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory test-rest
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m complete tests/conformance
 	@$(MAKE) --no-print-directory test-frameworks
 
 times: .venv/stamp

@@ -3,16 +3,18 @@
 A machine that is lent for its GPU has CuPy, but may lack what the service's tests import, and
 pytest's plugins; what is not imported need not be there.
 
-`make test` runs what is not marked slow, and the mark is set here alone, from measured times:
+`make test` runs what is not marked slow, and the marks are set here alone, from measured times:
 `tests/slow.txt` has the tests that take long, by file or by function, and how many of their cases
 stay unmarked all the same. Of conformance, each case is unmarked in the embedded store and on one
-more backend, which depends on its name alone. `tests/times.py` measures, and writes the list.
+more backend, which depends on its name alone; it is slow on two others, which `make test-rest`
+runs, and slow and complete on the last three, which only `make test-all` has. `tests/times.py`
+measures, and writes the list.
 """
 
 import re
 import signal
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.M
 """How a test imports a server."""
 LEASE_S = 600.0
 OTHER_BACKENDS = "emulated", "tiered", "served", "shared", "sharded", "two-shards"
-"""Of conformance, on one of which each case is not slow."""
+"""Of conformance, beside the embedded store."""
 OTHER_BACKEND = re.compile(rf"^tests/conformance/.*[-\[]({'|'.join(OTHER_BACKENDS)})[-\]]")
 
 
@@ -47,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, before `-m` looks at the marks."""
     listed = slow_tests((ROOT / "slow.txt").read_text("utf-8"))
     for item in items:
-        if is_slow(item.nodeid, listed):
-            item.add_marker("slow")
+        for mark in marks(item.nodeid, listed):
+            item.add_marker(mark)
 
 
 def slow_tests(text: str) -> dict[str, int]:
@@ -58,15 +60,20 @@ def slow_tests(text: str) -> dict[str, int]:
     return {name: int(nth) for nth, name in lines}
 
 
-def is_slow(nodeid: str, listed: Mapping[str, int]) -> bool:
-    """Tell whether a case is slow; always the same of its name."""
+def marks(nodeid: str, listed: Mapping[str, int]) -> Sequence[str]:
+    """Return the marks of a case; always the same of its name."""
     function = nodeid.partition("[")[0]
     nth = listed.get(function, listed.get(function.partition("::")[0], 1))
-    backend = OTHER_BACKEND.match(nodeid)
-    if nth == 0 or backend is None:
-        return nth == 0 or zlib.crc32(nodeid.encode()) % nth > 0
-    number = zlib.crc32(nodeid.replace(backend[1], "").encode())
-    return number % (nth * len(OTHER_BACKENDS)) != OTHER_BACKENDS.index(backend[1])
+    backend, turn = OTHER_BACKEND.match(nodeid), 0
+    if backend is not None:
+        nodeid = nodeid.replace(backend[1], "")
+        turn = (zlib.crc32(nodeid.encode()) + OTHER_BACKENDS.index(backend[1])) % len(
+            OTHER_BACKENDS
+        )
+    if turn > 2:
+        return "slow", "complete"
+    is_left_out = nth == 0 or zlib.crc32(nodeid.encode(), 1) % nth > 0
+    return ("slow",) if turn or is_left_out else ()
 
 
 def pytest_configure(config: pytest.Config) -> None:

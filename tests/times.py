@@ -11,13 +11,13 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.conftest import OTHER_BACKEND, OTHER_BACKENDS, ROOT, is_slow
+from tests.conftest import OTHER_BACKEND, OTHER_BACKENDS, ROOT, marks
 
 TIMES = ROOT.parent / "build" / "times"
 BUDGET_S = 600.0
@@ -67,7 +67,7 @@ def listed(times: dict[str, float], limit_s: float) -> dict[str, int]:
 
 def quick_s(times: dict[str, float], slow: dict[str, int]) -> float:
     """Return the CPU seconds that `make test` takes with a list."""
-    return sum(cpu for name, cpu in times.items() if not is_slow(name, slow))
+    return sum(cpu for name, cpu in times.items() if not marks(name, slow))
 
 
 def main() -> None:
@@ -79,16 +79,16 @@ def main() -> None:
     slow = listed(times, limit_s)
     lines = [f"{nth} {name}\n" for name, nth in slow.items()]
     (ROOT / "slow.txt").write_text(HEAD + "".join(lines))
-    folders: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0, 0.0])
+    folders: dict[str, Counter[str]] = defaultdict(Counter)
     for name, cpu in times.items():
-        of = folders["/".join(name.partition("::")[0].split("/")[1:-1])]
-        at = 2 if is_slow(name, slow) else 0
-        of[at] += 1
-        of[at + 1] += cpu
+        tier = " ".join(marks(name, slow)) or "quick"
+        for folder in ("/".join(name.partition("::")[0].split("/")[1:-1]), "all"):
+            folders[folder][f"{tier}, tests"] += 1
+            folders[folder][f"{tier}, s"] += cpu
     sys.stdout.write(f"each function: at most {limit_s} s\n")
-    for folder, (count, cpu, rest, rest_cpu) in sorted(folders.items()):
+    for folder, found in sorted(folders.items()):
         sys.stdout.write(
-            f"{folder:24} {count:5} in {cpu:6.0f} s, slow {rest:5} in {rest_cpu:6.0f} s\n"
+            f"{folder:24} { ({what: round(count) for what, count in found.items()}) }\n"
         )
 
 
