@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 FOLDERS = "embstore", "proto", "server", "client", "tests"
 FILES = "pyproject.toml", "README.md"
-PYTEST = "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"
+PYTEST = "-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", "not slow"
 """As `make test` chooses, in one process, to the first test that fails."""
 
 
@@ -185,7 +185,9 @@ def outcome(mutation: Mutation, place: Path) -> str:
     finally:
         file.write_text(text, "utf-8")
     if done.returncode == 1:
-        sys.stdout.write(done.stdout.splitlines()[-2][:160] + "\n")
+        lines = done.stdout.splitlines()
+        failed = next(line for line in lines if line.startswith(("FAILED", "ERROR")))
+        sys.stdout.write(failed[:160] + "\n")
         return ""
     said = done.stdout + done.stderr
     return "its tests pass" if done.returncode == 0 else f"its tests did not run:\n{said}"

@@ -81,6 +81,7 @@ STORES = {
     "large-lru-2": ("large", "lru", 2),
     "large-lfu-1": ("large", "lfu", 1),
 }
+MET = [(trace, list(STORES)[(n + more) % 6]) for n, trace in enumerate(TRACES) for more in (0, 3)]
 
 
 @cache
@@ -105,14 +106,7 @@ def cache_bytes(backend):
     return of
 
 
-@pytest.mark.parametrize(
-    ("trace", "store"),
-    [
-        (trace, list(STORES)[(place + more) % 6])
-        for place, trace in enumerate(TRACES)
-        for more in (0, 3)
-    ],
-)
+@pytest.mark.parametrize(("trace", "store"), MET)
 def test_matrix(backend, cache_bytes, trace, store):
     commands, answers, wanted = expected(trace)
     size, policy, threads = STORES[store]
