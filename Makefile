@@ -1,8 +1,11 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...);
 #                 with DEMO_ARGS="--framework torch" in .venv-frameworks
-#   make test     .venv, then the tests, where cases take turns (PYTEST_ARGS="-k cache" narrows it)
-#   make test-every   .venv, then every case of every test: of conformance on every backend
+#   make test     .venv, then the tests that are not slow: six minutes (PYTEST_ARGS="-k cache" narrows it)
+#   make test-rest   .venv, then the slow ones; of conformance, each case on two more backends
+#   make test-all    all tests: test, test-rest, conformance on its last backends, test-frameworks
+#   make times    .venv, then all of them, measured, and tests/slow.txt made anew of that
+#   make mutations   .venv, then small wrong changes, made one by one: tests of `make test` find each
 #   make test-page   .venv, then the tests of the page in Chromium (Debian: chromium, chromium-driver);
 #                 `make test` runs them, too, and skips them where there is no Chromium
 #   make screenshots   .venv, then the pictures of the page and of `embstore top` in docs/guide/pictures
@@ -44,15 +47,37 @@ GPU_ARGS ?=
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
 SOAK ?= 11
+# Python keeps what it compiled, whatever a caller's environment says: else every server that a test
+# starts, and each process of pytest, compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-every test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
+.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
 
-test: TURNS = --turns
-test test-every: .venv/stamp
+test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal $(TURNS) $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-rest: .venv/stamp
+	@echo "embstore: running the slow tests in $(PYTEST_WORKERS) processes"
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "slow and not complete" $(PYTEST_ARGS)
+
+test-all:
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-rest
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m complete tests/conformance
+	@$(MAKE) --no-print-directory test-frameworks
+
+times: .venv/stamp
+	@echo "embstore: measuring the tests in $(PYTEST_WORKERS) processes"
+	@rm -rf build/times
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -p tests.times $(PYTEST_ARGS)
+	@.venv/bin/python -m tests.times
+
+mutations: .venv/stamp
+	@echo "embstore: making small wrong changes, one by one"
+	@.venv/bin/python -m tests.mutations
 
 test-page: .venv/stamp
 	@echo "embstore: driving the page in Chromium"
@@ -80,7 +105,7 @@ test-lowest: .venv-lowest/stamp
 
 soak: .venv/stamp
 	@echo "embstore: killing trainers and servers, thousands of times, and sending what is almost right"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_standbys.py
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/faults/test_power_cuts.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_standbys.py
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal --soak $(SOAK) tests/service/faults/test_mutations.py tests/service/faults/test_documented.py
 	@.venv/bin/python -m pytest -q --soak $(SOAK) tests/service/faults/test_crowd.py
 

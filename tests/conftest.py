@@ -3,15 +3,18 @@
 A machine that is lent for its GPU has CuPy, but may lack what the service's tests import, and
 pytest's plugins; what is not imported need not be there.
 
-With `--turns` cases take turns, so that a run is about half as long: each case of conformance runs
-in the embedded store and on one more backend, which depends on its name alone, and of a test that
-is marked `turns(n)` every nth case runs, or none of `turns()`. It is the same choice each time.
+`make test` runs what is not marked slow, and the marks are set here alone, from measured times:
+`tests/slow.txt` has the tests that take long, by file or by function, and how many of their cases
+stay unmarked all the same. Of conformance, each case is unmarked in the embedded store and on one
+more backend, which depends on its name alone; it is slow on two others, which `make test-rest`
+runs, and slow and complete on the last three, which only `make test-all` has. `tests/times.py`
+measures, and writes the list.
 """
 
 import re
 import signal
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,14 +27,14 @@ SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.M
 """How a test imports a server."""
 LEASE_S = 600.0
 OTHER_BACKENDS = "emulated", "tiered", "served", "shared", "sharded", "two-shards"
-"""Of conformance, of which each case runs on one."""
+"""Of conformance, beside the embedded store."""
+OTHER_BACKEND = re.compile(rf"^tests/conformance/.*[-\[]({'|'.join(OTHER_BACKENDS)})[-\]]")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Have pyproject.toml's `timeout` accepted, and without effect, where its plugin is absent."""
     if not pluginmanager.has_plugin("timeout"):
         parser.addini("timeout", "seconds a test may take, by pytest-timeout")
-    parser.addoption("--turns", action="store_true", help="leave out cases whose turn it is not")
     parser.addoption("--soak", type=int, default=1, help="how many times tests that kill are run")
 
 
@@ -41,22 +44,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("soak", range(metafunc.config.getoption("soak")))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --turns, leave out the cases whose turn it is not."""
-    if config.getoption("turns"):
-        left = [item for item in items if not _has_turn(item)]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, before `-m` looks at the marks."""
+    listed = slow_tests((ROOT / "slow.txt").read_text("utf-8"))
+    for item in items:
+        for mark in marks(item.nodeid, listed):
+            item.add_marker(mark)
 
 
-def _has_turn(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("turns")
-    nth = 1 if mark is None else mark.args[0] if mark.args else 0
-    backend = getattr(item, "callspec", None) and item.callspec.params.get("backend")
-    if backend not in OTHER_BACKENDS:
-        return bool(nth) and zlib.crc32(item.nodeid.encode()) % nth == 0
-    number = zlib.crc32(item.nodeid.replace(backend, "").encode())
-    return bool(nth) and number % (nth * len(OTHER_BACKENDS)) == OTHER_BACKENDS.index(backend)
+def slow_tests(text: str) -> dict[str, int]:
+    """Return the tests of a list, by file or function: every nth of their cases is not slow, or
+    none of 0."""
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: int(nth) for nth, name in lines}
+
+
+def marks(nodeid: str, listed: Mapping[str, int]) -> Sequence[str]:
+    """Return the marks of a case; always the same of its name."""
+    function = nodeid.partition("[")[0]
+    nth = listed.get(function, listed.get(function.partition("::")[0], 1))
+    backend, turn = OTHER_BACKEND.match(nodeid), 0
+    if backend is not None:
+        nodeid = nodeid.replace(backend[1], "")
+        turn = (zlib.crc32(nodeid.encode()) + OTHER_BACKENDS.index(backend[1])) % len(
+            OTHER_BACKENDS
+        )
+    if turn > 2:
+        return "slow", "complete"
+    is_left_out = nth == 0 or zlib.crc32(nodeid.encode(), 1) % nth > 0
+    return ("slow",) if turn or is_left_out else ()
 
 
 def pytest_configure(config: pytest.Config) -> None:

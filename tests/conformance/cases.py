@@ -2,12 +2,13 @@
 has changed nothing."""
 
 import os
+import reprlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ ZERO_RATE_KINDS = pytest.mark.parametrize(
 """Those that take a learning rate of 0."""
 
 
+T = TypeVar("T")
 _WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close".split()
 """Where threads wait, in the modules of threads and of the engine's lock."""
 
@@ -45,6 +47,13 @@ def generator(seed: int) -> np.random.Generator:
     """Return the generator of a seed, which pytest shows beside a failure."""
     sys.stdout.write(f"seed {seed}\n")
     return np.random.default_rng(seed)
+
+
+def each(values: Iterable[T]) -> Iterator[T]:
+    """Yield values; a failure shows beside it which were tried, the last one wrong."""
+    for value in values:
+        sys.stdout.write(f"{reprlib.repr(value)}\n")
+        yield value
 
 
 def batch(rng: np.random.Generator, count: int, rows: int = 1000, dim: int = 4) -> tuple[Any, Any]:

@@ -5,7 +5,6 @@ For a long run: pytest tests/conformance/test_state_machine.py --hypothesis-prof
 
 import itertools
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -36,12 +35,10 @@ def live(root, backend, examples):
     )
 
 
-@pytest.mark.slow
 def test_a_store_follows_the_reference(tmp_path):
     live(tmp_path, Gated, settings().max_examples)
 
 
-@pytest.mark.slow
 def test_a_served_store_follows_the_reference(tmp_path):
     with small_pieces():
         live(tmp_path, GatedServed, max(1, settings().max_examples // SERVED_SHARE))

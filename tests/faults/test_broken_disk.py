@@ -32,7 +32,6 @@ COMMANDS = 45
         ("make_directory", 1),
     ],
 )
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("turn", range(7))
 def test_an_error_is_refused_whole_or_fails_the_store(

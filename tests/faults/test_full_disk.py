@@ -20,7 +20,6 @@ NO_MERGES = Limits(segment_bytes=4 * 4096, fold_segments=1000)
 COMMANDS = 45
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("patience", [1, 4])
 @pytest.mark.parametrize("nth", [*range(1, 12), *range(13, 60, 5), *range(61, 500, 29)])

@@ -88,7 +88,6 @@ def test_store_opens_as_the_point_says_and_goes_on(
     crash_and_go_on(tmp_path, forks, point, nth, {})
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("nth", [1, 4])
 @pytest.mark.parametrize("point", [*POINTS, *POINTS_OF_THE_LOG])
 def test_no_command_is_lost_where_they_are_logged(

@@ -18,7 +18,7 @@ from tests.faults.sessions import Session, check_after_cut, check_goes_on, recor
 from tests.faults.training import LOGGED, MANY_BASES, generator
 
 SEED = 20260304
-TURNS = 3  # with --turns each of the three choices is made after other calls, else after all
+SHARE = 3  # each of the three choices is made after other calls; in `make soak` after all
 EVERY_WRITE = 5  # one in so many is cut after, in the middle of a stretch of writes
 EVERY_GOING_ON = 40
 
@@ -45,14 +45,14 @@ CHOICES: dict[str, Callable[[int], Choose]] = {
 def test_every_call_may_be_the_last(
     quick_path: Path, choice: str, options: dict[str, Any], pytestconfig: pytest.Config
 ) -> None:
-    turns = TURNS if pytestconfig.getoption("turns") else 1
-    turn = list(CHOICES).index(choice) % turns
+    share = SHARE if pytestconfig.getoption("soak") == 1 else 1
+    place = list(CHOICES).index(choice) % share
     session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True, **options)
     assert min(session.merges.values()) > 2, "expected folds and compactions in the session"
     disk = Disk()
     for calls, call in enumerate(session.calls, 1):
         disk.apply(call)
-        if (call.verb != "write" or calls % EVERY_WRITE == 0) and calls % turns == turn:
+        if (call.verb != "write" or calls % EVERY_WRITE == 0) and calls % share == place:
             cut(session, disk, calls, [CHOICES[choice](calls)], quick_path / "found")
 
 

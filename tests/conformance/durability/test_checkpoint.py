@@ -7,7 +7,7 @@ import pytest
 
 from embstore.config import Limits
 from embstore.errors import CheckpointExistsError, CheckpointNotFoundError, InvalidArgumentError
-from tests.conformance.cases import config, generator, normal, ones, refused
+from tests.conformance.cases import config, each, generator, normal, ones, refused
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def test_kept_longer_than_the_next_opening_would_keep(backend):
     assert [c.label for c in store.checkpoints()] == ["c4"]
 
 
-@pytest.mark.parametrize("label", ["a", "x" * 255, "Schritt 1", "../../etc", "шаг-1", "\\", "🙂"])
-def test_labels_are_any_printable_text(twin, label):
-    twin.checkpoint(label)
-    twin.on("a", "update", [1], ones(1))
-    twin.reopen()
-    twin.restore(label)
+def test_labels_are_any_printable_text(twin):
+    for label in each(["a", "x" * 255, "Schritt 1", "../../etc", "шаг-1", "\\", "🙂"]):
+        twin.checkpoint(label)
+        twin.on("a", "update", [1], ones(1))
+        twin.reopen()
+        twin.restore(label)
 
 
 def test_metadata_is_bounded(twin):

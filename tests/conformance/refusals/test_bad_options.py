@@ -6,7 +6,7 @@ import pytest
 import embstore
 from embstore.config import Ftrl, Limits
 from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError
-from tests.conformance.cases import config, ones, refused
+from tests.conformance.cases import config, each, ones, refused
 
 NUMBERS = {
     "nan": float("nan"),
@@ -60,21 +60,21 @@ def test_option_of_updates(twin, option):
                 call()
 
 
-@pytest.mark.parametrize("value", [0, -0.0, 1e-46], ids=str)
-def test_learning_rate_that_ftrl_divides_by(open_twin, value):
+def test_learning_rate_that_ftrl_divides_by(open_twin):
     """Also of an update that would be skipped, and of one that names other tables too."""
     twin = open_twin(a=config(optimizer=Ftrl(0.1)), b=config())
     twin.on("a", "update", [1, 2], ones(2))
-    parts = "table 'a'", "learning_rate", "> 0 in fp32", repr(float(value))
-    for options in ({}, {"on_nonfinite": "skip"}):
-        for call in updates(twin, learning_rate=value, **options):
-            with refused(twin.store, InvalidArgumentError, *parts):
-                call()
-    skipped = {"b": ([1], ones(1)), "a": ([1], ones(1, 4, np.inf))}
-    with refused(twin.store, InvalidArgumentError, *parts):
-        twin.store.update(skipped, learning_rate=value, on_nonfinite="skip")
-    with refused(twin.store, InvalidArgumentError, *parts[:3]):
-        twin.store.table("a").learning_rate = value
+    for value in each([0, -0.0, 1e-46]):
+        parts = "table 'a'", "learning_rate", "> 0 in fp32", repr(float(value))
+        for options in ({}, {"on_nonfinite": "skip"}):
+            for call in updates(twin, learning_rate=value, **options):
+                with refused(twin.store, InvalidArgumentError, *parts):
+                    call()
+        skipped = {"b": ([1], ones(1)), "a": ([1], ones(1, 4, np.inf))}
+        with refused(twin.store, InvalidArgumentError, *parts):
+            twin.store.update(skipped, learning_rate=value, on_nonfinite="skip")
+        with refused(twin.store, InvalidArgumentError, *parts[:3]):
+            twin.store.table("a").learning_rate = value
 
 
 OPEN = {
@@ -86,14 +86,12 @@ OPEN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [(option, value) for option, values in OPEN.items() for value in values]
-)
-def test_option_of_open_makes_no_store(tmp_path, option, value):
-    with pytest.raises(InvalidArgumentError, match=f"expected {option}.*found") as caught:
-        embstore.open(tmp_path / "store", **{option: value})
-    assert repr(value) in str(caught.value)
-    assert not (tmp_path / "store").exists()
+def test_option_of_open_makes_no_store(tmp_path):
+    for option, value in each((name, value) for name in OPEN for value in OPEN[name]):
+        with pytest.raises(InvalidArgumentError, match=f"expected {option}.*found") as caught:
+            embstore.open(tmp_path / "store", **{option: value})
+        assert repr(value) in str(caught.value)
+        assert not (tmp_path / "store").exists()
 
 
 def test_limits_of_another_type(tmp_path):
@@ -102,17 +100,17 @@ def test_limits_of_another_type(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "1", 2**62 + 1])
-@pytest.mark.parametrize("name", list(Limits.__dataclass_fields__))
-def test_limit_that_is_no_positive_integer(name, value):
-    with pytest.raises(InvalidArgumentError, match=rf"limits\.{name}.*found"):
-        Limits(**{name: value})
+def test_limit_that_is_no_positive_integer():
+    for value in each([0, -1, 1.5, True, None, "1", 2**62 + 1]):
+        for name in each(list(Limits.__dataclass_fields__)):
+            with pytest.raises(InvalidArgumentError, match=rf"limits\.{name}.*found"):
+                Limits(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["segment_bytes", "base_segment_bytes"])
-def test_segments_are_whole_pages(name):
-    with pytest.raises(InvalidArgumentError, match="multiples of 4096"):
-        Limits(**{name: 5000})
+def test_segments_are_whole_pages():
+    for name in each(["segment_bytes", "base_segment_bytes"]):
+        with pytest.raises(InvalidArgumentError, match="multiples of 4096"):
+            Limits(**{name: 5000})
 
 
 def test_path_that_no_file_can_have():

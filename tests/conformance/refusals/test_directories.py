@@ -15,7 +15,7 @@ from embstore.errors import (
     StoreInUseError,
     TableMismatchError,
 )
-from tests.conformance.cases import config, ones
+from tests.conformance.cases import config, each, ones
 
 
 def snapshot(path):
@@ -137,11 +137,11 @@ STORE_JSON = {
 }
 
 
-@pytest.mark.parametrize(("change", "error", "parts"), STORE_JSON.values(), ids=STORE_JSON)
-def test_store_json_of(path, backend, change, error, parts):
+def test_store_json_of(path, backend):
     identity = json.loads((path / "store.json").read_text())
-    (path / "store.json").write_text(json.dumps(identity | change))
-    assert_refused(backend, error, *parts)
+    for change, error, parts in each(STORE_JSON.values()):
+        (path / "store.json").write_text(json.dumps(identity | change))
+        assert_refused(backend, error, *parts)
 
 
 def body_hash(body):

@@ -15,7 +15,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.sessions import SomeGradients
-from tests.conformance.cases import assert_same, config, generator, ones
+from tests.conformance.cases import assert_same, config, each, generator, ones
 from tests.conformance.sessions.training import (
     PATIENCE_S,
     Plan,
@@ -99,12 +99,12 @@ def test_step_never_announced(trainer):
     assert trainer.update(1).t == {"a": 1, "b": 1}
 
 
-@pytest.mark.parametrize("number", [1.0, True, "1", None, np.float64(1)], ids=repr)
-def test_number_of_a_step_is_an_integer(trainer, number):
+def test_number_of_a_step_is_an_integer(trainer):
     trainer.announce(1)
-    for call in ({"announce": CALLS["announce"]} | OF_STEPS).values():
-        with refused_step(trainer.store, InvalidArgumentError, "number of a step"):
-            call(trainer.sessions, trainer.member, number)
+    for number in each([1.0, True, "1", None, np.float64(1)]):
+        for call in ({"announce": CALLS["announce"]} | OF_STEPS).values():
+            with refused_step(trainer.store, InvalidArgumentError, "number of a step"):
+                call(trainer.sessions, trainer.member, number)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8])
@@ -118,13 +118,11 @@ def test_numpy_integers_are_step_numbers(trainer, dtype):
         trainer.counted()
 
 
-@pytest.mark.parametrize(
-    "out", [ones(3), [("a", ones(3))], "a", 1], ids=["rows", "pairs", "name", "1"]
-)
-def test_out_that_is_no_mapping(trainer, out):
+def test_out_that_is_no_mapping(trainer):
     trainer.announce(1)
-    with refused_step(trainer.store, InvalidArgumentError, "out", "mapping"):
-        trainer.sessions.lookup_step(trainer.member, 1, out=out, timeout_s=PATIENCE_S)
+    for out in each([ones(3), [("a", ones(3))], "a", 1]):
+        with refused_step(trainer.store, InvalidArgumentError, "out", "mapping"):
+            trainer.sessions.lookup_step(trainer.member, 1, out=out, timeout_s=PATIENCE_S)
 
 
 VERBS = {"update": "updated", "release": "released", "skip": "skipped"}
@@ -199,13 +197,13 @@ BAD_UPDATES = {
 }
 
 
-@pytest.mark.parametrize(("given", "options", "parts"), BAD_UPDATES.values(), ids=BAD_UPDATES)
-def test_update_that_is_refused_leaves_the_step_open(trainer, given, options, parts):
+def test_update_that_is_refused_leaves_the_step_open(trainer):
     trainer.announce(1)
-    with refused_step(trainer.store, InvalidArgumentError, *parts):
-        trainer.sessions.update_step(
-            trainer.member, 1, gradients(**given), **options, timeout_s=PATIENCE_S
-        )
+    for given, options, parts in each(BAD_UPDATES.values()):
+        with refused_step(trainer.store, InvalidArgumentError, *parts):
+            trainer.sessions.update_step(
+                trainer.member, 1, gradients(**given), **options, timeout_s=PATIENCE_S
+            )
     trainer.update(1)
 
 
@@ -223,21 +221,21 @@ BAD_KEYS = {
 }
 
 
-@pytest.mark.parametrize(("keys", "parts"), BAD_KEYS.values(), ids=BAD_KEYS)
-def test_keys_that_cannot_be_announced(trainer, keys, parts):
+def test_keys_that_cannot_be_announced(trainer):
     trainer.announce(1)
-    with refused_step(trainer.store, InvalidArgumentError, *parts):
-        trainer.sessions.announce(trainer.member, {2: keys})
-    with refused_step(trainer.store, InvalidArgumentError, *parts):
-        trainer.sessions.announce(trainer.member, {2: KEYS, 3: keys})
+    for keys, parts in each(BAD_KEYS.values()):
+        with refused_step(trainer.store, InvalidArgumentError, *parts):
+            trainer.sessions.announce(trainer.member, {2: keys})
+        with refused_step(trainer.store, InvalidArgumentError, *parts):
+            trainer.sessions.announce(trainer.member, {2: KEYS, 3: keys})
     trainer.announce(2)
 
 
-@pytest.mark.parametrize("numbers", [[3], [3, 2], [2, 4], [0], [-1], [4], [1, 3]])
-def test_announcing_out_of_order(trainer, numbers):
+def test_announcing_out_of_order(trainer):
     trainer.announce(1)
-    with refused_step(trainer.store, InvalidArgumentError, "step"):
-        trainer.sessions.announce(trainer.member, dict.fromkeys(numbers, KEYS))
+    for numbers in each([[3], [3, 2], [2, 4], [0], [-1], [4], [1, 3]]):
+        with refused_step(trainer.store, InvalidArgumentError, "step"):
+            trainer.sessions.announce(trainer.member, dict.fromkeys(numbers, KEYS))
     trainer.announce(2)
 
 
@@ -348,12 +346,12 @@ BAD_PLANS = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD_PLANS.values(), ids=BAD_PLANS)
-def test_options_of_a_session_out_of_range(trainer, bad):
+def test_options_of_a_session_out_of_range(trainer):
     """Review: the planner counted through a group's steps, or its digits were no integer."""
-    plan = Plan(**({"tables": ("free",), "name": "other"} | bad))
-    with refused_step(trainer.store, InvalidArgumentError):
-        plan.open(trainer.store)
+    for bad in each(BAD_PLANS.values()):
+        plan = Plan(**({"tables": ("free",), "name": "other"} | bad))
+        with refused_step(trainer.store, InvalidArgumentError):
+            plan.open(trainer.store)
     for options in (
         {"lease_ms": 0},
         {"lease_ms": 600_001},

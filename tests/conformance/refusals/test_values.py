@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
-from tests.conformance.cases import config, refused
+from tests.conformance.cases import config, each, refused
 from tests.conformance.hotness.profiles import profile
 from tests.conformance.refusals.test_bad_options import NUMBERS
 
@@ -71,13 +71,13 @@ def test_a_value_of_another_kind_or_range_changes_nothing(open_twin, verb):
             VERBS[verb](twin.store, value)
 
 
-@pytest.mark.parametrize("cache_bytes", [1 << 52, 1 << 62, 10**40])
-def test_a_budget_beyond_what_a_machine_can_address(open_twin, cache_bytes):
+def test_a_budget_beyond_what_a_machine_can_address(open_twin):
     twin = open_twin(a=config())
     before = twin.store.stats()["cache"]
-    with refused(twin.store, CapacityError, "cache_bytes"):
-        twin.store.resize_cache(cache_bytes)
-    assert twin.store.stats()["cache"] == before
+    for cache_bytes in each([1 << 52, 1 << 62, 10**40]):
+        with refused(twin.store, CapacityError, "cache_bytes"):
+            twin.store.resize_cache(cache_bytes)
+        assert twin.store.stats()["cache"] == before
 
 
 def test_an_unknown_label_is_named_with_those_kept(open_twin):
@@ -113,25 +113,25 @@ def pools(twin):
     return twin.store.stats()["cache"]["pools"]
 
 
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_bad_counts_change_nothing(open_twin, counts):
+def test_bad_counts_change_nothing(open_twin):
     twin = open_twin(a=config(), b=config(dim=8))
     table, before = twin.store.table("a"), pools(twin)
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "counts", "(2,)"):
-        table.lookup([1, 2], counts=counts)
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "counts", "(2,)"):
-        twin.store.lookup({"b": [1], "a": [1, 2]}, counts={"b": [3], "a": counts})
-    with refused(twin.store, InvalidArgumentError, "counts"):
-        table.lookup([1, 2], admit=False, counts=counts)
-    with refused(twin.store, InvalidArgumentError, "1000"):
-        table.lookup([1, 1000], counts=[1, 1])
-    assert pools(twin) == before
+    for counts in each(COUNTS.values()):
+        with refused(twin.store, InvalidArgumentError, "table 'a'", "counts", "(2,)"):
+            table.lookup([1, 2], counts=counts)
+        with refused(twin.store, InvalidArgumentError, "table 'a'", "counts", "(2,)"):
+            twin.store.lookup({"b": [1], "a": [1, 2]}, counts={"b": [3], "a": counts})
+        with refused(twin.store, InvalidArgumentError, "counts"):
+            table.lookup([1, 2], admit=False, counts=counts)
+        with refused(twin.store, InvalidArgumentError, "1000"):
+            table.lookup([1, 1000], counts=[1, 1])
+        assert pools(twin) == before
 
 
-@pytest.mark.parametrize("counts", [[1], 1, {"b": [1]}, {"a": [1], "none": [1]}])
-def test_counts_of_several_tables_are_a_mapping_of_these(open_twin, counts):
+def test_counts_of_several_tables_are_a_mapping_of_these(open_twin):
     twin = open_twin(a=config(), b=config())
     before = pools(twin)
-    with refused(twin.store, InvalidArgumentError, "counts"):
-        twin.store.lookup({"a": [1]}, counts=counts)
-    assert pools(twin) == before
+    for counts in each([[1], 1, {"b": [1]}, {"a": [1], "none": [1]}]):
+        with refused(twin.store, InvalidArgumentError, "counts"):
+            twin.store.lookup({"a": [1]}, counts=counts)
+        assert pools(twin) == before

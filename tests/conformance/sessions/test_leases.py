@@ -177,7 +177,6 @@ def resident_bytes():
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
 @pytest.mark.needs("process")
 @pytest.mark.parametrize("is_dropped", [True, False], ids=["dropped", "closed"])
 def test_a_thousand_openings_leak_nothing(twin, is_dropped):

@@ -118,7 +118,6 @@ def cache_bytes(backend, tables, run):
     return smallest_cache(backend, tables) + int(SHARES[run["cache"]] * rows * SLOT_BYTES)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: "-".join(map(str, run.values())))
 def test_trains_as_the_dense_reference(tmp_path, run):
     tables = tables_of(run["optimizer"])

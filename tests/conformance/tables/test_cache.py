@@ -33,7 +33,7 @@ def test_pool_that_comes_late_fits_where_it_fitted_at_first(open_twin, backend):
     twin.create_table("b", **ADAGRAD)
 
 
-@pytest.mark.parametrize("more", range(0, 40_000, 2_500))
+@pytest.mark.parametrize("more", range(0, 40_000, 7_500))
 def test_cache_stays_within_its_bytes(open_twin, backend, more):
     """The index was made twice as large as was budgeted."""
     smallest = smallest_cache(backend, {"a": SGD, "b": ADAGRAD})

@@ -44,3 +44,10 @@ def test_first_and_last_keys_of_blocks(open_twin, key):
     twin.on("a", "update", [key], ones(1))
     twin.check()
     twin.on("a", "update", [key ^ 1], ones(1))
+
+
+def test_an_update_of_two_tables_of_one_layout_is_in_both_digests(open_twin):
+    twin = open_twin(a=config(), b=config())
+    for _ in range(2):  # from the second on only what has changed is hashed
+        twin.update({name: ([1, 700], ones(2)) for name in "ab"})
+        twin.check()

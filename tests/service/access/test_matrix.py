@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,11 +42,21 @@ def test_every_verb_has_a_row() -> None:
     assert sorted(NEEDED) == sorted(c.COMMANDS) == sorted(VERBS)
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.chdir(tmp_path)  # where backups go
-    with serving(tmp_path) as server:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patched, serving(path) as server:
+        patched.chdir(path)  # where backups go
+        server.on_engine(lambda store: store.set_retention("first", "protected"))
         yield server
+
+
+@pytest.fixture
+def server(served: Server) -> Iterator[Server]:
+    """The server of all cases, as it was at first."""
+    yield served
+    end_sessions(served)
+    served.on_engine(lambda store: store.restore("first"))
 
 
 def state(server: Server) -> Any:

@@ -34,7 +34,6 @@ def test_a_server_gives_every_row_in_time_and_the_same_bits(
     assert alone["hit_rate_unique"] < 1
 
 
-@pytest.mark.slow
 def test_every_policy_and_way_through_servers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--compare", "--cache-share", "0.1", "--budget", "256KiB"]) == exits.OK
     results = json.loads(capsys.readouterr().out)["results"]

@@ -69,7 +69,6 @@ def test_hot_cold_is_exact_and_learns_as_the_order_of_the_file_does(
     assert (result.hit_rate_unique, result.hit_rate_access) == (1.0, 1.0)
 
 
-@pytest.mark.turns()
 def test_hot_cold_is_as_good_as_the_order_of_the_file_on_the_default_demo(tmp_path: Path) -> None:
     job = Job()
     path = written(tmp_path / "train.txt", job)

@@ -244,7 +244,6 @@ def store(server: LoggedServer) -> Iterator[Store]:
         yield store
 
 
-@pytest.mark.slow
 def test_a_crowd_is_served_whatever_becomes_of_some_of_it(
     forks: Forks,
     server: LoggedServer,

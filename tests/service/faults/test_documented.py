@@ -41,7 +41,6 @@ def token(caller: str) -> str | None:
     return shown[caller] if caller in shown else token_of(caller)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("caller", ["anybody", *TOKENS])
 def test_documented_requests_are_answered_as_documented(
     caller: str, servers: dict[bool, LoggedServer], pytestconfig: pytest.Config

@@ -17,9 +17,9 @@ import pytest
 from tests.service.faults.mutated import METHODS, MutatedServer, Rounds
 
 SEED = 20_261_214
-MESSAGES, SOAKED = 500, 20_000
+MESSAGES, SOAKED = 100, 20_000
 """To a method of a server that knows nobody, and as many to one that asks for a token."""
-ROUND, SHORT_ROUND = 125, 100
+ROUND, SOAKED_ROUND, SHORT_ROUND = 50, 125, 100
 CONSUMING = "DropTable", "OpenSession", "CloseSession", "EndSession", "Announce", "PinHotSet"
 """What few of can be valid in a round, which begins with what they take away."""
 OF_SHARDS = ("SetShardMap", "PauseWrites", "ResumeWrites")
@@ -40,8 +40,6 @@ def servers(module_path: Path) -> Iterator[dict[bool, MutatedServer]]:
         yield made
 
 
-@pytest.mark.slow
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["anybody", "tokens"])
 @pytest.mark.parametrize("path", METHODS)
 def test_mutations_are_answered_and_do_what_they_say(
@@ -52,8 +50,10 @@ def test_mutations_are_answered_and_do_what_they_say(
 ) -> None:
     server = servers[has_tokens]
     sys.stdout.write(f"seed {SEED}\n")
-    count = MESSAGES if pytestconfig.getoption("soak") == 1 else SOAKED
-    size = SHORT_ROUND if path.partition("/")[2].removesuffix("Stream") in CONSUMING else ROUND
+    count, size = MESSAGES, ROUND
+    if pytestconfig.getoption("soak") > 1:
+        is_consuming = path.partition("/")[2].removesuffix("Stream") in CONSUMING
+        count, size = SOAKED, SHORT_ROUND if is_consuming else SOAKED_ROUND
     answers: Counter[str] = Counter()
     memory = []
     with closing(Rounds(server, np.random.default_rng([SEED, *path.encode()]))) as rounds:

@@ -201,7 +201,6 @@ def test_another_store_at_the_address_is_neither_read_nor_written(
     other.stop()
 
 
-@pytest.mark.slow
 def test_trainer_goes_on_over_restarts(forks: Forks, quick_path: Path) -> None:
     sys.stdout.write(f"seed {SEED}\n")
     rng = np.random.default_rng(SEED)

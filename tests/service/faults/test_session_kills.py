@@ -186,7 +186,6 @@ def test_killed_server_comes_back_with_the_place_of_its_last_commit(
     server.stop()
 
 
-@pytest.mark.slow
 def test_hundred_killed_clients_leave_nothing(forks: Forks, served: Served) -> None:
     """Each is killed with its window announced; the server's files and threads stay as many."""
     with served.connect() as store:
