@@ -166,7 +166,7 @@ class Engine:
     ) -> None:
         """Execute what is logged and not committed, then log what comes, if anything is to be."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
-        self.lost = read.cut
+        self.lost = "; ".join(read.cut.values())
         if self.lost:  # first: then the segment is made as long as it was
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame

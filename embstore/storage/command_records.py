@@ -144,8 +144,8 @@ class RecordReader:
         """Of each segment that was read, how long it is to be."""
         self.sure: set[int] = set()
         """Segments that were known to have begun."""
-        self.cut = ""
-        """Which segment was cut short, in words; "": none."""
+        self.cut: dict[int, str] = {}
+        """Segments that were cut short, in words."""
         self.begin = begin
         self._files = files
         self._store_id = store_id
@@ -183,7 +183,7 @@ class RecordReader:
         if is_sure:
             self.sure.add(number)
             if file.size != size:
-                self.cut = f"{file.path} has {file.size} bytes, and had {size}"
+                self.cut[number] = f"{file.path} has {file.size} bytes, and had {size}"
         self.bytes[number], self.end = size, Place(number, PAGE_BYTES)
         return True
 
@@ -300,7 +300,8 @@ def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]
             files.remove(segment_path(number))
     kept = [number for number in numbers if number <= read.end.segment]
     for number in reversed(read.ends):  # a segment is sure before the one before says so
-        if number >= read.synced.segment or number + 1 not in read.sure:
+        is_sound = number + 1 in read.sure and number not in read.cut
+        if number >= read.synced.segment or not is_sound:
             with closing(files.open(segment_path(number), write=True)) as file:
                 _write_again(file, number, read)
     spares = _numbers(files, _SPARE_SUFFIX)

@@ -178,9 +178,10 @@ class Contents:
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
-        if missing := self.missing():
-            self.fail(removed(missing))
         self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
+        if missing := self.missing():
+            self.fail(gone := removed(missing))
+            raise gone
         content = catalogues.encode(new)
         try:
             self.files.replace(catalogues.PATH, content)

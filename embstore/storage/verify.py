@@ -199,8 +199,8 @@ class _Verifier:
                 self.result.commands += 1
         except UNUSABLE as exc:
             self._fail(exc)
-        if reader.cut:
-            self._fail(reader.cut)
+        for cut in reader.cut.values():
+            self._fail(cut)
 
     def list_leftovers(self, catalogue: Catalogue) -> None:
         """List what is there and named by nothing."""
