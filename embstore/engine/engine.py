@@ -43,6 +43,7 @@ from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
 from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
+from embstore.storage.files import removed
 from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
@@ -155,6 +156,8 @@ class Engine:
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
+        self.lost = ""
+        """Why acknowledged commands may be lost: of a command log that was cut short."""
         if not storage.read_only:
             self._recover(codec, durability, sync_every_s)
 
@@ -163,10 +166,14 @@ class Engine:
     ) -> None:
         """Execute what is logged and not committed, then log what comes, if anything is to be."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
+        self.lost = "; ".join(read.cut.values())
+        if self.lost:  # first: then the segment is made as long as it was
+            self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
         if durability == "checkpoint":
             if not self.tables.is_committed:
                 self.tables.commit()
+            self.storage.name_commands(None)
             remove_segments(self.storage.files)
             return
         frame.log = CommandLog(
@@ -316,6 +323,14 @@ class Engine:
         that the command log has to wait for."""
         is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
+
+    def look_for_files(self) -> None:
+        """Fail the store if somebody has removed a file that it needs. Any thread."""
+        missing = self.storage.missing()
+        if not missing and self.log is not None:
+            missing = self.log.files.missing()
+        if missing and not self.tables.frame.is_closed:
+            self.storage.fail(removed(missing))
 
     def close(self) -> None:
         """Commit what is not yet, and give everything back. Closing twice is harmless.

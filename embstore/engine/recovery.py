@@ -46,11 +46,12 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
     """
     storage = engine.storage
     memory, begun, executed = Memory(), perf_counter(), 0
-    reader = RecordReader(storage.files, bytes.fromhex(storage.catalogue.store_id))
-    if reader.is_empty:
+    catalogue = storage.catalogue
+    reader = RecordReader(storage.files, bytes.fromhex(catalogue.store_id), catalogue.commands)
+    if catalogue.commands is None:
         return Recovered(memory, reader, 0, 0.0)
     with executing_again(engine):
-        for logged in read_log(reader, codec(), memory, storage.catalogue):
+        for logged in read_log(reader, codec(), memory, catalogue):
             if execute_again(engine, logged, memory):
                 executed += 1
                 storage.files.reached("replay:command")

@@ -41,6 +41,5 @@ CapacityError, before anything has changed. The modules:
     lineage.py       who has replaced whom
     format.py        magic numbers and headers: what is on disk
     trailer.py       the end of a file: its key index, checked
-    format1.py       stores of an older format
     files.py         every file operation, so that a test can record, tear and refuse them
 """

@@ -65,7 +65,8 @@ Progress = Callable[[int, int], None]
 def catalogue_of(catalogue: Catalogue, checkpoint: Checkpoint | None) -> Catalogue:
     """Return the catalogue of a backup: the head is a kept checkpoint, or stays the head."""
     state = checkpoint or Checkpoint("", {}, catalogue.head)
-    return catalogue.restored(state, state.state.command).without_dropped()
+    restored = catalogue.restored(state, state.state.command).without_dropped()
+    return replace(restored, commands=None)
 
 
 def make_room(files: Files) -> None:

@@ -16,9 +16,11 @@ an older epoch is void. For the crash the catalogue has a **tail**: it is set be
 command after a commit, and cleared by the next one. If a store with a tail is opened, commands were
 lost, and another epoch begins, written with whatever is written next: before that nothing can be
 lost.
+
+Where commands are logged, a commit names its place in the command log (command_records.py): a log
+that is gone, or of which what was durable then is not whole, is damage.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -27,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from embstore.arrays import KEY_BITS
-from embstore.errors import CorruptTableError, EmbstoreError, TableMismatchError
+from embstore.errors import CorruptTableError, EmbstoreError
 from embstore.results import Checkpoint, Place, State, TableEntry
-from embstore.storage.format import FORMAT
+from embstore.storage import command_records
+from embstore.storage.format import FORMAT, seal, unseal
 
 PATH = "CATALOGUE"
-_MAGIC = "EMBSTORE CATALOGUE"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Catalogue:
     checkpoints: tuple[Checkpoint, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
+    commands: command_records.Place | None = None
+    """The segment of the command log that the commit began, and where it ended when it was synced;
+    None: there is no log."""
 
     def checkpoint(self, label: str) -> Checkpoint | None:
         """Return the kept checkpoint of a label."""
@@ -148,40 +153,15 @@ def reopened(catalogue: Catalogue) -> Catalogue:
 def encode(catalogue: Catalogue) -> bytes:
     """Return the file's content. Objects keep their order: that of places is part of the state."""
     body = json.dumps(asdict(catalogue), allow_nan=False, indent=1).encode() + b"\n"
-    return f"{_MAGIC} {FORMAT} {_hash(body)}\n".encode() + body
+    return seal(PATH, FORMAT, body)
 
 
 def decode(content: bytes) -> Catalogue:
     """Return the catalogue of a file's content; TableMismatchError if it is of another format."""
-    return of_fields(fields_of(content))
-
-
-def format_of(content: bytes) -> str:
-    """Return the format that a file's content says it has."""
-    return b"".join(content.partition(b"\n")[0].split(b" ")[2:3]).decode("ascii", "replace")
-
-
-def fields_of(content: bytes, form: int = FORMAT) -> dict[str, Any]:
-    """Return the JSON object of a file's content, which must be of that format and whole."""
-    head, _, body = content.partition(b"\n")
-    words = head.decode("ascii", "replace").split(" ")
-    if len(words) != 4 or " ".join(words[:2]) != _MAGIC:
-        raise CorruptTableError(
-            f"{PATH}: expected a line starting with {_MAGIC!r}, found {head[:40]!r}"
-        )
-    if words[3] != _hash(body):
-        raise CorruptTableError(f"{PATH}: the checksum does not match")
-    if words[2] != str(form):
-        raise TableMismatchError(f"{PATH}: expected format {form}, found {words[2]}")
+    body = unseal(PATH, FORMAT, content, PATH)
     try:
-        return dict(json.loads(body))
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
-
-
-def of_fields(fields: dict[str, Any]) -> Catalogue:
-    """Return the catalogue that has these fields."""
-    try:
+        fields = json.loads(body)
+        place = fields["commands"]
         return Catalogue(
             **fields
             | {
@@ -191,41 +171,40 @@ def of_fields(fields: dict[str, Any]) -> Catalogue:
                         c["label"],
                         c["metadata"],
                         _state(c["state"]),
-                        made_at=c.get("made_at"),
-                        protected=c.get("protected", False),
+                        made_at=c["made_at"],
+                        protected=c["protected"],
                     )
                     for c in fields["checkpoints"]
                 ),
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
                 "runs": tuple(tuple(PartEntry(**p) for p in run) for run in fields["runs"]),
+                "commands": None if place is None else command_records.Place(*place),
             }
         )
     except (KeyError, TypeError, ValueError, RecursionError, EmbstoreError) as exc:
         raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
 
 
-def unnamed(catalogue: Catalogue, paths: Iterable[str]) -> list[str]:
+def paths(catalogue: Catalogue) -> dict[str, int]:
+    """Return the files of log and base that a catalogue names, and their sizes."""
+    found = {f"log/{s.number:012d}.log": s.bytes for s in catalogue.segments}
+    return found | {part.path: part.bytes for run in catalogue.runs for part in run}
+
+
+def unnamed(catalogue: Catalogue, found: Iterable[str]) -> list[str]:
     """Return those of the log's and the bases' files that the catalogue does not name."""
-    named = {f"log/{s.number:012d}.log" for s in catalogue.segments}
-    named |= {part.path for run in catalogue.runs for part in run}
-    return [path for path in paths if path not in named]
-
-
-def _hash(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=32).hexdigest()
+    named = paths(catalogue)
+    return [path for path in found if path not in named]
 
 
 def _state(fields: dict[str, Any]) -> State:
     tables = tuple(TableEntry(**t) for t in fields["tables"])
     for table in tables:
         table.config()  # raises where it makes no sense
-    places = {str(name): _place(found) for name, found in fields.get("places", {}).items()}
+    places = {str(name): _place(found) for name, found in fields["places"].items()}
     return State(commit=fields["commit"], command=fields["command"], tables=tables, places=places)
 
 
-def _place(found: Any) -> Place:
-    """Return a place; an early one is a number, and bound to no tables."""
-    if isinstance(found, int):
-        return Place(int(found))
+def _place(found: dict[str, Any]) -> Place:
     table_ids = {str(name): int(table_id) for name, table_id in found["table_ids"].items()}
     return Place(int(found["step"]), table_ids)

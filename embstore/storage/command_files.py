@@ -7,14 +7,19 @@ synced together next. There is no timer: a record that comes alone waits for its
 busier the store, the more records share one. With `sync_every_s` records are written at once, and
 synced that often.
 
-Room is set aside before a command changes anything (`reserve`), in large pieces, so that a full
-disk refuses the command, and a sync has no new size to write.
+Room is set aside before a command changes anything (`reserve`): a segment gets all of its bytes
+when it is begun, so that a full disk refuses the command, a sync has no new size to write, and a
+segment of another length was cut short. The next one is as long as the log by then: so a short log
+takes little, and a long one has few segments.
+
+**Removed.** A segment that nobody finds by its name any more is lost with the process. So each sync
+looks whether it is still there, before anything that it has is acknowledged.
 """
 
 import errno
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
@@ -22,21 +27,23 @@ from typing import NamedTuple
 from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreClosedError
 from embstore.storage.command_records import (
     DIRECTORY,
+    HEAD_BYTES,
     Part,
     Place,
     RecordReader,
     go_on_behind,
+    next_record,
     pieces_of,
     record_bytes,
-    segment_bytes,
+    segment_numbers,
     segment_path,
     spare_path,
 )
-from embstore.storage.files import File, Files
+from embstore.storage.files import File, Files, removed
 from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, pack_header
 
-SEGMENT_BYTES = 256 << 20
-_ALLOCATE_BYTES_MIN, _ALLOCATE_BYTES_MAX = 64 << 10, 8 << 20
+SEGMENT_BYTES = 64 << 20
+_SEGMENT_BYTES_LEAST = 64 << 10
 _PROMPT_BYTES = 16 << 10
 _PAUSE_S = 0.1
 _QUEUED_BYTES_MAX = 256 << 20
@@ -49,8 +56,8 @@ class _Segment:
 
     number: int
     file: File
+    bytes: int
     end: int = PAGE_BYTES
-    allocated: int = PAGE_BYTES
 
 
 class _Waiting(NamedTuple):
@@ -109,12 +116,15 @@ class CommandFiles:
         self._segment: _Segment | None = None
         self._number = end.segment
         self._end_before = end.offset  # of the newest segment, before the next one
-        self._bytes_before = sum(segment_bytes(files, number) for number in self._numbers)
+        self._bytes_before = sum(read.ends.values())
         self._changed = threading.Condition()
         self._queue: list[_Waiting] = []
         self._queued_bytes = 0
         self._is_closing = False
-        self._open: dict[int, _Segment] = {}  # of the log's thread, by number
+        self._open: dict[int, _Segment] = {}  # of the log's thread, by number; NEXT is missing
+        if end.segment:
+            file = files.open(segment_path(end.segment), write=True)
+            self._open[end.segment] = _Segment(end.segment, file, 0, end.offset)
         self._unsynced: dict[int, _Segment] = {}
         self._sync_at = 0.0
         self._sync_now = 0  # the mark up to which somebody waits for it
@@ -138,6 +148,12 @@ class CommandFiles:
         """Bytes of all segments that no commit has."""
         return self._bytes_before + (self._segment.end if self._segment else 0)
 
+    def missing(self) -> str:
+        """Return a segment that is not there any more; "": all are. Any thread."""
+        numbers, there = list(self._numbers), segment_numbers(self._files)
+        gone = next((n for n in numbers if n not in there and n in self._numbers), None)
+        return "" if gone is None else segment_path(gone)
+
     # Appending
 
     def reserve(self, size: int) -> None:
@@ -153,14 +169,11 @@ class CommandFiles:
             while self._queued_bytes > _QUEUED_BYTES_MAX:
                 self._changed.wait()
                 self._check_going()
-        needed = record_bytes(size)
-        if self._segment is not None and self._segment.end + needed > SEGMENT_BYTES:
+        needed = record_bytes(size) + HEAD_BYTES  # and for a last record
+        if self._segment is not None and self._segment.end + needed > self._segment.bytes:
             self.begin_segment()
-        segment = self._segment = self._segment or self._new_segment(needed)
-        if segment.end + needed > segment.allocated:
-            more = max(segment.end + needed - segment.allocated, _more_room(segment))
-            segment.file.allocate(segment.allocated, more)
-            segment.allocated += more
+        if self._segment is None:
+            self._segment = self._new_segment(PAGE_BYTES + needed)
 
     def append(self, kind: int, command: int, parts: Sequence[Part]) -> int:
         """Append a record for which room was set aside, and return its mark.
@@ -182,19 +195,25 @@ class CommandFiles:
 
     def begin_segment(self) -> None:
         """Let the next record be the first of a segment."""
-        if self._segment is not None and self._segment.end > PAGE_BYTES:
-            self._end_before = self._segment.end
-            self._bytes_before += self._segment.end
-            self._segment = None
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        if segment.end > PAGE_BYTES:
+            self._end_before = segment.end
+            self._bytes_before += segment.end
+            return
+        self._numbers.pop()
+        self._number -= 1
+        segment.file.close()
+        self._files.discard(segment_path(segment.number))
 
-    def forget(self) -> None:
-        """Give up all segments but the one that is appended to, and those that are needed; their
+    def forget(self, first: int) -> None:
+        """Give up the segments before one that a commit has begun, but those that are needed; their
         records are written.
 
         They are written again: to write over what is on the disk is several times as fast as to
         write where nothing was. As many are kept as the log had at this commit.
         """
-        first = self._number + (self._segment is None)
         needed = self.needed(self.numbers)
         first = first if needed is None else min(first, needed)
         old = [number for number in self._numbers if number < first]
@@ -211,12 +230,13 @@ class CommandFiles:
         self._bytes_before = 0
 
     def _new_segment(self, needed: int) -> _Segment:
+        """Begin a segment of so many bytes, or more."""
         number, end = self._number + 1, self._end_before
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)
         if self._spares:
-            self._files.rename(spare_path(self._spares[0]), path)
-            del self._spares[0]
+            self._files.rename(spare_path(self._spares[-1]), path)
+            self._spares.pop()  # the last ones are the longest
             file = self._files.open(path, write=True)
         else:
             file = self._files.create(path)
@@ -224,18 +244,19 @@ class CommandFiles:
             # First: a file that is written over has lost its other names by then. And now: of two
             # names that wait for one sync, one may be lost without the other.
             self._files.sync_directory(DIRECTORY)
-            file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end))
-            segment = _Segment(number, file, allocated=max(file.size, PAGE_BYTES))
-            if segment.end + needed > segment.allocated:
-                file.allocate(segment.allocated, needed)
-                segment.allocated += needed
+            size = file.size
+            if size < needed:
+                wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
+                size = -(-max(needed, wanted) // PAGE_BYTES) * PAGE_BYTES
+                file.allocate(0, size)
+            file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end, size))
         except BaseException:
             file.close()
             self._files.discard(path)
             raise
         self._numbers.append(number)
         self._number = number
-        return segment
+        return _Segment(number, file, size)
 
     # Waiting
 
@@ -279,7 +300,7 @@ class CommandFiles:
         segment = self._segment
         if segment is None or 2 * self._queued_bytes > _QUEUED_BYTES_MAX:
             return False
-        return segment.allocated - segment.end >= _PROMPT_BYTES
+        return segment.bytes - segment.end >= _PROMPT_BYTES
 
     def _check_going(self) -> None:
         if self.failure is not None:
@@ -347,9 +368,14 @@ class CommandFiles:
         self._files.reached("commands:written")
         for segment in self._unsynced.values():
             segment.file.sync()
+            if not self._files.is_named(segment.file):
+                raise removed(segment.file.path)
         self._unsynced.clear()
         for number in [n for n in self._open if n < self._end.segment]:
-            self._open.pop(number).file.close()  # nothing is appended to it any more
+            last = self._open.pop(number)  # nothing is appended to it any more
+            with closing(last.file) as file:
+                file.write(last.end, next_record(number, self._end))
+                file.sync()
         self._synced = self._end
         self.syncs += 1
         self._files.reached("commands:synced")
@@ -381,14 +407,5 @@ class CommandFiles:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join()
-        last = self._segment
-        if last is not None and last.file.descriptor >= 0 and self.failure is None:
-            with suppress(CapacityError, StorageError):  # else the next opening reads a little more
-                last.file.truncate(last.end)
         for segment in (*self._open.values(), *([self._segment] if self._segment else [])):
             segment.file.close()
-
-
-def _more_room(segment: _Segment) -> int:
-    """Return how much room is set aside at once: the more, the longer the log has become."""
-    return min(max(segment.allocated, _ALLOCATE_BYTES_MIN), _ALLOCATE_BYTES_MAX)

@@ -1,6 +1,7 @@
 """Records of the command log: their form on the disk, and what a crash may have left of them.
 
-    commands/000000000003.commands    header page (number, where the segment before ends), records
+    commands/000000000003.commands    header page (number, where the segment before ends, bytes of
+                                      this one), records
 
 A record begins at a multiple of 64 bytes. Its head has 64 bytes: magic (4), kind (4), command
 number (8), bytes of the body (8), **synced segment** and **synced offset** (16), CRC-32 of the body
@@ -12,6 +13,14 @@ ones: nobody was told of them, so reading ends before the first that is not whol
 the log was synced when it was written, so any later one shows it. (In the last group there is no
 later one: damage there cannot be told from a torn write.)
 
+**Missing and cut segments.** A segment is *sure* once its header, its length and its first records
+are on the disk. The catalogue names one that is; and when a segment is sure, the one before gets a
+last record, which says so (NEXT). Only then is a command of it acknowledged. So each segment that
+may have acknowledged commands is known to have begun: where it is missing, or its first records are
+not whole, they are lost, which is damage. A segment has the length that its header says from its
+first to its last day; one of another length was cut short. What is left of it is read, and the
+reader says so (`cut`): commands may be lost.
+
 **Another life.** Who goes on after a crash writes again what was not known to be synced, and syncs
 it: after a sync that failed the system has pages that it takes for clean, and that are not on the
 disk. It removes the segments behind the torn tail (`go_on_behind`), and begins a segment of its
@@ -20,9 +29,11 @@ own, which says where the one before ended.
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
+
+import numpy as np
 
 from embstore.errors import CorruptTableError
 from embstore.storage.files import File, Files
@@ -39,9 +50,10 @@ _COPY_BYTES = 8 << 20
 
 Part = bytes | memoryview
 
-COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS = 1, 2, 3, 4, 5
+COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS, NEXT = 1, 2, 3, 4, 5, 6
 """Kinds of records: a command; answers; a session's place, forgotten; a label that was made; all
-labels that are kept. A command has a number of its own, the others that of the command before."""
+labels that are kept; the next segment is sure. A command has a number of its own, the others that
+of the command before, and NEXT none."""
 
 
 class Place(NamedTuple):
@@ -100,6 +112,11 @@ def pieces_of(
         yield b"".join(small)
 
 
+def next_record(number: int, synced: Place) -> bytes:
+    """Return the record that ends segment `number`: the next one is sure."""
+    return b"".join(pieces_of(number, NEXT, 0, synced, ()))
+
+
 def _head_crc(head: bytes, number: int) -> int:
     return zlib.crc32(head, number & 0xFFFFFFFF)
 
@@ -110,64 +127,117 @@ def _head_crc(head: bytes, number: int) -> int:
 class RecordReader:
     """Reads the records of all segments, in order, up to the torn tail if there is one.
 
-    Raises CorruptTableError: a record that was durable is not whole.
+    `begin` is what the catalogue says: the first segment that is read, and up to where it was
+    durable then; None: there is no log.
+
+    Raises CorruptTableError: a record that was durable is not whole, or a segment is missing.
     """
 
-    def __init__(self, files: Files, store_id: bytes) -> None:
+    def __init__(self, files: Files, store_id: bytes, begin: Place | None) -> None:
         self.end = Place(0, 0)
         """Where the records end that have been read."""
-        self.synced = Place(0, 0)
+        self.synced = begin or Place(0, 0)
         """Up to where they are known to be on the disk."""
+        self.ends: dict[int, int] = {}
+        """Of each segment that was read, where its records end."""
+        self.bytes: dict[int, int] = {}
+        """Of each segment that was read, how long it is to be."""
+        self.sure: set[int] = set()
+        """Segments that were known to have begun."""
+        self.cut: dict[int, str] = {}
+        """Segments that were cut short, in words."""
+        self.begin = begin
         self._files = files
         self._store_id = store_id
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no log."""
-        return not segment_numbers(self._files)
-
     def __iter__(self) -> Iterator[Record]:
-        numbers = _last_run(segment_numbers(self._files))
-        for number in numbers:
+        if self.begin is None:
+            return
+        numbers = segment_numbers(self._files)
+        number, is_sure = self.begin.segment, True
+        while is_sure or number in numbers:
             path = segment_path(number)
+            if number not in numbers:
+                raise CorruptTableError(
+                    f"{path}: missing; it may have had acknowledged commands: put it back, or "
+                    "restore a backup; with read_only=True the store opens at its last commit"
+                )
             with closing(self._files.open(path)) as file:
-                before = self._begun(file, number)
-                if before is None or (number > numbers[0] and before != self.end.offset):
+                if not self._begins(file, number, is_sure):
                     break  # it goes on behind what is not whole
-                self.end = Place(number, PAGE_BYTES)
-                while (found := _record(file, number, self.end.offset)) is not None:
-                    head, body = found
-                    self.synced = max(self.synced, head.synced)
-                    yield Record(head.kind, head.command, body, path)
-                    self.end = Place(number, self.end.offset + record_bytes(len(body)))
+                is_sure = yield from self._records(file, number)
+            number += 1
         for number in numbers:
             if number >= self.end.segment:
                 self._check_torn(number)
 
-    def _begun(self, file: File, number: int) -> int | None:
-        """Return where the segment before ended; None where the header was never written: of a
-        file that was given up before it is that of another number."""
+    def _begins(self, file: File, number: int, is_sure: bool) -> bool:
+        """Begin with a segment; return False where nobody was told of it, and it does not follow
+        what was read."""
+        found, before, size = self._header(file, number)
+        is_first = not self.ends
+        if found != number or not (is_first or before == self.end.offset):
+            if is_sure:
+                raise self._damaged(file.path, 0)
+            return False
+        if is_sure:
+            self.sure.add(number)
+            if file.size != size:
+                self.cut[number] = f"{file.path} has {file.size} bytes, and had {size}"
+        self.bytes[number], self.end = size, Place(number, PAGE_BYTES)
+        return True
+
+    def _header(self, file: File, number: int) -> tuple[int, int, int]:
+        """Return the number of a segment, where the one before ended, and its bytes; zeros where
+        the header was never written."""
         page = file.read(0, PAGE_BYTES)
         if not any(page):
-            return None
-        found, before = unpack_header(page, COMMANDS_MAGIC, self._store_id, file.path)
-        return before if found == number else None
+            return 0, 0, 0
+        return unpack_header(page, COMMANDS_MAGIC, self._store_id, file.path)
+
+    def _records(self, file: File, number: int) -> Generator[Record, None, bool]:
+        """Yield the records of a segment; return whether the next one is sure."""
+        is_followed = False
+        while (found := _record(file, number, self.end.offset)) is not None:
+            head, body = found
+            self.synced = max(self.synced, head.synced)
+            if is_followed := head.kind == NEXT:
+                break
+            yield Record(head.kind, head.command, body, file.path)
+            self.end = Place(number, self.end.offset + record_bytes(len(body)))
+        least = PAGE_BYTES + HEAD_BYTES if self.ends or self.begin is None else self.begin.offset
+        if number in self.sure and self.end.offset < least:
+            raise self._damaged(file.path, self.end.offset)
+        self.ends[number] = self.end.offset
+        return is_followed
 
     def _check_torn(self, number: int) -> None:
         """Check that no record behind the end says that the log was synced beyond it."""
         path = segment_path(number)
         with closing(self._files.open(path)) as file:
             first = self.end.offset if number == self.end.segment else PAGE_BYTES
-            content = file.read(first, file.size)
-        at = content.find(_MAGIC)
-        while at >= 0:
-            head = None if at % _ALIGNMENT else unpacked(content[at : at + _HEAD.size], number)
-            if head is not None and head.synced > self.end:
-                raise CorruptTableError(
-                    f"{segment_path(self.end.segment)}: the record at {self.end.offset} is not "
-                    "what was written; commands that were acknowledged cannot be read"
-                )
-            at = content.find(_MAGIC, at + 1)
+            for at in range(first, file.size, _COPY_BYTES):
+                if _is_beyond(file.read(at, _COPY_BYTES), number, self.end):
+                    raise self._damaged(segment_path(self.end.segment), self.end.offset)
+
+    def _damaged(self, path: str, offset: int) -> CorruptTableError:
+        return CorruptTableError(
+            f"{path}: the record at {offset} is not what was written; commands that were "
+            "acknowledged cannot be read"
+        )
+
+
+def _is_beyond(content: bytes, number: int, end: Place) -> bool:
+    """Tell whether a record in a piece of a segment says that the log was synced beyond a place.
+
+    What a segment that is written over had before is looked through at once, not head by head.
+    """
+    words = np.frombuffer(content, "<u8", len(content) // _ALIGNMENT * 8).reshape(-1, 8)
+    segments, offsets = words[:, 3], words[:, 4]
+    is_beyond = (segments > end.segment) | ((segments == end.segment) & (offsets > end.offset))
+    is_beyond &= (words[:, 0] & 0xFFFFFFFF) == int.from_bytes(_MAGIC, "little")
+    places = (np.flatnonzero(is_beyond) * _ALIGNMENT).tolist()
+    return any(unpacked(content[at : at + HEAD_BYTES], number) is not None for at in places)
 
 
 class Unpacked(NamedTuple):
@@ -221,28 +291,19 @@ def remove_segments(files: Files) -> None:
         files.sync_directory(DIRECTORY)  # or they come back beside others
 
 
-def _last_run(numbers: list[int]) -> list[int]:
-    """Return the last numbers that follow each other: of those that were being removed some may be
-    left."""
-    first = len(numbers)
-    while first and (first == len(numbers) or numbers[first - 1] + 1 == numbers[first]):
-        first -= 1
-    return numbers[first:]
-
-
 def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
-    """Make what was read durable, remove what is behind it, and return the numbers of segments and
-    spares."""
+    """Make what was read durable, and its segments sure; remove what is behind it, and return the
+    numbers of segments and spares."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
         if number > read.end.segment:
             files.remove(segment_path(number))
     kept = [number for number in numbers if number <= read.end.segment]
-    for number in kept:
-        if number >= read.synced.segment:
-            first = read.synced.offset if number == read.synced.segment else 0
+    for number in reversed(read.ends):  # a segment is sure before the one before says so
+        is_sound = number + 1 in read.sure and number not in read.cut
+        if number >= read.synced.segment or not is_sound:
             with closing(files.open(segment_path(number), write=True)) as file:
-                _write_again(file, first, read.end.offset if number == read.end.segment else None)
+                _write_again(file, number, read)
     spares = _numbers(files, _SPARE_SUFFIX)
     usable = [n for n in spares if n < read.end.segment and n not in kept]
     for number in spares:
@@ -253,10 +314,16 @@ def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]
     return kept, usable
 
 
-def _write_again(file: File, first: int, end: int | None) -> None:
-    end = file.size if end is None else end
+def _write_again(file: File, number: int, read: RecordReader) -> None:
+    end = read.ends[number]
+    first = 0 if number > read.synced.segment else read.synced.offset
+    first = end if number < read.synced.segment else first
+    if file.size != read.bytes[number]:
+        file.truncate(read.bytes[number])
     for at in range(first, end, _COPY_BYTES):
         file.write(at, file.read(at, min(_COPY_BYTES, end - at)))
+    if number != read.end.segment:
+        file.write(end, next_record(number, read.end))
     file.sync()
 
 

@@ -38,9 +38,8 @@ from embstore.results import TableEntry
 from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
-from embstore.storage.files import Files, Lock
+from embstore.storage.files import Files, Lock, removed
 from embstore.storage.format import FORMAT
-from embstore.storage.format1 import migrate
 from embstore.storage.log import Log
 from embstore.storage.own_names import is_own
 from embstore.storage.removal import Removal
@@ -77,7 +76,7 @@ class Contents:
         try:
             if not read_only:
                 finish(files)
-            self.use(_read_catalogue(files, read_only=read_only, limits=limits))
+            self.use(_read_catalogue(files, read_only=read_only))
             if not read_only and files.exists(LINKS):
                 files.discard(LINKS, directory=True)
         except BaseException:
@@ -157,20 +156,34 @@ class Contents:
         gone = before.keys() - {part.entry.path for run in runs for part in run}
         self.removal.remove(gone, [before[path] for path in gone])
 
+    def _paths(self) -> list[str]:
+        """Return the files of log and base that are there."""
+        return [f"{room}/{name}" for room in ("log", "base") for name in self.files.list(room)]
+
     def _remove_unnamed(self) -> int:
         """Remove what no commit names; return the highest number of a segment or run seen."""
-        files = self.files
-        here = [f"{room}/{name}" for room in ("log", "base") for name in files.list(room)]
-        names = list(filter(is_own, here))
+        names = list(filter(is_own, self._paths()))
         digits = (name.split("/")[1].split(".")[0].split("-")[0] for name in names)
         if not self.read_only:
             for name in catalogues.unnamed(self.catalogue, names):
-                files.discard(name)
+                self.files.discard(name)
         return max((int(number) for number in digits if number.isdigit()), default=0)
+
+    def missing(self) -> str:
+        """Return a file that the store needs and that is not there any more; "": all are. Any
+        thread."""
+        catalogue = self.catalogue
+        here = {*self.files.list(""), *self._paths()}
+        needed = [IDENTITY, catalogues.PATH, *catalogues.paths(catalogue)]
+        gone = next((path for path in needed if path not in here), "")
+        return gone if catalogue is self.catalogue else ""  # else it may have been given up
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
         self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
+        if missing := self.missing():
+            self.fail(gone := removed(missing))
+            raise gone
         content = catalogues.encode(new)
         try:
             self.files.replace(catalogues.PATH, content)
@@ -284,27 +297,15 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     return lock
 
 
-def _read_catalogue(files: Files, *, read_only: bool, limits: Limits) -> Catalogue:
+def _read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
     """Return what was last committed; write the first catalogue of a new store."""
-    store_id, form = read_identity(files)
+    store_id = read_identity(files)
     if files.exists(catalogues.PATH):
-        content = files.read_all(catalogues.PATH)
-        if form == 1:
-            if read_only:
-                raise TableMismatchError(
-                    f"{files.root} has format 1; open it once for writing, which makes it format "
-                    f"{FORMAT}"
-                )
-            catalogue = migrate(files, store_id, content, limits.base_segment_bytes)
-            write_identity(files, store_id)
-        else:
-            catalogue = catalogues.decode(content)
+        catalogue = catalogues.decode(files.read_all(catalogues.PATH))
     elif files.exists("log") or files.exists("base") or read_only:
         raise CorruptTableError(f"{catalogues.PATH}: missing from {files.root}")
     else:
         catalogue = Catalogue(store_id)
-        if form != FORMAT:
-            write_identity(files, store_id)
         files.replace(catalogues.PATH, catalogues.encode(catalogue))
     if catalogue.store_id != store_id:
         raise CorruptTableError(
@@ -319,19 +320,19 @@ def write_identity(files: Files, store_id: str) -> None:
     files.replace(IDENTITY, json.dumps(identity).encode() + b"\n")
 
 
-def read_identity(files: Files) -> tuple[str, int]:
-    """Return store id and format."""
+def read_identity(files: Files) -> str:
+    """Return the store id."""
     try:
         identity = json.loads(files.read_all(IDENTITY))
         found = (identity["format"], identity["endianness"])
         store_id = bytes.fromhex(identity["store_id"]).hex()
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptTableError(f"{IDENTITY}: unreadable") from exc
-    if found not in ((FORMAT, "little"), (1, "little")):
+    if found != (FORMAT, "little"):
         raise TableMismatchError(
             f"{IDENTITY}: expected format {FORMAT}, little-endian, "
             f"found format {found[0]}, {found[1]}"
         )
     if len(store_id) != 32:
         raise CorruptTableError(f"{IDENTITY}: expected a store id of 32 digits, found {store_id!r}")
-    return store_id, found[0]
+    return store_id

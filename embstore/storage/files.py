@@ -75,6 +75,11 @@ def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> in
         raise
 
 
+def removed(path: str) -> StorageError:
+    """Return the error of a file that somebody has removed while the store was open."""
+    return StorageError(errno.ENOENT, f"{path} was removed while the store was open")
+
+
 class File:
     """One open file.
 
@@ -255,6 +260,14 @@ class Files:
         if found.f_files and not found.f_ffree:
             return 0  # no file can be made
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
+
+    def is_named(self, file: File) -> bool:
+        """Return whether an open file is what has its name: nobody has removed or replaced it."""
+        try:
+            found = os.stat(self.path(file.path))
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(file.descriptor))
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""

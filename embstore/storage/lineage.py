@@ -9,18 +9,20 @@ files are the leader's from then on, so each promotion says where they begin: up
 one name are the same in all stores that have what came before. By this a commit of a leader is
 taken over without the files that are there already.
 
-The file LINEAGE is replaced whole. A store that was never part of this has none.
+The file LINEAGE is replaced whole, and has a checksum. A store that was never part of this has no
+such file.
 """
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 from uuid import uuid4
 
 from embstore.errors import CorruptTableError
 from embstore.storage.files import Files
+from embstore.storage.format import seal, unseal
 
 PATH = "LINEAGE"
+_FORMAT = 1
 NO_NUMBER = 1 << 62
 """Above the number of every file."""
 
@@ -84,20 +86,20 @@ class Lineage:
         return replace(self, replaced_by=by)
 
 
-def decode(fields: dict[str, Any]) -> Lineage:
-    """Return the lineage of a JSON object."""
-    promotions = tuple(Promotion(**one) for one in fields["promotions"])
-    return Lineage(**fields | {"promotions": promotions})
-
-
 def read(files: Files) -> Lineage:
-    """Return the lineage of a directory."""
+    """Return the lineage of a directory.
+
+    Raises CorruptTableError, TableMismatchError: its file is not what was written.
+    """
     if not files.exists(PATH):
         return Lineage()
+    body = unseal(PATH, _FORMAT, files.read_all(PATH), PATH)
     try:
-        return decode(json.loads(files.read_all(PATH)))
+        fields = json.loads(body)
+        promotions = tuple(Promotion(**one) for one in fields["promotions"])
+        return Lineage(**fields | {"promotions": promotions})
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise CorruptTableError(f"{PATH}: unreadable") from exc
+        raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
 
 
 def write(files: Files, lineage: Lineage) -> None:
@@ -107,4 +109,4 @@ def write(files: Files, lineage: Lineage) -> None:
 
 def write_to(files: Files, path: str, lineage: Lineage) -> None:
     """Replace the lineage that is kept at a path."""
-    files.replace(path, json.dumps(asdict(lineage)).encode() + b"\n")
+    files.replace(path, seal(PATH, _FORMAT, json.dumps(asdict(lineage)).encode() + b"\n"))

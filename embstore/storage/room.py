@@ -12,7 +12,7 @@ from embstore.storage.command_records import DIRECTORY
 from embstore.storage.files import Files
 
 LEAST_BYTES = 16 << 20
-"""The log and the command log take up to 8 MiB each at a time."""
+"""The log takes up to 8 MiB at a time, the command log as much as it has, up to 64 MiB."""
 _DIRECTORIES = ("", "log", "base", DIRECTORY)
 
 

@@ -220,7 +220,7 @@ class SegmentIndex(NamedTuple):
 
 def check_segment_header(file: File, store_id: bytes, entry: SegmentEntry) -> None:
     """Check that a file's header is that of a segment of this store."""
-    found, _ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, file.path)
+    found, *_ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, file.path)
     if found != entry.number:
         raise CorruptTableError(f"{file.path}: the header is that of another segment")
 

@@ -13,8 +13,8 @@ So a pause outlives the process, like what a database has prepared: a shard that
 takes no writes until it is told what was decided, by a release or by a newer map. Only a shard
 whose writes are paused takes a map that moves partitions: its rows have been copied.
 
-SHARD is replaced whole, and durable before anybody is told: a shard that has acknowledged a map
-still has it after a crash. A store that is no shard has no such file.
+SHARD is replaced whole, has a checksum, and is durable before anybody is told: a shard that has
+acknowledged a map still has it after a crash. A store that is no shard has no such file.
 """
 
 import json
@@ -33,8 +33,10 @@ from embstore.errors import (
 )
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
+from embstore.storage.format import seal, unseal
 
 PATH = "SHARD"
+_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -169,20 +171,20 @@ def read(files: Files) -> ShardPlace | None:
 def decode(content: bytes, path: str) -> ShardPlace:
     """Return the place of a file's content; `path` names it in errors.
 
-    Raises CorruptTableError: it is none.
+    Raises CorruptTableError, TableMismatchError: it is not what was written.
     """
+    body = unseal(PATH, _FORMAT, content, path)
     try:
-        fields = json.loads(content)
+        fields = json.loads(body)
         shard_map = ShardMap.from_json(json.dumps(fields["shard_map"]))
-        numbers = [int(fields.get(name, 0)) for name in ("since", "moved_commit")]
-        return ShardPlace(fields["shard"], shard_map, str(fields.get("paused_by", "")), *numbers)
+        return ShardPlace(**fields | {"shard_map": shard_map})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise CorruptTableError(f"{path}: unreadable") from exc
+        raise CorruptTableError(f"{path}: unreadable, though its checksum matches") from exc
 
 
 def encode(place: ShardPlace) -> bytes:
     """Return the content of the file of a place."""
-    return json.dumps(asdict(place)).encode() + b"\n"
+    return seal(PATH, _FORMAT, json.dumps(asdict(place)).encode() + b"\n")
 
 
 def write(files: Files, place: ShardPlace) -> None:

@@ -13,6 +13,7 @@ contents.py says what happens when the disk fails.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic, time
 from typing import Any
 
@@ -29,6 +30,7 @@ from embstore.errors import (
 from embstore.host.workers import Workers
 from embstore.results import Checkpoint, Place, State, TableEntry
 from embstore.stats import document
+from embstore.storage import command_records
 from embstore.storage.appender import Appender
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
@@ -69,6 +71,7 @@ class Storage:
         self.check_usable = self._contents.check_usable
         self.fail = self._contents.fail
         self.irreversible = self._contents.irreversible
+        self.missing = self._contents.missing
         self.rows = StoredRows(self._contents, self._workers)
         self.merges = Merges(self._contents)
         self.appender = Appender(self._contents, self._workers, self.merges.slow_down)
@@ -116,6 +119,11 @@ class Storage:
         """Begin an epoch, which others have begun or are to know of."""
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
+    def name_commands(self, place: command_records.Place | None) -> None:
+        """Name the first command log, durable up to a place; None: give up the last one."""
+        if self.catalogue.commands != place:
+            self._contents.replace_catalogue(replace(self.catalogue, commands=place))
+
     def close(self) -> None:
         """Stop a merge and release the directory. Nothing is committed."""
         try:
@@ -143,10 +151,13 @@ class Storage:
         command: int,
         *,
         places: Mapping[str, Place] | None = None,
+        commands: command_records.Place | None = None,
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
         """Make everything appended so far durable, with the tables and sessions' places as given.
+
+        `commands` is where the command log goes on, durable up to there; None: where it did.
 
         Raises
         ------
@@ -160,11 +171,12 @@ class Storage:
             )
         self.merges.complete()  # it may take away files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
-        new = self._next_catalogue(head, label, metadata or {})
+        following = partial(self._next_catalogue, head, label, metadata or {}, commands)
+        new = following()
         drops = new.runs != self.catalogue.runs
         if drops:
             self.merges.stop()  # it may be reading what is about to go
-            new = self._next_catalogue(head, label, metadata or {})
+            new = following()
         self.files.reached("commit:synced")
         self.begin_change()
         self._contents.replace_catalogue(new)
@@ -180,7 +192,11 @@ class Storage:
             self.log.freeze()
 
     def _next_catalogue(
-        self, head: State, label: str | None, metadata: dict[str, Any]
+        self,
+        head: State,
+        label: str | None,
+        metadata: dict[str, Any],
+        commands: command_records.Place | None,
     ) -> Catalogue:
         old = self.catalogue
         with self.irreversible():
@@ -202,6 +218,7 @@ class Storage:
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
             segments=(*old.segments, *entries),
+            commands=commands or old.commands,
         )
 
     def kept(self, label: str) -> Checkpoint:

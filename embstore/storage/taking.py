@@ -26,19 +26,12 @@ _ROOM, _PART = "incoming", ".part"
 _ROOMS = ("log", "base")
 
 
-def paths(catalogue: Catalogue) -> dict[str, int]:
-    """Return the files that a catalogue names, and their sizes."""
-    found = {f"log/{s.number:012d}.log": s.bytes for s in catalogue.segments}
-    return found | {part.path: part.bytes for run in catalogue.runs for part in run}
-
-
 class Incoming:
     """A commit on its way. One thread at a time."""
 
     def __init__(self, files: Files, catalogue: Catalogue, leader: tuple[Promotion, ...]) -> None:
-        self.catalogue = replace(
-            catalogue, tail=False
-        )  # the leader's tail: here is nothing to lose
+        # The leader's tail and command log: here is nothing to lose.
+        self.catalogue = replace(catalogue, tail=False, commands=None)
         self._files = files
         self._lineage = Lineage(leader, catalogue.next_segment)
         self._begin()
@@ -62,7 +55,7 @@ class Incoming:
         below = 0 if present is None else present.shared_below(self._lineage.promotions)
         return {
             path: size
-            for path, size in paths(self.catalogue).items()
+            for path, size in catalogues.paths(self.catalogue).items()
             if not self._has(f"{_ROOM}/{path}", size)
             and not (_number(path) < below and self._has(path, size))
         }

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
-from embstore.errors import StorageError, TableMismatchError
+from embstore.errors import StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue, PartEntry, SegmentEntry
@@ -31,7 +31,6 @@ from embstore.storage.checking import (
 from embstore.storage.command_records import RecordReader
 from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files
-from embstore.storage.format import FORMAT
 
 FIRST_KEYS = 5
 """Affected keys that are named of each table."""
@@ -152,15 +151,10 @@ class _Verifier:
     def read_catalogue(self) -> Catalogue | None:
         """Check store.json and the catalogue; return the catalogue if it can be read."""
         try:
-            store_id, form = read_identity(self._files)
+            store_id = read_identity(self._files)
         except UNUSABLE as exc:
             self._fail(exc)
-            store_id, form = "", FORMAT
-        if form != FORMAT:
-            raise TableMismatchError(
-                f"{self._files.root} has format {form}; open it once for writing, which makes it "
-                f"format {FORMAT}"
-            )
+            store_id = ""
         if store_id and not any(map(self._files.exists, (catalogues.PATH, *_ROOMS))):
             return Catalogue(store_id)  # its creation was cut short: there is nothing yet
         try:
@@ -199,12 +193,14 @@ class _Verifier:
 
     def check_commands(self, catalogue: Catalogue) -> None:
         """Read the command log to its end; a torn tail is none, damage before it is."""
-        reader = RecordReader(self._files, bytes.fromhex(catalogue.store_id))
+        reader = RecordReader(self._files, bytes.fromhex(catalogue.store_id), catalogue.commands)
         try:
             for _ in reader:
                 self.result.commands += 1
         except UNUSABLE as exc:
             self._fail(exc)
+        for cut in reader.cut.values():
+            self._fail(cut)
 
     def list_leftovers(self, catalogue: Catalogue) -> None:
         """List what is there and named by nothing."""

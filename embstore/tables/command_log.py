@@ -46,6 +46,7 @@ from uuid import uuid4
 from embstore.commands import Command
 from embstore.durability import Durability
 from embstore.results import Checkpoint, Context, Place
+from embstore.storage import command_records
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import (
@@ -280,6 +281,9 @@ class CommandLog:
             checkpoints = storage.catalogue.checkpoints
             self.reserve_labels(checkpoints)
             self.append_labels(checkpoints, number)
+            if storage.catalogue.commands is None:
+                self.files.sync()
+                storage.name_commands(self.files.synced)
         except BaseException:
             self.files.close()
             raise
@@ -357,8 +361,9 @@ class CommandLog:
 
     # Commits
 
-    def before_commit(self, number: int, label: dict[str, Any] | None) -> None:
-        """Begin a segment with what a commit does not have, and wait until it is durable.
+    def before_commit(self, number: int, label: dict[str, Any] | None) -> command_records.Place:
+        """Begin a segment with what a commit does not have, and return where it ends when it is
+        durable.
 
         A checkpoint's own answer is not there yet: who asked for it is named with the label, which
         the catalogue has if it was made.
@@ -369,14 +374,18 @@ class CommandLog:
             label["origin"] = [origin.client_id, origin.sequence, origin.finished_below]
         self.append_answers(number, label)
         self.files.sync()
+        synced = self.files.synced
         if label is not None:
             self.files.reserve(sum(map(len, _framed(label))))
+        return synced
 
     def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
         """Append the label that was made, for standbys, and remove what the commit has."""
         if label is not None:
             self.files.append(CHECKPOINT, number, _framed(label))
-        self.files.forget()
+        commands = self._storage.catalogue.commands
+        assert commands is not None
+        self.files.forget(commands.segment)
         self.replay_s = 0.0
 
     def _append_label(self, label: dict[str, Any], number: int) -> None:

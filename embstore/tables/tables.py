@@ -278,13 +278,13 @@ class Tables:
         made = None
         if label is not None:
             made = {"label": label, "metadata": metadata or {}, "keep": self.storage.keep}
-        if log is not None:
-            log.before_commit(number, made)
+        commands = None if log is None else log.before_commit(number, made)
         entries = [table.entry() for table in self.by_id.values()]
         self.storage.commit(
             entries,
             number,
             places=self.places,
+            commands=commands,
             label=label,
             metadata=metadata,
         )

@@ -42,6 +42,7 @@ from embstore_server.service import Service
 from embstore_server.settings import Settings
 from embstore_server.shared_memory.port import SharedMemoryPort
 
+_LOST = "acknowledged ones may be: a new epoch has begun, which clients are told of"
 _SWITCH_INTERVAL_S = 1e-4
 """At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""
 
@@ -91,6 +92,8 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
             await _open_or_leave(service, stop, compiled)
             sharing = SharedMemoryPort(service)  # now: its socket may be in the store's directory
             if not stop.done():
+                if service.engine.lost:
+                    event(logging.ERROR, "commands lost", reason=service.engine.lost, note=_LOST)
                 await service.room.look()
                 watching = asyncio.create_task(service.room.watch())
                 await server.ready()

@@ -9,7 +9,10 @@ refused as soon as a commit of all that has changed may find no room.
 
 When the server ends, what no commit has is committed. Where there is no room for that, it is tried
 again until `drain_s` is over; then the log says what is lost, or that the command log has it, and
-the process does not end with 0. Event loop only.
+the process does not end with 0.
+
+Files that somebody removes below a running server are looked for as often: the store has failed
+then, since what is acknowledged would be lost. Event loop only.
 """
 
 import asyncio
@@ -55,6 +58,7 @@ class Room:
     async def look(self) -> None:
         """Look now, and tell what has changed."""
         before, self.lack = self.lack, await asyncio.to_thread(_lack, self._service.engine)
+        self._service.notice_failure()
         if self.lack and monotonic() - self._said_at >= SELDOM_S:
             self._said_at = monotonic()
             event(logging.ERROR, "no room", reason=self.lack, note="reads are served")
@@ -74,6 +78,7 @@ class Room:
         """Commit what no commit has, again and again where there is no room, until some time of the
         monotonic clock."""
         engine = self._service.engine
+        await asyncio.to_thread(engine.look_for_files)
         if engine.storage.read_only or engine.failure is not None:
             return
         while True:
@@ -90,6 +95,7 @@ class Room:
 
 
 def _lack(engine: Engine) -> str:
+    engine.look_for_files()
     if engine.storage.read_only:
         return ""
     lack = lack_of(engine.storage.files, engine.tables.dirty_bytes)

@@ -36,7 +36,6 @@ from embstore.storage.command_records import Place, segment_bytes
 from embstore.storage.command_stream import START, SegmentReader
 from embstore.storage.files import File
 from embstore.storage.lineage import Promotion
-from embstore.storage.taking import paths
 from embstore_proto.frame import parse
 from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -95,7 +94,7 @@ class Feed:
                 can_go_on and first <= self.follower.command <= engine.tables.frame.command_number
             ):
                 self.catalogue = catalogue
-                for path in paths(catalogue):
+                for path in catalogues.paths(catalogue):
                     self._opened[path] = self._files.enter_context(closing(files.open(path)))
             feeds.append(self)
         at = self.follower.command if self.catalogue is None else catalogue.head.command
@@ -290,7 +289,7 @@ class Standbys:
 
     async def _send_commit(self, feed: Feed, requests: AsyncIterator[bytes], context: Any) -> None:
         assert feed.catalogue is not None
-        sizes = paths(feed.catalogue)
+        sizes = catalogues.paths(feed.catalogue)
         for path in (await _next(requests, "wanted")).wanted.paths:
             if path not in sizes:
                 raise InvalidArgumentError(f"Follow: the commit has no file {path[:80]!r}")

@@ -103,7 +103,9 @@ def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> 
 
 
 def test_shard(written: tuple[Path, Any, Any]) -> None:
-    found = json.loads((written[0] / "SHARD").read_text())
+    line, _, body = (written[0] / "SHARD").read_bytes().partition(b"\n")
+    assert line.decode() == f"EMBSTORE SHARD 1 {blake2b(body, digest_size=32).hexdigest()}"
+    found = json.loads(body)
     section = PAGE.partition("## SHARD")[2].partition("\n## ")[0]
     for name in (*found, *found["shard_map"]):
         assert f"`{name}`" in section, name
@@ -119,11 +121,13 @@ def test_header_page(written: tuple[Path, Any, Any]) -> None:
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        form = 2 if file.parent.name == "base" else 1
+        form = 1 if file.parent.name == "log" else 2
         assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
         assert header["store id"].hex() == store_id
         assert number(header["checksum"]) == zlib.crc32(page[: layout("header")["checksum"][0]])
         assert not any(page[sum(layout("header")["checksum"]) :])
+        if file.suffix == ".commands":
+            assert number(header["third number"]) == file.stat().st_size
         if file.parent.name in ("log", "commands"):
             assert number(header["first number"]) == int(file.stem)
         else:
@@ -211,10 +215,11 @@ def test_base(written: tuple[Path, Any, Any]) -> None:
 
 def test_catalogue(written: tuple[Path, Any, Any]) -> None:
     line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
-    assert line.decode() == f"EMBSTORE CATALOGUE 2 {blake2b(body, digest_size=32).hexdigest()}"
+    assert line.decode() == f"EMBSTORE CATALOGUE 3 {blake2b(body, digest_size=32).hexdigest()}"
     document = json.loads(body)
     fields = {name for row in rows_of("field | meaning") for name in re.findall(r"`(\w+)`", row[0])}
     assert document.keys() == fields
+    assert (written[0] / f"commands/{document['commands'][0]:012d}.commands").exists()
     _, text = PAGE.split("A **state** has ")
     named = re.findall(r"`(\w+)`", text.partition("\n\n")[0])
     assert document["head"].keys() | document["head"]["tables"][0].keys() == set(named)

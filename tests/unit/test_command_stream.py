@@ -18,7 +18,7 @@ BYTES_MAX = 1 << 20
 def written(root: Path, *, begin_after: int) -> tuple[Files, Place]:
     """Write answers and ten commands, in two segments; return where they end."""
     files = Files(root)
-    reader = RecordReader(files, STORE_ID)
+    reader = RecordReader(files, STORE_ID, None)
     log = CommandFiles(files, STORE_ID, reader, failed=lambda _: None)
     log.reserve(1 << 10)
     log.append(ANSWERS, 0, [b"answers"])
@@ -110,7 +110,7 @@ def test_a_record_that_is_too_long_is_an_error(tmp_path: Path) -> None:
 
 def test_segments_that_are_needed_are_kept(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    reader = RecordReader(files, STORE_ID)
+    reader = RecordReader(files, STORE_ID, None)
     log = CommandFiles(files, STORE_ID, reader, failed=lambda _: None)
     needed: list[int | None] = [2]
     log.needed = lambda numbers: needed[0]
@@ -119,9 +119,9 @@ def test_segments_that_are_needed_are_kept(tmp_path: Path) -> None:
         log.reserve(10)
         log.append(COMMAND, n, [b"x"])
     log.sync()
-    log.forget()
+    log.forget(4)
     assert log.numbers == [2, 3, 4]
     needed[0] = None
-    log.forget()
+    log.forget(4)
     assert log.numbers == [4]
     log.close()

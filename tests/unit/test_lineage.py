@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from embstore.errors import CorruptTableError
 from embstore.storage import lineage as lineages
 from embstore.storage.files import Files
 from embstore.storage.lineage import NO_NUMBER, Lineage, Promotion
@@ -55,10 +54,3 @@ def test_a_lineage_is_read_as_it_was_written(tmp_path: Path) -> None:
     for lineage in (Lineage((A, B), 3, "host:1", "c"), Lineage((A,))):
         lineages.write(files, lineage)
         assert lineages.read(files) == lineage
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"promotions": [1]}', b"\xff"])
-def test_garbage_is_an_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / lineages.PATH).write_bytes(content)
-    with pytest.raises(CorruptTableError, match="LINEAGE: unreadable"):
-        lineages.read(Files(tmp_path))

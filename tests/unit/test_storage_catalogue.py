@@ -51,8 +51,8 @@ def test_a_table_entry_gives_its_configuration_back():
 
 
 def test_another_format_is_a_mismatch():
-    content = encode(full()).replace(b"EMBSTORE CATALOGUE 2 ", b"EMBSTORE CATALOGUE 3 ", 1)
-    with pytest.raises(TableMismatchError, match="expected format 2, found 3"):
+    content = encode(full()).replace(b"EMBSTORE CATALOGUE 3 ", b"EMBSTORE CATALOGUE 4 ", 1)
+    with pytest.raises(TableMismatchError, match="expected format 3, found 4"):
         decode(content)
 
 

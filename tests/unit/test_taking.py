@@ -14,9 +14,10 @@ from embstore.errors import CorruptTableError
 from embstore.handles.store import Store
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
+from embstore.storage.catalogue import paths
 from embstore.storage.files import File, Files
 from embstore.storage.lineage import Lineage
-from embstore.storage.taking import Incoming, finish, paths
+from embstore.storage.taking import Incoming, finish
 
 
 class CutError(Exception):

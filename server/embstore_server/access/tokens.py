@@ -1,6 +1,6 @@
 """The file of tokens: who there is, and what each may do.
 
-    {"version": 1, "tokens": {
+    {"version": 2, "checksum": "blake2b:HASH", "tokens": {
         "ads":  {"secret": "sha256:HASH", "rights": {"ads/*": "write"}},
         "dash": {"certificate": true, "rights": {"*": "read"}, "limits": {"queue_calls": 8}}}}
 
@@ -12,7 +12,8 @@ loop for 4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate`
 entry shows a certificate of that name instead.
 
 The file is replaced whole, and readable for its owner alone; who changes it holds a lock beside it.
-`embstore token` writes it; a running server reads it again at SIGHUP.
+`embstore token` writes it, and nobody else: the checksum of the entries shows what was damaged, or
+edited, which would be another right or another name. A running server reads it again at SIGHUP.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
@@ -33,7 +34,7 @@ from embstore.rights import EVERYTHING, is_pattern
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_VERSION = 1
+_VERSION = 2
 _FIRST = "admin"
 LIMITS = (
     "queue_calls",
@@ -151,8 +152,17 @@ def read(path: Path) -> dict[str, Entry]:
 def _entries(document: Any) -> dict[str, Entry]:
     if document["version"] != _VERSION:
         raise InvalidArgumentError(f"expected version {_VERSION}, found {document['version']!r}")
-    _check_keys("the file", document, {"version", "tokens"})
+    _check_keys("the file", document, {"version", "checksum", "tokens"})
+    if document["checksum"] != _checksum(document["tokens"]):
+        raise InvalidArgumentError(
+            "the checksum does not match: the file was damaged, or edited by hand; put back a "
+            "copy, or remove it and add its tokens again by embstore token"
+        )
     return {name: _entry(name, one) for name, one in document["tokens"].items()}
+
+
+def _checksum(tokens: Any) -> str:
+    return f"blake2b:{blake2b(json.dumps(tokens).encode(), digest_size=32).hexdigest()}"
 
 
 def _entry(name: str, one: dict[str, Any]) -> Entry:
@@ -180,7 +190,8 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
         | ({"limits": dict(one.limits)} if one.limits else {})
         for name, one in entries.items()
     }
-    text = json.dumps({"version": _VERSION, "tokens": tokens}, indent=1) + "\n"
+    document = {"version": _VERSION, "checksum": _checksum(tokens), "tokens": tokens}
+    text = json.dumps(document, indent=1) + "\n"
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

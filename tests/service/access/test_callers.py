@@ -28,6 +28,7 @@ from embstore_client import connect
 from embstore_proto.envelope import Origin
 from embstore_proto.verbs import VERBS
 from embstore_server import replay
+from embstore_server.access import tokens as tokens_file
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.access.tokens import Entry, change, read, split_token
 from embstore_server.launch import ServerProcess
@@ -97,21 +98,25 @@ SECRET = f"sha256:{'00' * 32}"
 
 
 @pytest.mark.parametrize(
-    "text",
+    "tokens",
     [
-        "",
-        "[]",
-        "{}",
-        '{"version": 2, "tokens": {}}',
-        '{"version": 1, "tokens": {}, "more": 1}',
-        '{"version": 1, "tokens": {"a": {"rights": {}}}}',
-        '{"version": 1, "tokens": {"a": {"secret": "x", "rights": {}}}}',
-        '{"version": 1, "tokens": {"a": {"secret": "sha256:00", "rights": {}}}}',
-        '{"version": 1, "tokens": {"a": {"certificate": false, "rights": {}}}}',
-        f'{{"version": 1, "tokens": {{"a": {{"secret": "{SECRET}", "rights": {{"*": "all"}}}}}}}}',
-        f'{{"version": 1, "tokens": {{"a": {{"secret": "{SECRET}", "right": {{}}}}}}}}',
+        {"a": {"rights": {}}},
+        {"a": {"secret": "x", "rights": {}}},
+        {"a": {"secret": "sha256:00", "rights": {}}},
+        {"a": {"certificate": False, "rights": {}}},
+        {"a": {"secret": SECRET, "rights": {"*": "all"}}},
+        {"a": {"secret": SECRET, "right": {}}},
     ],
 )
+def test_entries_that_are_not_understood_are_refused(tmp_path: Path, tokens: Any) -> None:
+    path = tmp_path / "tokens.json"
+    document = {"version": 2, "checksum": tokens_file._checksum(tokens), "tokens": tokens}
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidArgumentError, match=r"tokens .*tokens\.json: a: "):
+        read(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3}', '{"version": 2, "more": 1}'])
 def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(text)
