@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from embstore_server.worker import Task
 
 
+REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""Codes of calls that were not let in. These can be sent as often as their sender likes: of those
+of one verb, code and token the log has one a minute."""
+
+
 @dataclass
 class Caller:
     """Who calls, by when, and what the call cost so far.
@@ -126,6 +131,7 @@ def observe(
     is one that the caller has not noted."""
     seconds = monotonic() - caller.started
     is_slow = seconds * 1000 >= slow_call_ms
+    kind = caller.verb, code, caller.principal.name
     metrics.observe_call(
         caller.verb,
         code,
@@ -145,6 +151,7 @@ def observe(
             token=caller.principal.name,
             peer=caller.peer,
             request=caller.request,
+            alike=kind if code in REFUSED else (),
         )
     if is_slow:
         if command is not None:
@@ -172,7 +179,8 @@ def observe(
         )
         metrics.slow_calls.add(slow)
         said = {name: value for name, value in vars(slow).items() if name != "ended_at"}
-        event(logging.WARNING, "slow call", **said)
+        is_let_in = caller.tables or caller.session  # else it took long to come, or to be refused
+        event(logging.WARNING, "slow call", **said, alike=() if is_let_in else kind)
     if metrics.traces is not None:
         if command is not None:
             caller.note(command)

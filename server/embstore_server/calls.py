@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from embstore.commands import Command, Effect, Lookup, Progress, Retry
 from embstore.engine.engine import Engine
-from embstore.errors import InvalidArgumentError, StoreClosedError
+from embstore.errors import InvalidArgumentError, StoreClosedError, UnauthenticatedError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore.lookahead.records import StepReading
@@ -161,6 +161,8 @@ class Calls:
             error = answered_error(exc, verb, caller)
             code = answer_of(error).code.name
             drop_trace(exc)  # which may be another one
+            if isinstance(error, UnauthenticatedError | InvalidArgumentError):
+                service.freed.give_back()
             has_failed = isinstance(error, StoreClosedError) and service.failure is not None
             await call.refuse(error, is_final=has_failed)
         finally:

@@ -13,7 +13,7 @@ with spaces, quotes or `=` is quoted: a line always splits into its fields. A tr
 line, indented, where no event can begin.
 
 What a library says again and again is said once a minute, with how often it was: whoever sends
-garbage to a port could fill the disk otherwise.
+garbage to a port could fill the disk otherwise. So is an event that a refused caller brings about.
 """
 
 import json
@@ -21,7 +21,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,19 +33,28 @@ _ALIKE_CHARACTERS = 200
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
 """Numbers and addresses, by which two messages may differ and still be alike."""
 _KINDS_MAX = 1000
-_FIELDS = "embstore_fields"
+_FIELDS, _ALIKE = "embstore_fields", "embstore_alike"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
 """Characters besides letters and digits that a plain value has unquoted."""
 
 
 def event(
-    level: int, name: str, /, *, exc_info: BaseException | None = None, **fields: Any
+    level: int,
+    name: str,
+    /,
+    *,
+    exc_info: BaseException | None = None,
+    alike: Sequence[str] = (),
+    **fields: Any,
 ) -> None:
     """Log what happened, in a few fixed words; what varies belongs in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of them; never keys or rows.
+    `fields` are numbers, texts, None, or containers of them; never keys or rows. Of events of one
+    name that are `alike`, by a few fixed words, one is written in SELDOM_S, with `left_out`: how
+    many were not.
     """
-    logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra={_FIELDS: fields})
+    extra = {_FIELDS: fields, _ALIKE: tuple(alike)}
+    logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
 
 
 def configure(settings: Settings) -> None:
@@ -70,31 +79,50 @@ def configure(settings: Settings) -> None:
 
 
 class Seldom(logging.Filter):
-    """Lets each thing that a library says pass once in SELDOM_S. Our own events all pass."""
+    """Lets each thing that a library says pass once in SELDOM_S, and our own events that are alike;
+    others of ours all pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._said: dict[tuple[str, str, str], _Said] = {}
+        self._said: dict[tuple[str, ...], _Said] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is to be written; say in it how many like it were not."""
-        if hasattr(record, _FIELDS) or record.levelno < logging.WARNING:
+        key = _key(record)
+        if not key:
             return True
-        error = record.exc_info[1] if record.exc_info else None
-        words = _WITH_DIGITS.sub("#", record.getMessage())[:_ALIKE_CHARACTERS]
-        key = record.name, words, _WITH_DIGITS.sub("#", repr(error))
         now = self._clock()
         said = self._said.get(key)
         if said is not None and now < said.next_at:
             said.left_out += 1
             return False
         if said is not None and said.left_out:
-            record.msg, record.args = f"{record.getMessage()} ({said.left_out} more like it)", ()
+            _add_left_out(record, said.left_out)
         if len(self._said) >= _KINDS_MAX:
             self._said.clear()
         self._said[key] = _Said(now + SELDOM_S)
         return True
+
+
+def _key(record: logging.LogRecord) -> tuple[str, ...]:
+    """Return by what a record is like others; nothing of one that is always written."""
+    if hasattr(record, _FIELDS):
+        alike: tuple[str, ...] = getattr(record, _ALIKE)
+        return alike and (record.name, record.getMessage(), *alike)
+    if record.levelno < logging.WARNING:
+        return ()
+    error = record.exc_info[1] if record.exc_info else None
+    words = _WITH_DIGITS.sub("#", record.getMessage())[:_ALIKE_CHARACTERS]
+    return record.name, words, _WITH_DIGITS.sub("#", repr(error))
+
+
+def _add_left_out(record: logging.LogRecord, count: int) -> None:
+    """Say in a record how many like it were not written."""
+    if hasattr(record, _FIELDS):
+        setattr(record, _FIELDS, {**getattr(record, _FIELDS), "left_out": count})
+    else:
+        record.msg, record.args = f"{record.getMessage()} ({count} more like it)", ()
 
 
 @dataclass

@@ -12,12 +12,14 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from embstore.errors import InvalidArgumentError
 from embstore_proto.frame import CHUNK_BYTES_MAX
+from embstore_server import health, reflecting
 from embstore_server.access.certificates import Certificates
+from embstore_server.health import Health
+from embstore_server.receiving import Receiving
+from embstore_server.reflecting import Reflection
 from embstore_server.rpc import SERVICE_NAME, GrpcCalls
 from embstore_server.service import Service
 
@@ -35,6 +37,14 @@ _MOST = 2**31 - 1
 
 _IDLE_MS = 120_000
 """A connection without a call is ended then; its client connects again with its next call."""
+
+_UNCOMPRESSED = 1
+"""The bit of "identity": a compressed message may grow a thousandfold before any limit counts it.
+Calls that have one are refused by gRPC (UNIMPLEMENTED), unread."""
+
+UNREAD_BYTES = 1 << 17
+"""What a client may send of a message that no handler awaits yet; in a data centre it need not stop
+for that. gRPC would let it grow to 128 MB by itself for a client that sends fast."""
 
 _LAST_REPLIES_S = 1.0
 """For the answers of what was cut off, and for what is on its way then."""
@@ -56,22 +66,24 @@ class GrpcServer:
                 ("grpc.max_allowed_incoming_connections", min(settings.connections_max, _MOST)),
                 ("grpc.server_handshake_timeout_ms", handshake_ms),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
             ]
         )
         self._service = service
-        self._calls = GrpcCalls(service)
-        handlers = (self._calls.handlers(), service.standbys.handlers())
-        self._server.add_generic_rpc_handlers(handlers)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        receiving = Receiving(received_max, settings.inflight_bytes_max)
+        self._calls = GrpcCalls(service, receiving)
+        self._health = Health(SERVICE_NAME, settings.handshake_timeout_s, service.freed.give_back)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflecting.SERVICE_NAME)
+        reflection = Reflection(service, receiving, names)
+        for one in (self._calls, service.standbys, self._health, reflection):
+            self._server.add_generic_rpc_handlers((one.handlers(),))
         self._failing: asyncio.Task[None] | None = None
         self.address = _bind(self._server, service)
 
     async def start(self) -> None:
         """Accept connections; health says NOT_SERVING until `ready`."""
-        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
 
     async def ready(self) -> None:
@@ -87,13 +99,7 @@ class GrpcServer:
         self._failing = asyncio.create_task(say_failed())
 
     async def _say(self) -> None:
-        statuses = health_pb2.HealthCheckResponse
-        is_ready = not self._service.unready
-        await self._report(statuses.SERVING if is_ready else statuses.NOT_SERVING)
-
-    async def _report(self, status: Any) -> None:
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, status)
+        self._health.say(is_serving=not self._service.unready)
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, and give those that run `drain_s` seconds; then cut them off.
@@ -102,7 +108,7 @@ class GrpcServer:
         """
         if self._failing is not None:
             self._failing.cancel()
-        await self._health.enter_graceful_shutdown()
+        self._health.say(is_serving=False)
         stopped = asyncio.create_task(self._server.stop(drain_s + _LAST_REPLIES_S))
         await self._idle_within(drain_s)
         self._service.cut_off()

@@ -28,6 +28,7 @@ from embstore_server.caller import Caller
 from embstore_server.calls import BRIEF_BYTES, Calls
 from embstore_server.endings import refuse, sent
 from embstore_server.inflight import Reservation
+from embstore_server.receiving import Receiving
 from embstore_server.service import Service
 
 SERVICE_NAME = SERVICE.full_name
@@ -41,8 +42,9 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 class GrpcCalls:
     """The handlers of one service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, receiving: Receiving) -> None:
         self._service = service
+        self._receiving = receiving
         self._calls = Calls(service)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -61,7 +63,9 @@ class GrpcCalls:
     async def _unary(self, verb: Verb, _: Any, context: Any) -> bytes:
         call = GrpcIncoming(self._service, context)
         async with self._calls.answered(verb.name, call) as caller:
-            request = await _only(context)
+            _check_may_send(caller, verb)
+            receive = self._receiving.bulk if verb.is_bulk else self._receiving.control
+            request = await receive(caller, context)
             limit = self._service.settings.unary_bytes_max
             if verb.is_bulk:
                 _check_unary(len(request), limit, "request", verb.name)
@@ -83,6 +87,7 @@ class GrpcCalls:
         await sent(context.send_initial_metadata(()))
         call = GrpcIncoming(self._service, context, in_chunks=verb.has_bulk_reply or verb.is_bulk)
         async with self._calls.answered(name, call) as caller:
+            _check_may_send(caller, verb)
             await self._answer_stream(verb, call, caller, requests)
 
     async def _answer_stream(
@@ -94,7 +99,7 @@ class GrpcCalls:
             if verb.is_bulk:
                 request: list[Any] = [await self._assembled(caller, requests, reservation)]
             else:
-                request = [await _only(call.context)]
+                request = [await self._receiving.control(caller, call.context)]
                 caller.received_bytes = len(request[0])
             await self._calls.answer(verb, call, caller, request, reservation)
 
@@ -184,12 +189,11 @@ def _streamed(handler: Handler) -> Any:
     return grpc.stream_stream_rpc_method_handler(handler)
 
 
-async def _only(context: Any) -> bytes:
-    """Return the one message of a request."""
-    request: bytes = await context.read()
-    if request is grpc.aio.EOF:
-        raise InvalidArgumentError("expected a message, found the end of the request")
-    return request
+def _check_may_send(caller: Caller, verb: Verb) -> None:
+    """Refuse arrays, unread, of a caller that may use them for nothing here. A request without any
+    is small, and read, so that the log says what a refused call of administration was about."""
+    if verb.is_bulk:
+        caller.principal.check_somewhere(verb.command.right)
 
 
 def _label(metadata: dict[str, Any], key: str) -> str:

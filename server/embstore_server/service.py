@@ -72,6 +72,7 @@ from embstore_server.answers import Answered, Work, answering
 from embstore_server.caller import Caller
 from embstore_server.durable import Durable
 from embstore_server.following import Following
+from embstore_server.freed import Freed
 from embstore_server.inflight import Inflight, Reservation
 from embstore_server.logs import event
 from embstore_server.long_works import LongWorks
@@ -144,6 +145,7 @@ class Service:
         self.replay = ReplayWindow(self.worker, self.instance)
         self.warming = Warming(self)
         self.room = Room(self)
+        self.freed = Freed()
         self.failed = asyncio.Event()
         """Set once a call has failed the store, also one that nobody waits for any more."""
         self._stopping = False

@@ -39,8 +39,8 @@ from embstore.storage.lineage import Promotion
 from embstore_proto.frame import parse
 from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.access.callers import certificate_names
 from embstore_server.answers import answered_error
+from embstore_server.caller import REFUSED
 from embstore_server.endings import drop_trace, refuse, sent
 from embstore_server.logs import event
 
@@ -173,25 +173,24 @@ class Standbys:
         await sent(context.send_initial_metadata(()))
         name, code = "", "OK"
         try:
-            name = self._let_in(context)
+            name = self._service.callers.principal_of(context).name
+            self._let_in(context)
             await self._answer(requests, context)
         except Exception as exc:
             error = answered_error(exc, "Follow")
             code = answer_of(error).code.name
             drop_trace(exc)
+            self._service.freed.give_back()
             await refuse(context, error)
         finally:
-            who = {"token": name, "peer": context.peer()}
-            event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who)
+            if code != "UNAUTHENTICATED":  # of whom nothing is known, as with other verbs
+                who = {"token": name, "peer": context.peer()}
+                alike = ("Follow", code, name) if code in REFUSED else ()
+                event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who, alike=alike)
 
-    def _let_in(self, context: Any) -> str:
-        """Return the name of who follows; raise, unless it may (any more)."""
-        caller = self._service.callers.principal(
-            dict(context.invocation_metadata() or ()).get("authorization", ""),
-            certificate_names(context.auth_context()),
-        )
-        caller.check(Right.ADMIN, [EVERYTHING])
-        return caller.name
+    def _let_in(self, context: Any) -> None:
+        """Raise, unless who follows may do so (any more)."""
+        self._service.callers.principal_of(context).check(Right.ADMIN, [EVERYTHING])
 
     async def _check(self, follower: Any) -> bool:
         """Return whether a standby may go on where it is, if its commands are still here.

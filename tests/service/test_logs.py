@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,11 +191,18 @@ def test_messages_that_differ_by_numbers_and_addresses_are_alike() -> None:
     assert passes("Failed to export <object at 0x7f3b>")
 
 
-def test_our_own_events_are_never_left_out(lines: Lines) -> None:
+def test_our_own_events_are_left_out_only_where_they_are_alike(lines: Lines) -> None:
     configured()
     for n in range(3):
         event(logging.WARNING, "slow call", ms=n)
-    assert len(lines()) == 3
+        event(logging.WARNING, "slow call", ms=n, alike=("Update", "PERMISSION_DENIED"))
+        event(logging.INFO, "audit", n=n, alike=("Update", "PERMISSION_DENIED"))
+    found = lines()
+    assert ["slow call" in line for line in found].count(True) == 4 and len(found) == 5
+    (seldom,) = (f for f in logging.getLogger().handlers[0].filters if isinstance(f, Seldom))
+    seldom._clock = lambda: SELDOM_S + time.monotonic()
+    event(logging.INFO, "audit", n=3, alike=("Update", "PERMISSION_DENIED"))
+    assert "n=3 left_out=2" in lines()[-1]
 
 
 def test_the_kinds_of_messages_that_are_remembered_are_few() -> None:

@@ -213,6 +213,17 @@ async def test_loopback_answers_only_to_its_own_names(rest: Rest) -> None:
         await rest.get("/api/v1/tables", Host=host)
 
 
+async def test_a_host_that_is_no_name_and_no_address_is_refused(rest: Rest) -> None:
+    for host in ("[::1].evil.com", "[::1", "::1", "127.0.0.1:1@evil.com", "localhost:80:80", "[]"):
+        await rest.get("/healthz", 403, Host=host)
+
+
+async def test_a_body_of_two_lengths_is_refused(rest: Rest) -> None:
+    both = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+    answer = await rest.client.post("/api/v1/tables/ads/flush", content=b"{}", headers=both)
+    assert (answer.status_code, answer.headers["connection"]) == (400, "close")
+
+
 FOREIGN_HOSTS = ("evil.example", "evil.example:80", "a.local.evil", "127.0.0.1.nip.example")
 
 

@@ -9,6 +9,7 @@ understood leaves all as it was, which the log says. Event loop only.
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_server.access.principals import ANYBODY, Principal
@@ -63,6 +64,11 @@ class Callers:
             event(logging.ERROR, "tokens not read", reason=str(exc), note="the old ones hold")
         else:
             event(logging.INFO, "tokens read", names=len(self._entries))
+
+    def principal_of(self, context: Any) -> Principal:
+        """Return who calls, by the context of a gRPC call. Raises UnauthenticatedError."""
+        authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
+        return self.principal(str(authorization), certificate_names(context.auth_context()))
 
     def principal(self, authorization: str, certificate_names: Iterable[str]) -> Principal:
         """Return who calls: by the header that was sent, "" for none, else by the names of a

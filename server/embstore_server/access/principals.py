@@ -56,11 +56,21 @@ class Principal:
         for name in names:
             if self.right_on(name) < right:
                 where = "everything (*)" if name == EVERYTHING else repr(name)
-                granted = [f"{r.name.lower()} on {p!r}" for p, r in sorted(self.rights.items())]
                 raise PermissionDeniedError(
-                    f"expected the right to {right.name.lower()} on {where}; {self.name!r} is "
-                    f"granted {', '.join(granted) or 'nothing'}"
+                    f"expected the right to {right.name.lower()} on {where}; {self._granted}"
                 )
+
+    def check_somewhere(self, right: Right) -> None:
+        """Raise PermissionDeniedError, unless `right` is granted on some name."""
+        if right > max(self.rights.values(), default=Right.KNOWN):
+            raise PermissionDeniedError(
+                f"expected the right to {right.name.lower()} on some table; {self._granted}"
+            )
+
+    @property
+    def _granted(self) -> str:
+        granted = [f"{r.name.lower()} on {p!r}" for p, r in sorted(self.rights.items())]
+        return f"{self.name!r} is granted {', '.join(granted) or 'nothing'}"
 
     # Sessions
 

@@ -4,12 +4,11 @@ The value of a flag goes to `embstore_server.settings` as text, to be read there
 and file, so that a bad value is refused in the same way wherever it comes from.
 """
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +17,8 @@ import typer
 
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
+from embstore_server.freed import share_freed_memory
 from embstore_server.settings import Setting, Settings, declared, load
-
-_M_ARENA_MAX = -8
-"""Of mallopt(3)."""
 
 
 def serving(of: type[Settings] = Settings) -> Callable[..., None]:
@@ -43,7 +40,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         its last checkpoint.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
-        _share_freed_memory()
+        share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():
             with needing("server"):
@@ -68,17 +65,6 @@ def _show_first_token(settings: Settings) -> None:
         typer.echo(f"the first token, shown this one time: {token}\nfor more: {more}")
     else:
         typer.echo(f"the first token was shown at the first start; for another: {more}")
-
-
-def _share_freed_memory() -> None:
-    """Have the threads share two of malloc's arenas, unless the environment says how many.
-
-    glibc would keep what was freed by thread: with sixty clients a server grew by 7 MiB a minute,
-    of which it used nothing.
-    """
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        with suppress(AttributeError):  # not glibc
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _flag(setting: Setting) -> Parameter:

@@ -44,6 +44,8 @@ _DESCRIPTION = (
     "State, stats and administration of an embedding store. Rows are served by gRPC. Every refusal "
     "is an ErrorReply; X-Request-Timeout (seconds) shortens a call's deadline."
 )
+_LAST_REPLIES_S = 1
+"""For clients that take their answers when the server ends; others are cut off."""
 _TOKEN = HTTPBearer(
     scheme_name="token",
     description="NAME.SECRET; with mutual TLS, a certificate of a known name does as well",
@@ -122,6 +124,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         lifespan="off",
+        timeout_graceful_shutdown=_LAST_REPLIES_S,
         http=protocol(settings.handshake_timeout_s),
     )
     if service.certificates is not None:

@@ -11,6 +11,8 @@ reaches loopback. So three things are refused that only a browser sends for a pa
   with a dot, as the public ones have, but for those that no public server can resolve. Names that
   are right all the same are given by `allowed_hosts`.
 
+**Framing.** A body with a length and in chunks is refused: a proxy may see another request in it.
+
 **Sizes.** A body above BODY_BYTES_MAX is refused, at once if its length is announced. The documents
 of DOCUMENT_PATHS are large; their routes have a limit of their own, which the guard does not know
 before the store is open.
@@ -42,6 +44,7 @@ ANY_HOST = "*"
 _PRIVATE_ENDS = (".svc", ".local", ".internal", ".localhost", ".home.arpa")
 """Of names that no public server resolves: RFC 6762, 6761 and 8375, and those of Kubernetes."""
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII | re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -75,8 +78,8 @@ class Guard:
 
     def _refusals(self, method: str, headers: Headers, has_document: bool) -> Iterator[Refusal]:
         host = headers.get("host", "")
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if host and not self._is_own(name.lower().rstrip(".")):
+        name = _name_of(host)
+        if host and (name is None or not self._is_own(name)):
             yield _forbidden(
                 f"expected a Host of this {'machine' if self._loopback else 'network'} "
                 f"(allowed_hosts has others), found {host!r}"
@@ -84,6 +87,9 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             yield _forbidden(f"expected no Origin, or that of {host!r}, found {origin!r}")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            both = "expected Content-Length or Transfer-Encoding, found both"
+            yield refused(400, both, {"connection": "close"})  # what follows is anything
         expected = DOCUMENT_TYPE if has_document else _JSON_TYPE
         if method not in _SAFE_METHODS and not _is_declared(headers, expected):
             found = headers.get("content-type", "none")
@@ -97,6 +103,12 @@ class Guard:
         if name.endswith(self._allowed_ends):
             return True
         return not self._loopback and ("." not in name or _is_private(name))
+
+
+def _name_of(host: str) -> str | None:
+    """Return the name in a `Host`, in small letters; None of what is no name and no address."""
+    match = _HOST.fullmatch(host)
+    return match and (match[1] or match[2]).lower().rstrip(".")
 
 
 def _is_private(name: str) -> bool:

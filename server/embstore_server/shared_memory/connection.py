@@ -46,7 +46,6 @@ _AT_ONCE_BYTES = 512 << 10
 """Of the keys of a lookup that may be answered at once: they are copied first."""
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
-_FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
 _MADE_AT_ONCE_BYTES = 1 << 20
 """An area as large takes a fifth of a millisecond; a larger one is made on a thread."""
 
@@ -58,6 +57,7 @@ class Connection:
         self.port = port
         self.peer = peer
         self.authorization = self.label = ""
+        self._frame_bytes_max = port.frame_bytes_max("")
         self.traceparent = ""
         """Of the next call."""
         self.map_version = 0
@@ -98,7 +98,7 @@ class Connection:
             data = b""
         self._received += data
         if self._more is None or self._more.done():  # a call is under way
-            if not data or len(self._received) > _FRAME_BYTES_MAX:
+            if not data or len(self._received) > self._frame_bytes_max:
                 self.close()  # it has gone; or does not wait for its answers
             return None
         if not data:
@@ -177,6 +177,7 @@ class Connection:
                     case Kind.HELLO:
                         self.authorization, label = wire.said(body)
                         self.label = label[:_LABEL_CHARACTERS_MAX]
+                        self._frame_bytes_max = self.port.frame_bytes_max(self.authorization)
                     case _:
                         raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
         except EmbstoreError as exc:  # not of a call: what it sends is not understood
@@ -192,9 +193,9 @@ class Connection:
         while True:
             if len(received) >= wire.HEAD_BYTES:
                 size, kind, small = wire.head_of(received)
-                if size > _FRAME_BYTES_MAX:
+                if size > self._frame_bytes_max:
                     raise InvalidArgumentError(
-                        f"expected a frame of at most {_FRAME_BYTES_MAX} bytes, found {size}; "
+                        f"expected a frame of at most {self._frame_bytes_max} bytes, found {size}; "
                         'larger ones travel by gRPC: connect(transport="grpc")'
                     )
                 end = wire.HEAD_BYTES + size

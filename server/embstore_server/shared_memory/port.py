@@ -21,8 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from embstore.errors import InvalidArgumentError
+from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_proto.addresses import unix_socket_address
+from embstore_proto.frame import HEADER_BYTES_MAX
+from embstore_proto.shared_memory import INLINE_BYTES
 from embstore_server.calls import Calls
 from embstore_server.service import Service
 from embstore_server.shared_memory.connection import TRANSPORT, Connection
@@ -31,6 +33,9 @@ _IDLE_S = 120.0
 """A connection without a call is ended then, and its area is free."""
 _LOOK_S = 10.0
 _AGAIN_S = 0.5
+_FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
+_UNKNOWN_BYTES_MAX = 128 << 10
+"""Of a frame, until its sender has shown a token that is known."""
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 128
 
@@ -83,6 +88,14 @@ class SharedMemoryPort:
     def area_bytes_max(self) -> int:
         """Bytes of the largest area: a request and a reply."""
         return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
+
+    def frame_bytes_max(self, authorization: str) -> int:
+        """Return how large a frame may be of a client that shows this; "": nothing yet."""
+        try:
+            self.service.callers.principal(authorization, ())
+        except UnauthenticatedError:
+            return _UNKNOWN_BYTES_MAX
+        return _FRAME_BYTES_MAX
 
     def _accept(self) -> None:
         assert self._socket is not None

@@ -15,6 +15,7 @@ from embstore.engine.engine import Engine
 from embstore.storage.files import Files
 from embstore_client.connecting import connect
 from embstore_server import app
+from embstore_server.freed import share_freed_memory
 from embstore_server.settings import Settings
 from tests.faults.forks import Child, Forks
 from tests.service.faults.ledger import gradients
@@ -45,15 +46,10 @@ def serve(reports: Connection, path: str, address: str, options: dict[str, Any])
         return engine
 
     app._open = reporting
-    settings = Settings(
-        data=Path(path),
-        listen=address,
-        admin="off",
-        log_level="error",
-        cache_bytes=1 << 22,
-        threads=1,
-        **options,
-    )
+    fixed = {"admin": "off", "log_level": "error", "cache_bytes": 1 << 22, "threads": 1}
+    settings = Settings(data=Path(path), listen=address, **(fixed | options))
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # as the command line does
+    share_freed_memory()
     os._exit(app.serve(settings))
 
 
@@ -72,6 +68,12 @@ class ForkedServer:
         self._options = {"durability": "checkpoint"} | options
         self.address = f"127.0.0.1:{free_port()}"
         self._child: Child | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._child is not None
+        return self._child.pid
 
     def changed(self, **options: Any) -> "ForkedServer":
         """Return a server of the same directory, at another address and with other options."""

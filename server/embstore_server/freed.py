@@ -1,0 +1,49 @@
+"""Memory that was freed, given back to the system.
+
+glibc's malloc keeps what was freed, for each thread that allocated it. For the usual calls that is
+right: the next ones take it. But what callers made the server take for nothing goes back.
+"""
+
+import asyncio
+import ctypes
+import os
+from contextlib import suppress
+
+_M_ARENA_MAX = -8
+"""Of mallopt(3)."""
+_AFTER_S = 5.0
+"""Between asking and giving back; what else is freed meanwhile goes with it."""
+
+
+def share_freed_memory() -> None:
+    """Have the threads share two of malloc's arenas, unless the environment says how many.
+
+    glibc would keep what was freed by thread: with sixty clients a server grew by 7 MiB a minute,
+    of which it used nothing.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        with suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+class Freed:
+    """Gives memory back to the system when refused calls have freed some. Event loop only."""
+
+    def __init__(self) -> None:
+        self._giving_back: asyncio.TimerHandle | None = None
+
+    def give_back(self) -> None:
+        """Give back what is free, in a moment, in a thread: it takes half a millisecond, or after
+        gigabytes half a second."""
+        if self._giving_back is None:
+            loop = asyncio.get_running_loop()
+            self._giving_back = loop.call_later(_AFTER_S, self._give_back, loop)
+
+    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._giving_back = None
+        loop.run_in_executor(None, _trim)
+
+
+def _trim() -> None:
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
