@@ -198,6 +198,11 @@ class Run:
         self._is_place_known = True
         return 0 if self._session is None else self._session.last_step
 
+    def expect_place(self, last_step: int) -> None:
+        """Say that the caller's batches begin after `last_step`. Where the session goes on there,
+        no loop warns of its place."""
+        self._is_place_known |= self._joined.last_step == last_step
+
     def in_session(self, work: Callable[[str], T]) -> T:
         """Return what `work` returns, which makes calls of the member that it is given.
 

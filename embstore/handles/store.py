@@ -88,6 +88,9 @@ class Store:
     ) -> Table:
         """Make a table, or return the one that was made so before.
 
+        A table that was made before keeps its learning rate; a warning says so where another one is
+        given. `Table.learning_rate` changes it.
+
         Parameters
         ----------
         name : parts of [A-Za-z0-9_.-] joined by '/'
@@ -103,7 +106,9 @@ class Store:
         config = TableConfig.checked(
             name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
         )
-        return Table(self.executor, self.executor.execute(c.CreateTable(config)))
+        described = self.executor.execute(c.CreateTable(config))
+        _warn_of_rate(name, described.config.optimizer.learning_rate, optimizer.learning_rate)
+        return Table(self.executor, described)
 
     def table(self, name: str) -> Table:
         """Return a table by name, or raise TableNotFoundError."""
@@ -655,3 +660,13 @@ class Store:
         has done so before it said that it is ready.
         """
         self.executor.warm_up()
+
+
+def _warn_of_rate(name: str, kept: float, given: float) -> None:
+    """Warn that a table keeps its learning rate, where another one was given."""
+    if given != kept:
+        warnings.warn(
+            f"table {name!r} is there already and keeps its learning rate {kept:g}; the one given, "
+            f"{given:g}, has no effect: set table.learning_rate = {given:g} to change it",
+            stacklevel=3,
+        )

@@ -444,7 +444,6 @@ def test_a_file_of_torch_has_no_rows(server: Server, tmp_path: Any) -> None:
     with patient(server.address) as store:
         module = EmbeddingBag(store, "t", dim=64, rows=10_000, optimizer=Sgd(0.1))
         module(torch.arange(10_000)[:, None]).sum().backward()
-        assert module.state_dict() == {}
         assert list(module.parameters()) == []
         torch.save(torch.nn.Sequential(module), tmp_path / "model.pt")
     assert (tmp_path / "model.pt").stat().st_size < 20_000

@@ -160,7 +160,20 @@ def test_table_create_makes_the_table(shell: Shell, store: embstore.Store) -> No
     assert made.document["initializer"] == {"kind": "uniform", "low": -0.01, "high": 0.01}
     assert made.document["learning_rate"] == 0.01
     assert made.document["seed"] == store.table("ads").seed
-    assert shell("table", "create", "ads", *ADS, *UNIFORM, "--epsilon", "1e-6").status == 0
+    again = shell("table", "create", "ads", *ADS, *UNIFORM, "--epsilon", "1e-6")
+    assert (again.status, again.err) == (0, "")
+
+
+def test_table_create_with_another_learning_rate_names_the_command_that_sets_it(
+    shell: Shell, store: embstore.Store
+) -> None:
+    shell("table", "create", "ads", *ADS, *UNIFORM)
+    again = shell("table", "create", "ads", *ADS, *UNIFORM, "--learning-rate", "0.9")
+    assert again.status == 0 and store.table("ads").learning_rate == 0.01
+    said, _, command = again.err.strip().partition(": embstore ")
+    assert said.startswith("hint: ads was there already and keeps its learning rate 0.01")
+    assert shell(*command.split()).status == 0
+    assert store.table("ads").learning_rate == 0.9
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def everything(store, rng):
     yield "tunables"
     store.drop_table("c")
     store.create_table("d", **TABLES["c"])
-    store.create_table("a", **(TABLES["a"] | {"rows": 600}))
+    store.create_table("a", **(TABLES["a"] | {"rows": 600, "optimizer": a.optimizer}))
     store.table("d").update(*share(rng, store.table("d")))
     yield "tables"
     store.checkpoint("one")

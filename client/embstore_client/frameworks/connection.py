@@ -48,6 +48,11 @@ class Connection:
             return self._store
 
     @property
+    def connected(self) -> Store | None:
+        """The store, if there is one by now."""
+        return self._store
+
+    @property
     def options(self) -> dict[str, Any] | None:
         """The arguments of `connect`, without a token; None: the store is embedded."""
         return self._options

@@ -10,6 +10,7 @@ would be one.
 """
 
 import threading
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ from embstore.arrays import Keys, Rows
 
 Number = tuple[int, int]
 """Of the forward, and of the feature within it."""
+
+
+FORWARDS_WITHOUT_STEP = 16
+"""So many forwards with backward passes and without `step` warn: it was forgotten."""
 
 
 class Looked(NamedTuple):
@@ -52,6 +57,8 @@ class KeptGradients:
         self._lock = threading.Lock()
         self._forwards = 0
         self._kept: dict[Number, tuple[Looked, Rows]] = {}
+        self._of_forwards: set[int] = set()  # Whose gradients are kept.
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -78,6 +85,16 @@ class KeptGradients:
             before = self._kept.get(looked.number)
             total = rows if before is None else _sum(before[1], rows)
             self._kept[looked.number] = (looked, total)
+            self._of_forwards.add(looked.number[0])
+            is_forgotten = len(self._of_forwards) >= FORWARDS_WITHOUT_STEP and not self._has_warned
+            self._has_warned |= is_forgotten
+        if is_forgotten:
+            warnings.warn(
+                f"{FORWARDS_WITHOUT_STEP} forwards have left gradients, and step() was not called: "
+                "without it no row is trained, and the gradients take more and more memory; call "
+                "it once a batch, behind the last of its micro-batches",
+                stacklevel=2,
+            )
 
     def by_table(self) -> dict[str, tuple[Keys, Rows]]:
         """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards."""
@@ -89,6 +106,7 @@ class KeptGradients:
         """Forget them."""
         with self._lock:
             self._kept.clear()
+            self._of_forwards.clear()
 
 
 def joined(parts: Iterable[tuple[str, Keys, Rows]]) -> dict[str, tuple[Keys, Rows]]:

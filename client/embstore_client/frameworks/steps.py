@@ -147,8 +147,8 @@ class Steps:
             raise InvalidArgumentError("expected the loop before to have ended")
         self.check_sent()
         with store.session(tuple(tables), world_size=world_size, **session) as run:
-            self._last_step, self._world_size = run.last_step, world_size
-            self._run = run
+            run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
+            self._run, self._world_size = run, world_size
             try:
                 for step in run.steps(batches, keys=lambda announced: announced.keys):
                     self._last_step = step.number - 1  # the store may be behind

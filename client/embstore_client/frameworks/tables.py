@@ -1,12 +1,12 @@
 """Which tables a module has, and which features are looked up in them."""
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from math import sqrt
 from typing import Any, Literal
 
 from embstore.config import INITIALIZERS, Initializer, Optimizer, Uniform
-from embstore.errors import InvalidArgumentError
+from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.optimizers import OPTIMIZERS
 
@@ -96,6 +96,22 @@ def by_name(tables: Sequence[Any], *kinds: type[Ids]) -> dict[str, Any]:
     if not found:
         raise InvalidArgumentError("expected at least one table")
     return found
+
+
+def with_rates(tables: Mapping[str, Ids], store: Store | None) -> list[Ids]:
+    """Return tables with the learning rates that the store has now; as they were made, where it
+    cannot be asked."""
+    made = list(tables.values())
+    try:
+        facts = {} if store is None else store.table_facts()
+    except EmbstoreError:
+        return made
+    return [
+        replace(table, optimizer=replace(table.optimizer, learning_rate=found.learning_rate))
+        if (found := facts.get(table.name)) is not None
+        else table
+        for table in made
+    ]
 
 
 def config_of(table: Ids) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.arrays import Keys
+from embstore.commands import OnNonfinite
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
@@ -125,7 +126,11 @@ class StoreLayer(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
     # Step
 
     def step(
-        self, verdict: Verdict | None = None, *, learning_rate: float | None = None
+        self,
+        verdict: Verdict | None = None,
+        *,
+        learning_rate: float | None = None,
+        on_nonfinite: OnNonfinite | None = None,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
 
@@ -138,6 +143,8 @@ class StoreLayer(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
             skipped where the dense part was; where the store's own gradients overflow, only the
             store's is, and the scale is lowered
         learning_rate : for this update only; None: the tables'
+        on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
+            None: "skip" with a verdict, else "refuse"
 
         Returns
         -------
@@ -147,7 +154,7 @@ class StoreLayer(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         InvalidArgumentError : within a tf.function, which would do it once, when it is traced; or
-            a gradient is not finite, and there is no verdict: gradients are kept then, for another
+            a gradient is not finite, and is not to be skipped: gradients are kept then, for another
             try or `clear_gradients`.
         """
         if tf.inside_function():
@@ -160,7 +167,7 @@ class StoreLayer(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
             is_skipped=verdict.is_overflow,
             learning_rate=learning_rate,
             gradient_scale=1.0 / verdict.scale,
-            on_nonfinite=verdict.on_nonfinite,
+            on_nonfinite=on_nonfinite or verdict.on_nonfinite,
         )
         if done is not None and done.skipped and not verdict.is_overflow:
             verdict.note_skipped()

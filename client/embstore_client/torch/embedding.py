@@ -11,16 +11,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.arrays import Keys
+from embstore.commands import OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.connection import Connection
 from embstore_client.frameworks.steps import Announced, Steps
-from embstore_client.frameworks.tables import Ids
+from embstore_client.frameworks.tables import Ids, with_rates
 from embstore_client.torch import saving
 from embstore_client.torch.forwards import Given, activations_of, keys_by_table
 from embstore_client.torch.ranks import by_first, rank_and_size
@@ -40,6 +41,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._connection = Connection(store)
         self._steps = Steps("zero_grad")
         self._group: Any = None  # Of that loop.
+        self._is_frozen = False
         for table in self.tables.values():
             table.create(store)
 
@@ -48,8 +50,19 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return self.__dict__ | {"_group": None}
 
     def extra_repr(self) -> str:
-        """Return the tables, for `repr`."""
-        return "\n".join(map(repr, self.tables.values()))
+        """Return the tables, for `repr`, with the learning rates that the store has now."""
+        lines = list(map(repr, with_rates(self.tables, self._connection.connected)))
+        return "\n".join([*lines, *(["requires_grad=False"] if self._is_frozen else [])])
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the tables (False), or train them again; return the module.
+
+        Forwards of frozen tables require no gradient, so that `step` updates nothing, and t stays.
+        The module has no parameters, so that freezing a model does not reach it: freeze it itself.
+        """
+        super().requires_grad_(requires_grad)
+        self._is_frozen = not requires_grad
+        return self
 
     @property
     def store(self) -> Store:
@@ -80,7 +93,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """Return the activations of every feature, in the order of the tables."""
         keys = keys_by_table(self.tables, [given])
         found = self._steps.rows(self.store, keys, admit=self.training)
-        gradients = self._steps.gradients if self.training else None
+        is_trained = self.training and not self._is_frozen
+        gradients = self._steps.gradients if is_trained else None
         return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
 
     # Step
@@ -91,6 +105,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         scaler: Any = None,
         *,
         learning_rate: float | None = None,
+        on_nonfinite: OnNonfinite | None = None,
         group: Any = None,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
@@ -104,6 +119,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             skipped where the dense part was; where the store's own gradients overflow, only the
             store's is, and the scaler lowers its scale
         learning_rate : for this update only; None: the tables'
+        on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
+            None: "skip" with a scaler, else "refuse"
         group : of torch.distributed; None: that of the loop, else this trainer is alone. Gradients
             are divided by its number of ranks, as DistributedDataParallel divides those of the
             dense part. In a loop of `ahead` the ranks' gradients are one update, the mean. Outside,
@@ -116,7 +133,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
         Raises
         ------
-        InvalidArgumentError : a gradient is not finite, and there is no scaler; the scaler has
+        InvalidArgumentError : a gradient is not finite, and is not to be skipped; the scaler has
             looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
         """
         verdict = Verdict(scaler)
@@ -126,7 +143,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             is_skipped=verdict.is_overflow,
             learning_rate=learning_rate,
             gradient_scale=verdict.scale / world_size,
-            on_nonfinite=verdict.on_nonfinite,
+            on_nonfinite=on_nonfinite or verdict.on_nonfinite,
         )
         if done is not None and done.skipped and not verdict.is_overflow:
             verdict.note_skipped()
@@ -194,6 +211,10 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return keys_by_table(self.tables, [self._given(*given) for given in arguments])
 
     # Saving
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        saving.warn_of_rows(self.tables)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def save(
         self,

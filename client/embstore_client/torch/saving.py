@@ -4,7 +4,9 @@ file    {"last_step": place, "states": {name: state_dict()}}
 """
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, BinaryIO, NamedTuple
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -14,6 +16,22 @@ from embstore.handles.store import Store
 from embstore_client.frameworks.saving import KeptFile, check_parts
 
 _FILE = KeptFile("torch", ".pt")
+_HAS_ROWS = ContextVar("_HAS_ROWS", default=False)
+"""Whether the state is saved with a checkpoint, which has the rows."""
+_warned: set[str] = set()
+"""Tables that `warn_of_rows` has named, once in a process: states are taken often."""
+
+
+def warn_of_rows(tables: Iterable[str]) -> None:
+    """Warn that a state_dict() has no rows of these tables."""
+    new = sorted({*tables} - _warned)
+    if new and not _HAS_ROWS.get():
+        _warned.update(new)
+        warnings.warn(
+            f"state_dict() has no rows of the tables {', '.join(new)}: they are in the store; keep "
+            "both by save(label, ...) of the module, or make a checkpoint of the store too",
+            stacklevel=4,
+        )
 
 
 def save(
@@ -25,7 +43,11 @@ def save(
     directory: str | os.PathLike[str],
 ) -> None:
     """Keep store and parts (what has `state_dict()`) under `label`; see `StoreModule.save`."""
-    states = {name: _having(part, name, "state_dict").state_dict() for name, part in parts.items()}
+    token = _HAS_ROWS.set(True)
+    try:
+        states = {n: _having(part, n, "state_dict").state_dict() for n, part in parts.items()}
+    finally:
+        _HAS_ROWS.reset(token)
     content = {"last_step": last_step, "states": states}
     _FILE.save(store, label, lambda file: _write(content, file), directory=directory)
 

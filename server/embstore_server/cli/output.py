@@ -65,6 +65,11 @@ def show_error(message: str) -> None:
         typer.echo(f"error: {line}", err=True)
 
 
+def show_hint(message: str) -> None:
+    """Write a line to standard error behind "hint: "."""
+    typer.echo(f"hint: {message}", err=True)
+
+
 def ask(question: str, what: str, done: str) -> None:
     """Ask whether to go on, and end the command where the answer is no; --yes is not to ask.
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
+from warnings import catch_warnings, simplefilter
 
 import typer
 
@@ -41,8 +42,17 @@ def create(
         ),
         "initializer": parameters.initializer(initializer),
     }
-    with connect() as store:
-        return _shown(store.create_table(name, dim=dim, rows=rows, seed=seed, **made))
+    with connect() as store, catch_warnings():
+        simplefilter("ignore")  # said below, as the command that mends it
+        table = store.create_table(name, dim=dim, rows=rows, seed=seed, **made)
+        shown = _shown(table)
+    kept = shown[0]["learning_rate"]
+    if kept != learning_rate:
+        output.show_hint(
+            f"{name} was there already and keeps its learning rate {kept:g}; for the other: "
+            f"embstore table set-learning-rate {name} {learning_rate:g}"
+        )
+    return shown
 
 
 @on_server()

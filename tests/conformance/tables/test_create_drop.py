@@ -18,7 +18,8 @@ def test_default_seed_is_the_names(open_twin):
 def test_created_again_is_the_same_table_as_it_is(open_table):
     twin, table = open_table()
     twin.on("a", "update", [1], ones(1))
-    again = twin.create_table("a", **config(optimizer=Sgd(0.7)))  # the rate is no identity
+    with pytest.warns(UserWarning, match=r"'a' .* keeps its learning rate 0\.1; .* 0\.7, .* no"):
+        again = twin.create_table("a", **config(optimizer=Sgd(0.7)))  # the rate is no identity
     assert (again.t, again.learning_rate, again.digest()) == (1, 0.1, table.digest())
 
 
