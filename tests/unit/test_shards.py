@@ -10,7 +10,7 @@ import pytest
 
 from embstore import arithmetic
 from embstore.arithmetic import partitions
-from embstore.config import Sgd, Uniform
+from embstore.config import Sgd
 from embstore.engine import digests
 from embstore.engine.stats import CacheStats, PoolStats, StoreStats, TableStats
 from embstore.errors import (
@@ -27,15 +27,11 @@ from embstore.stats import declared
 from embstore.storage.stats import StorageStats
 from embstore_client.shards import stats as merged_stats
 from embstore_client.shards.split import Owners
+from tests.clusters import table
 from tests.conformance.sharded import Sharded
 
 DIM, ROWS, SEED = 4, 40_000, 20_261_126
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Sgd(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Sgd(0.5), ROWS)
 
 
 @pytest.fixture
