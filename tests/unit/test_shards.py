@@ -208,6 +208,14 @@ def test_updates_without_keys_are_counted_everywhere(store: Store) -> None:
     assert [shard.table("a").t for shard in shards_of(store)] == [2, 2, 2]
 
 
+def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store: Store) -> None:
+    table = store.table("a")
+    before = table.lookup([5])
+    gradients = np.array([1e8, 1.0, -1e8, 3.0], np.float32)  # 1e8 + 1.0 is 1e8
+    table.update([5] * 4, np.repeat(gradients[:, None], DIM, axis=1))
+    assert np.array_equal(table.lookup([5]), before - np.float32(0.5 * 3.0))
+
+
 def test_what_is_not_finite_is_skipped_by_all_shards(store: Store) -> None:
     table, keys = store.table("a"), np.arange(ROWS)
     gradients = np.ones((ROWS, DIM), np.float32)
