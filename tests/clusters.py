@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import embstore
+from embstore.config import Uniform
 from embstore.engine.engine import Engine
 from embstore.engine.sharding import be
 from embstore.handles.store import Store
+from embstore.optimizers import Optimizer
 from embstore.sharding import ShardMap
 from embstore.storage import shard as shards
 from embstore.storage.files import Files
@@ -15,6 +17,12 @@ from embstore.storage.shard import ShardPlace
 from embstore_client.moving import join, move, switch
 from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
+
+
+def table(optimizer: Optimizer, rows: int = 20_000) -> dict[str, Any]:
+    """Return the configuration of a table of four elements a row, which all shards have."""
+    initializer = Uniform(-0.1, 0.1)
+    return {"dim": 4, "rows": rows, "optimizer": optimizer, "initializer": initializer}
 
 
 class Cluster:

@@ -30,18 +30,6 @@ COUNT = 250
 SEEDS = range(10)
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Embedded]:
-    backend = Embedded(tmp_path / "here")
-    yield backend
-    backend.close()
-
-
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Served]:
     backend = Served(tmp_path / "there")

@@ -43,18 +43,6 @@ OF_SHARDS = (c.SetShardMap,)
 """Of one shard."""
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Embedded]:
-    backend = Embedded(tmp_path / "here")
-    yield backend
-    backend.close()
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path / "cluster", 2, **OPTIONS)

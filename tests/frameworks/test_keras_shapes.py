@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore import InvalidArgumentError, Sgd, Uniform
+from embstore import InvalidArgumentError
 from embstore.handles.store import Store
 from tests.frameworks.on_keras import keras, tf
+from tests.frameworks.tables import DIM, ROWS, TABLE, rows_of
 
 from embstore_client.keras import (  # isort: skip
     Bag,
@@ -17,18 +18,6 @@ from embstore_client.keras import (  # isort: skip
     EmbeddingCollection,
     Ids,
 )
-
-ROWS, DIM = 50, 4
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Sgd(1.0),
-    "initializer": Uniform(-1, 1),
-}
-
-
-def rows_of(store: Store, name: str) -> Any:
-    return store.table(name).lookup(np.arange(ROWS), admit=False)
 
 
 def in_memory(rows: Any) -> Any:

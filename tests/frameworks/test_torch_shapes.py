@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
-from embstore import InvalidArgumentError, Sgd, Uniform  # noqa: E402
+from embstore import InvalidArgumentError  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import (  # noqa: E402
     Bag,
@@ -17,18 +16,11 @@ from embstore_client.torch import (  # noqa: E402
     EmbeddingCollection,
     Ids,
 )
-
-ROWS, DIM = 50, 4
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Sgd(1.0),
-    "initializer": Uniform(-1, 1),
-}
+from tests.frameworks.tables import DIM, ROWS, TABLE, rows_of  # noqa: E402
 
 
 def weights_of(store: Store, name: str) -> Any:
-    return torch.tensor(store.table(name).lookup(np.arange(ROWS), admit=False))
+    return torch.tensor(rows_of(store, name))
 
 
 def assert_as_torch(module: Any, plain: Any, *arguments: Any) -> None:

@@ -11,7 +11,6 @@ with warnings.catch_warnings():  # it warns of what it does not find
     warnings.simplefilter("ignore")
     torchrec = pytest.importorskip("torchrec", reason="needs torchrec 1.9 and what it imports")
 
-from embstore import Sgd, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import (  # noqa: E402
     Bag,
@@ -19,16 +18,10 @@ from embstore_client.torch import (  # noqa: E402
     EmbeddingCollection,
     Ids,
 )
+from tests.frameworks.tables import DIM, ROWS, TABLE  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROWS, DIM = 50, 4
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Sgd(1.0),
-    "initializer": Uniform(-1, 1),
-}
 KEYS, IDS = ["x", "z", "other", "y"], [3, 3, 7, 1, 49, 3, 2, 2, 9]
 LENGTHS = [1, 2, 0, 2, 1, 0, 3, 0]  # two bags a key
 

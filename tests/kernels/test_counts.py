@@ -4,6 +4,7 @@ A launch or a copy costs microseconds whatever it moves, and a wait idles the de
 of a call are held here, on the emulated device, where they are the same as on a real one.
 """
 
+import gc
 import threading
 from collections import Counter
 from functools import partial
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore import RowWiseAdagrad, Uniform
+from embstore import Adam, RowWiseAdagrad, Uniform
 from embstore.device.gpu import GpuDevice
+from embstore.profiles.hotset import HotSet
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 VERBS = {
@@ -190,3 +192,25 @@ def test_the_update_of_a_step(tmp_path):
             found.append(runtime.counted(partial(step.update, rows)))
     # What became of its pins is asked, and goes with the next call.
     assert found[-1] == {"uploads": 1, "downloads": 1, "waits": 1, "kernels": 3}
+
+
+def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):
+    """Without the help of the collector of circular references."""
+    runtime = EmulatedRuntime()
+    gc.collect()
+    gc.disable()
+    try:
+        store = embstore.open(tmp_path, device=GpuDevice(runtime), cache_bytes=1 << 20)
+        table = store.create_table(
+            "a", dim=8, rows=500, optimizer=Adam(0.1), initializer=Uniform(-1, 1)
+        )
+        for _ in range(3):
+            table.update(np.arange(500), np.ones((500, 8), np.float32))
+        store.pin_hot_set(HotSet({"a": np.arange(50)}))
+        assert runtime.live_bytes > 100_000
+        store.close()
+        assert runtime.live_bytes < 100_000, "the index may stay as long as the object"
+        del store, table
+        assert runtime.live_bytes == 0
+    finally:
+        gc.enable()

@@ -17,7 +17,7 @@ def quick_results(
     command = [sys.executable, "-m", module, f"--{size}", "--json", str(path), "--dir", str(folder)]
     command += ["--only", *parts] if parts else []
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results: dict[str, Any] = json.loads(path.read_text())

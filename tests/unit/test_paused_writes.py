@@ -13,7 +13,7 @@ import pytest
 
 import embstore
 from embstore import commands as c
-from embstore.config import Adagrad, Sgd, Uniform
+from embstore.config import Adagrad, Sgd
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -22,15 +22,10 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore_client.boundary import pause_all, resume_all
-from tests.clusters import Cluster
+from tests.clusters import Cluster, table
 
 DIM, ROWS = 4, 20_000
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adagrad(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Adagrad(0.5), ROWS)
 KEYS = np.arange(0, ROWS, 100)
 ONES = np.ones((len(KEYS), DIM), np.float32)
 

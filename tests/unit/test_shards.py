@@ -10,7 +10,7 @@ import pytest
 
 from embstore import arithmetic
 from embstore.arithmetic import partitions
-from embstore.config import Sgd, Uniform
+from embstore.config import Sgd
 from embstore.engine import digests
 from embstore.engine.stats import CacheStats, PoolStats, StoreStats, TableStats
 from embstore.errors import (
@@ -27,15 +27,11 @@ from embstore.stats import declared
 from embstore.storage.stats import StorageStats
 from embstore_client.shards import stats as merged_stats
 from embstore_client.shards.split import Owners
+from tests.clusters import table
 from tests.conformance.sharded import Sharded
 
 DIM, ROWS, SEED = 4, 40_000, 20_261_126
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Sgd(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Sgd(0.5), ROWS)
 
 
 @pytest.fixture
@@ -210,6 +206,14 @@ def test_updates_without_keys_are_counted_everywhere(store: Store) -> None:
     table.update([3], np.ones((1, DIM), np.float32))
     table.update([], np.empty((0, DIM), np.float32))
     assert [shard.table("a").t for shard in shards_of(store)] == [2, 2, 2]
+
+
+def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store: Store) -> None:
+    table = store.table("a")
+    before = table.lookup([5])
+    gradients = np.array([1e8, 1.0, -1e8, 3.0], np.float32)  # 1e8 + 1.0 is 1e8
+    table.update([5] * 4, np.repeat(gradients[:, None], DIM, axis=1))
+    assert np.array_equal(table.lookup([5]), before - np.float32(0.5 * 3.0))
 
 
 @pytest.mark.parametrize("value", [3e19, np.inf])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.config import Adagrad, TableConfig, Uniform
+from embstore.config import Adagrad, TableConfig
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -23,15 +23,11 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore_client.shards.router import Router
+from tests.clusters import table
 from tests.conformance.sharded import Sharded
 
 DIM, ROWS = 4, 40_000
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adagrad(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Adagrad(0.5), ROWS)
 KEYS = np.arange(0, ROWS, 100)
 ONES = np.ones((len(KEYS), DIM), np.float32)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.service.access.tenants import token_of, write_tokens
-from tests.service.faults.documented import PROBES, Requests
 from tests.service.faults.logged import LoggedServer
 from tests.service.faults.mutated import CACHE_BYTES
 
@@ -45,6 +44,8 @@ def token(caller: str) -> str | None:
 def test_documented_requests_are_answered_as_documented(
     caller: str, servers: dict[bool, LoggedServer], pytestconfig: pytest.Config
 ) -> None:
+    from tests.service.faults.documented import PROBES, Requests  # whose imports take seconds
+
     server, may_act = servers[caller in TOKENS], caller in ("anybody", "operator")
     count = COUNT if may_act else REFUSED
     if pytestconfig.getoption("soak") > 1:
