@@ -5,6 +5,7 @@ and file, so that a bad value is refused in the same way wherever it comes from.
 """
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -16,8 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
+import embstore
+from embstore_server import logs
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
+from embstore_server.logs import event
 from embstore_server.settings import Setting, Settings, declared, load
 
 _M_ARENA_MAX = -8
@@ -46,10 +50,13 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         _share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():
+            settings = load(flags, os.environ, config, of)
+            logs.configure(settings)  # before the imports below, which take a second
+            event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
             with needing("server"):
                 from embstore_server.app import serve as run
 
-            raise typer.Exit(run(load(flags, os.environ, config, of)))
+            raise typer.Exit(run(settings))
 
     return serve
 
