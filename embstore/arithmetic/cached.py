@@ -12,9 +12,9 @@ Where the package cannot be written, and for code of one processor alone, the fo
 
 Code is compared with a **stamp**: a hash of all sources in `embstore/arithmetic` that kernels are
 compiled from or by, in `embstore/kernels` and beside the kernel, and of the formulas and constants
-in `embstore`. It is **sealed** by a hash, so that what a full disk or a flipped bit has damaged is compiled anew, and
-not run. Who can write in these folders can run what they like anyway. The code is the same for
-every version of Python and NumPy, as it knows of both only what does not change.
+in `embstore`. It is **sealed** by a hash, so that what a full disk or a flipped bit has damaged is
+compiled anew, and not run. Whoever can write in these folders can run what they like anyway. The
+code is the same for every version of Python and NumPy: it knows of both only what does not change.
 """
 
 import hashlib

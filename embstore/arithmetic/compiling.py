@@ -125,8 +125,7 @@ def _by_processes(kernels: list[Kernel], count: int, failures: list[str]) -> Ite
     waiting, answers = deque(kernels), SimpleQueue[Compiled | str | None]()
     processes: list[subprocess.Popen[bytes]] = []
     with suppress(OSError):
-        for _ in range(count):
-            processes.append(_started())
+        processes.extend(_started() for _ in range(count))
     try:
         for process in processes:
             Thread(target=_converse, args=(process, waiting, answers), daemon=True).start()

@@ -38,7 +38,7 @@ from embstore_server import tracing
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
 from embstore_server.port import GrpcServer
-from embstore_server.rest.app import rest_server
+from embstore_server.rest.serving import rest_server
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 from embstore_server.shared_memory.port import SharedMemoryPort

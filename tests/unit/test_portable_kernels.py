@@ -168,7 +168,7 @@ def test_a_kernel_takes_what_it_reads_read_only_and_writes_to_no_such_array() ->
     _sum_by_key(INVERSE, values.view(np.recarray), sums)
     assert sums.tolist() == [[2.0] * 3, [1.0] * 3]
     sums.flags.writeable = False
-    with pytest.raises(TypeError, match="argument 3 .* writable"):
+    with pytest.raises(TypeError, match=r"argument 3 .* writable"):
         _sum_by_key(INVERSE, values, sums)
 
 
