@@ -1,8 +1,9 @@
 """Connecting to a server: which wire is taken, and what is asked of it first.
 
 A connection is checked before it is made, so that a bad argument is told at once. The server is
-asked what it is, and waited for as long as `connect_timeout_s`: an address that is wrong is told
-then, and not with the first lookup. What no waiting mends, as the port of REST, is told at once.
+asked what it is. One that does not answer is waited for as long as `connect_timeout_s`: an address
+that is wrong is told then, and not with the first lookup. One that answers that it is starting is
+waited for as long as it gets on. What no waiting mends, as the port of REST, is told at once.
 
 A shard says where the others are (cluster.py).
 """
@@ -25,7 +26,7 @@ from embstore_proto.addresses import is_loopback, split_address
 from embstore_proto.narrow import WIRE_DTYPES
 
 CONNECT_TIMEOUT_S = 10.0
-"""Long enough for a server that is just starting, short enough to be told of a wrong address."""
+"""Long enough until a server that is just started listens, short enough for a wrong address."""
 
 CALL_TIMEOUT_S = 60.0
 TOKEN_VARIABLE = "EMBSTORE_TOKEN"
@@ -54,8 +55,9 @@ def connect(
     ----------
     address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host; of any
         shard of a cluster: the others are at the addresses of its map, with the same arguments
-    timeout_s : deadline of every call, its further attempts included
-    connect_timeout_s : how long to wait for the server to be there, and ready
+    timeout_s : deadline of every call, its further attempts included. A server that is starting, as
+        one that compiles its kernels, is waited for until it has reported the same for so long
+    connect_timeout_s : how long to wait for a server to listen at the address
     wait : False: a server that is not there is told at once; one that is starting is waited for
     label : shown in the server's log of slow calls
     tls_ca : PEM file of the certificates to trust; None: no TLS
@@ -126,9 +128,7 @@ def connect_one(
         return Store(executor, timeout_s=connect_timeout_s)
     except DeadlineError as exc:
         executor.close()
-        raise DeadlineError(
-            f"no embstore server was ready at {address} within {connect_timeout_s:g} s: {exc}"
-        ) from None
+        raise DeadlineError(f"no embstore server was ready at {address}: {exc}") from None
     except BaseException:
         executor.close()
         raise

@@ -77,6 +77,7 @@ class Transport:
         self._process = os.getpid()
         self._closed = False
         self._waits = waits
+        self._is_connected = False
 
     def close(self) -> None:
         """Close the connection; calls that run are cut off. Closing twice is harmless."""
@@ -105,7 +106,7 @@ class Transport:
 
         answer = self._attempts(verb, attempt, timeout_s)
         if isinstance(answer.value, ServerInfo):
-            self._waits = True
+            self._waits = self._is_connected = True
             self._origins.connected(answer.value)
             self.wire.connected(answer.value)
         elif issubclass(verb.command, _READ):
@@ -172,11 +173,10 @@ class Transport:
                 try:
                     return self._attempt(attempt, sent)
                 except _PassingError as again:
-                    if monotonic() + pause >= deadline:
-                        raise DeadlineError(
-                            f"{verb.name}: no success within {seconds:g} s; the last answer was: "
-                            f"{again.error}"
-                        ) from None
+                    if not self._is_connected:
+                        sent.wait_for_a_start(again, seconds, self.timeout_s)
+                    if monotonic() + pause >= sent.deadline:
+                        raise DeadlineError(sent.too_late(again, seconds)) from None
                     sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _PAUSE_MAX_S)
                     sent.was_lost |= again.was_lost
@@ -250,10 +250,26 @@ class _Sent:
     deadline: float
     origin: Origin | None
     was_lost: bool = False  # one of the attempts was, so that the call may be done
+    said: str = ""  # by a server that is starting
 
     @property
     def mutates(self) -> bool:
         return self.verb.command.retry is not Retry.FREE
+
+    def wait_for_a_start(self, again: "_PassingError", absent_s: float, starting_s: float) -> None:
+        """Move the deadline: a server that is starting has `starting_s` from each progress that it
+        reports; one that is there no longer has `absent_s`."""
+        if again.was_lost:
+            if self.said:
+                self.said, self.deadline = "", monotonic() + absent_s
+        elif str(again) != self.said:
+            self.said, self.deadline = str(again), monotonic() + max(absent_s, starting_s)
+
+    def too_late(self, again: "_PassingError", seconds: float) -> str:
+        """Return what to say when there is no time left."""
+        if self.said:
+            return f"{again.error}, and that has not changed for long: see the server's log"
+        return f"{self.verb.name}: no success within {seconds:g} s; the last answer: {again.error}"
 
 
 class _PassingError(Exception):

@@ -1,41 +1,37 @@
-"""Where compiled kernels are kept.
+"""Where compiled kernels are kept: an object file for each (`codegen.py`).
 
-**Portable code** is compiled ahead (`embstore compile`), for every processor of one level, and is
-part of an installation or an image: with it a first start compiles nothing. It lies in the package
-itself, and is taken where the processor has all of FEATURES. What is missing there is compiled for
-this very processor at its first start, and kept where Numba keeps code: beside its source, or in
-NUMBA_CACHE_DIR. NUMBA_CPU_NAME, where it is set, says what to compile for: then portable code is
-not taken.
+**Portable code** is compiled for every processor of one level, and lies in the package itself: who
+may write there keeps it for all users, `embstore compile` makes it ahead, and an image or a wheel
+carries it. The level is x86-64-v3 (AVX2, from 2013 on). Kernels wait for memory rather than for
+arithmetic, and LLVM takes 256-bit vectors on most processors that have wider ones, so nothing is
+compiled again behind a store that serves. The bits are the same in any case, because the contract
+fixes them. A processor below the level has code of its own; so has what NUMBA_CPU_NAME names.
 
-The level is x86-64-v3 (AVX2, from 2013 on). Kernels wait for memory rather than for arithmetic, and
-LLVM takes 256-bit vectors on most processors that have wider ones, so nothing is compiled again
-behind a store that serves. The bits are the same in any case, because the contract fixes them.
+Where the package cannot be written, and for code of one processor alone, the folder is
+`embstore/kernels` below XDG_CACHE_HOME, by default `~/.cache`.
 
-Both kinds are compared with a **stamp**. Numba's is of a kernel's own file, and it would go on
-serving a kernel whose building blocks have changed in another; ours is a hash of all sources in
-`embstore/arithmetic`, `embstore/kernels` and beside the kernel, and of the formulas and constants
-in `embstore`. Code of another version of Numba or of Python is not looked at.
-
-Portable code is machine code in a pickle, as Numba's own: who can write in the package can run
-what they like anyway. Against accidents it is **sealed** by a hash, so that what a full disk or a
-flipped bit has damaged is compiled anew, and neither unpickled nor run.
+Code is compared with a **stamp**: a hash of all sources in `embstore/arithmetic` that kernels are
+compiled from or by, in `embstore/kernels` and beside the kernel, and of the formulas and constants
+in `embstore`. It is **sealed** by a hash, so that what a full disk or a flipped bit has damaged is
+compiled anew, and not run. Whoever can write in these folders can run what they like anyway. The
+code is the same for every version of Python and NumPy: it knows of both only what does not change.
 """
 
 import hashlib
+import logging
 import os
-import pickle
+import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numba
 from llvmlite import binding  # type: ignore[import-untyped]
-from numba.core.caching import FunctionCache, NullCache
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
+
+if TYPE_CHECKING:
+    from embstore.arithmetic.jit import Kernel
 
 PACKAGE = Path(__file__).parents[1]
 PORTABLE = PACKAGE / "kernels" / "portable"
@@ -47,15 +43,13 @@ FEATURES = frozenset(
 )
 """Of a processor of the level, by LLVM's names."""
 
-_config: Any = numba.config
-_CODE = ",".join(f"+{feature}" for feature in sorted(FEATURES))
-VARIABLES = {"NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": _CODE}
-"""With them in its environment, a process compiles portable code, and nothing else."""
-
-
-def _is_ahead() -> bool:
-    """Say whether this process compiles portable code."""
-    return bool((_config.CPU_NAME, _config.CPU_FEATURES) == (CPU, _CODE))
+_NO_SOURCES = frozenset(("cached", "choice", "compiling", "jit", "loading"))
+"""Files of `embstore/arithmetic` of which no kernel is compiled."""
+VARIABLES = {
+    "NUMBA_CPU_NAME": CPU,
+    "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in sorted(FEATURES)),
+}
+"""With them in its environment, a process compiles portable code."""
 
 
 @cache
@@ -68,23 +62,38 @@ def processor_features() -> frozenset[str]:
     return frozenset(name for name, has in features.items() if has)
 
 
-def is_of_level() -> bool:
-    """Say whether portable code is what this process runs."""
-    return processor_features() >= FEATURES and (_config.CPU_NAME is None or _is_ahead())
+def is_portable() -> bool:
+    """Say whether this process runs portable code."""
+    return "NUMBA_CPU_NAME" not in os.environ and processor_features() >= FEATURES
+
+
+def _target() -> str:
+    """Return which processors this process takes code of."""
+    if is_portable():
+        return CPU
+    named = (os.environ.get(name, "") for name in VARIABLES)
+    name, features = (*named,)
+    features = features or ",".join(sorted(processor_features()))
+    of = hashlib.blake2b(features.encode(), digest_size=4).hexdigest()
+    return f"{name or binding.get_host_cpu_name()}-{of}"
 
 
 @cache
 def stamp(folder: Path) -> str:
     """Return a hash of the sources that a kernel of a folder may be compiled from."""
-    digest = hashlib.blake2b(digest_size=16)
-    sources = [*PACKAGE.glob("arithmetic/*.py"), *PACKAGE.glob("kernels/*.py")]
-    named = [PACKAGE / f"{name}.py" for name in ("arrays", "layout", "optimizers", "score")]
-    for path in sorted([*sources, *named]):
-        digest.update(path.read_bytes())
+    digest = hashlib.blake2b(_shared_sources(), digest_size=16)
     for path in sorted(folder.glob("*.py")):
         if has_kernels(path):
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def _shared_sources() -> bytes:
+    arithmetic = [p for p in PACKAGE.glob("arithmetic/*.py") if p.stem not in _NO_SOURCES]
+    sources = [*arithmetic, *PACKAGE.glob("kernels/*.py")]
+    named = [PACKAGE / f"{name}.py" for name in ("arrays", "layout", "optimizers", "score")]
+    return b"".join(path.read_bytes() for path in sorted([*sources, *named]))
 
 
 def has_kernels(source: Path) -> bool:
@@ -92,57 +101,56 @@ def has_kernels(source: Path) -> bool:
     return b"embstore.arithmetic.jit" in source.read_bytes()
 
 
-def sealed(version: tuple[str, str], code: bytes) -> bytes:
-    """Return code behind a hash of it, of Numba's version and of the stamp."""
-    of = hashlib.blake2b("\0".join(version).encode(), digest_size=SEAL_BYTES)
-    of.update(code)
-    return of.digest() + code
+def sealed(kernel: "Kernel", code: bytes) -> bytes:
+    """Return code behind a hash of it, and of what it was compiled from and for."""
+    sources = stamp(Path(kernel.function.__code__.co_filename).parent)
+    of = "\0".join((sources, _target(), platform.machine(), sys.abiflags))
+    digest = hashlib.blake2b(of.encode(), digest_size=SEAL_BYTES)
+    digest.update(code)
+    return digest.digest() + code
 
 
-class Kept:
-    """The compiled code of a kernel: its dispatcher asks here before it compiles. Thread rule:
-    Numba's, which compiles under one lock."""
+def kept(kernel: "Kernel") -> bytes | None:
+    """Return the code of a kernel for this processor, from its present sources; None: there is
+    none, or it is damaged."""
+    for folder in _folders():
+        with suppress(OSError):
+            found = _file(folder, kernel).read_bytes()
+            code = found[SEAL_BYTES:]
+            if found == sealed(kernel, code):
+                return code
+    return None
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        name, python = f"{function.__module__}.{function.__qualname__}", sys.version_info
-        self._version = numba.__version__, stamp(Path(function.__code__.co_filename).parent)
-        self._portable = PORTABLE / f"{name}-{python.major}.{python.minor}.nbc"
-        self._own: Any = NullCache()
-        if not _is_ahead():
-            with suppress(RuntimeError):  # No folder can be written: compile in every process.
-                self._own = FunctionCache(function)  # type: ignore[no-untyped-call]
-                self._own._cache_file._source_stamp = self._version[1]
 
-    def has_portable(self) -> bool:
-        """Say whether there is portable code of these sources, undamaged."""
-        return self._portable_code() is not None
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what was compiled for a signature, portable or for this processor, or None."""
-        target_context.refresh()
-        code = self._portable_code() if is_of_level() else None
-        if code is None:
-            return self._own.load_overload(sig, target_context)
-        rebuild: Any = CompileResult._rebuild
-        return rebuild(target_context, *pickle.loads(code))
-
-    def save_overload(self, sig: Any, compiled: Any) -> None:
-        """Keep what was compiled for a signature."""
-        if not _is_ahead():
-            self._own.save_overload(sig, compiled)
-            return
-        new = self._portable.with_suffix(f".{os.getpid()}")
+def keep(kernel: "Kernel", code: bytes) -> Path | None:
+    """Keep the code of a kernel for later processes; return the folder; None: there is none that
+    takes it."""
+    for folder in _folders():
+        new = _file(folder, kernel).with_suffix(f".{os.getpid()}")
         try:
-            dump: Any = dumps
-            new.write_bytes(sealed(self._version, dump(compiled._reduce())))
-            new.replace(self._portable)
-        finally:
-            new.unlink(missing_ok=True)
+            folder.mkdir(mode=0o700 if folder != PORTABLE else 0o777, parents=True, exist_ok=True)
+            new.write_bytes(sealed(kernel, code))
+            new.replace(_file(folder, kernel))
+        except OSError:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+        else:
+            return folder
+    logging.getLogger("embstore").warning(
+        "a compiled kernel could not be kept in %s: the next process compiles it again",
+        " or ".join(map(str, _folders())),
+    )
+    return None
 
-    def _portable_code(self) -> bytes | None:
-        try:
-            found = self._portable.read_bytes()
-        except FileNotFoundError:
-            return None
-        code = found[SEAL_BYTES:]
-        return code if found == sealed(self._version, code) else None
+
+def _folders() -> Iterator[Path]:
+    """Yield where code is looked for, and kept in the first that takes it."""
+    if is_portable():
+        yield PORTABLE
+    with suppress(RuntimeError):  # who has no home
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        yield Path(home, "embstore", "kernels")
+
+
+def _file(folder: Path, kernel: "Kernel") -> Path:
+    return folder / f"{kernel.name}-{_target()}.nbc"

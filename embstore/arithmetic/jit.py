@@ -1,136 +1,126 @@
-"""How this package compiles: three decorators, the types kernels are written in, and a few
-intrinsics.
+"""Compiled functions: three decorators, and the names that only compiled code can use.
 
 A **kernel** is called from Python. It has one signature, read from its annotations, and is compiled
-for exactly that one, at its first call or by `compile_kernels()`: left to infer types, Numba would
-compile again for some seconds in the middle of serving when a caller's array is read-only. A
-**building block** is called from kernels and inlined by LLVM. An **operation** is what kernels
-compile for a function of plain Python.
+for exactly that one: a caller's array of another type is a TypeError. A **building block** is
+called from kernels and inlined by LLVM. An **operation** is what kernels compile for a function of
+plain Python.
 
 All are compiled without fast-math and with NumPy's error model (Python's would test each divisor,
 so that no loop with a division is vectorised). LLVM contracts no multiply and add by itself. Numba
 promotes `float32 * int` to float64 and `uint64 + int` to float64: constants are typed where it
 matters.
 
-What was compiled is kept (`cached.py`). Importing this module imports Numba; nothing in embstore
-does at its own import.
+    parameters   what a parameter may be annotated with
+    jit          what kernels are written with; loads them
+    cached       where compiled kernels are kept
+    loading      machine code to a function of Python
+    compiling    compiles what is missing, in several processes
+    codegen      kernels to machine code, by Numba
+    intrinsics   what kernels call and LLVM has
+
+Only the last two import Numba, and only what compiles imports these: a process whose kernels are
+all compiled loads their machine code, which takes a tenth of the processor time.
 """
 
 import threading
 from collections.abc import Callable
-from functools import update_wrapper
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from functools import cached_property, update_wrapper
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast, get_type_hints
 
-import numpy as np
 from numpy.typing import NDArray
 
-from embstore.layout import ELEMENT
+from embstore.arithmetic.parameters import *  # noqa: F403 - kernels take all they need from here
+from embstore.arithmetic.parameters import Parameter
 from embstore.version import pip_install
 
 try:
-    import numba
-    from llvmlite import ir  # type: ignore[import-untyped]
-    from numba import njit, types
-    from numba.extending import intrinsic, overload
+    from embstore.arithmetic import cached, loading
 
-    from embstore.arithmetic.cached import Kept
+    if find_spec("numba") is None:
+        raise ImportError
 except ImportError as exc:
     raise ModuleNotFoundError(
         f"embstore's compiled kernels need Numba: {pip_install('fast')}", name="numba"
     ) from exc
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _array(dtype: Any, dimensions: int = 1, *, readonly: bool = False) -> Any:
-    return types.Array(dtype, dimensions, "C", readonly=readonly)
-
-
-# C-contiguous; "In" is only read, so that a caller's read-only array is as good as any other.
-Int8sIn = Annotated[NDArray[np.int8], _array(types.int8, readonly=True)]
-Int32s = Annotated[NDArray[np.int32], _array(types.int32)]
-Int32sIn = Annotated[NDArray[np.int32], _array(types.int32, readonly=True)]
-Int64s = Annotated[NDArray[np.int64], _array(types.int64)]
-Int64sIn = Annotated[NDArray[np.int64], _array(types.int64, readonly=True)]
-Int64Rows = Annotated[NDArray[np.int64], _array(types.int64, 2)]
-Int64RowsIn = Annotated[NDArray[np.int64], _array(types.int64, 2, readonly=True)]
-Uint8s = Annotated[NDArray[np.uint8], _array(types.uint8)]
-Uint16s = Annotated[NDArray[np.uint16], _array(types.uint16)]
-Uint32s = Annotated[NDArray[np.uint32], _array(types.uint32)]
-Uint32sIn = Annotated[NDArray[np.uint32], _array(types.uint32, readonly=True)]
-Uint32Rows = Annotated[NDArray[np.uint32], _array(types.uint32, 2)]
-Uint32RowsIn = Annotated[NDArray[np.uint32], _array(types.uint32, 2, readonly=True)]
-Uint8sIn = Annotated[NDArray[np.uint8], _array(types.uint8, readonly=True)]
-Uint8Rows = Annotated[NDArray[np.uint8], _array(types.uint8, 2)]
-Uint8RowsIn = Annotated[NDArray[np.uint8], _array(types.uint8, 2, readonly=True)]
-Uint64s = Annotated[NDArray[np.uint64], _array(types.uint64)]
-Uint64sIn = Annotated[NDArray[np.uint64], _array(types.uint64, readonly=True)]
-Uint64Rows = Annotated[NDArray[np.uint64], _array(types.uint64, 2)]
-Uint64RowsIn = Annotated[NDArray[np.uint64], _array(types.uint64, 2, readonly=True)]
-Float32s = Annotated[NDArray[np.float32], _array(types.float32)]
-Float32sIn = Annotated[NDArray[np.float32], _array(types.float32, readonly=True)]
-Float32Rows = Annotated[NDArray[np.float32], _array(types.float32, 2)]
-Float32RowsIn = Annotated[NDArray[np.float32], _array(types.float32, 2, readonly=True)]
-# As they are kept.
-Elements = Annotated[NDArray[Any], _array(numba.from_dtype(ELEMENT))]
-Rows = Annotated[NDArray[Any], _array(numba.from_dtype(ELEMENT), 2)]
-RowsIn = Annotated[NDArray[Any], _array(numba.from_dtype(ELEMENT), 2, readonly=True)]
-Int = Annotated[int, types.int64]
-Bool = Annotated[bool, types.boolean]
-Float32 = Annotated[np.float32, types.float32]
-
-carray: Any = numba.carray  # type: ignore[attr-defined]  # public, but not to mypy
-
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-
-
-def _dispatcher(function: Callable[..., Any]) -> Any:
-    dispatcher = njit(**_OPTIONS)(function)
-    dispatcher._cache = Kept(function)
-    return dispatcher
-
-
-def _writable(formal: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the types of arguments whose arrays may all be written to."""
-    return tuple(t.copy(readonly=False) if isinstance(t, types.Array) else t for t in formal)
+Progress = Callable[[int, int], None]
+"""Called with how many kernels are compiled, and how many of all."""
 
 
 class Kernel:
     """A function compiled for the one signature that its annotations name."""
 
-    _lock = threading.Lock()  # Over all kernels: Numba compiles under one lock of its own anyway.
+    _lock = threading.RLock()  # over all kernels
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
         self.function = function
-        self._entry: Any = None  # The dispatcher; None until compiled. Written under the lock.
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        self._entry: Callable[..., Any] | None = None  # written under the lock
 
-    def compile(self) -> Any:
-        """Compile, or load from the cache, once; return what to call."""
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """The types of its parameters."""
+        hints = get_type_hints(self.function, include_extras=True)
+        hints.pop("return", None)
+        return [hint.__metadata__[0] for hint in hints.values()]
+
+    def is_loaded(self) -> bool:
+        """Load what is kept of it, if there is any; say whether it can be called."""
         with self._lock:
-            if self._entry is None:
-                hints = get_type_hints(self.function, include_extras=True)
-                hints.pop("return", None)
-                dispatcher = _dispatcher(self.function)
-                formal = tuple(hint.__metadata__[0] for hint in hints.values())
-                dispatcher.compile(formal)
-                dispatcher.disable_compile()
-                # Else the first call would register these, and a second one beside it, which finds
-                # them registered meanwhile, would be refused ("No matching definition").
-                dispatcher.typingctx.install_possible_conversions(_writable(formal), formal)
-                self._entry = dispatcher
-        return self._entry
+            code = None if self._entry else cached.kept(self)
+            if code is not None:
+                self._entry = loading.load(self.function.__name__, code)
+            return self._entry is not None
+
+    def take(self, code: bytes) -> None:
+        """Load what it was compiled to."""
+        with self._lock:
+            self._entry = loading.load(self.function.__name__, code)
 
     def __call__(self, *arguments: Any) -> Any:
-        return (self._entry or self.compile())(*arguments)
+        return (self._entry or self._compiled())(*arguments)
+
+    def _compiled(self) -> Callable[..., Any]:
+        if not self.is_loaded():
+            compile_kernels()
+        assert self._entry is not None
+        return self._entry
+
+
+class Symbol:
+    """A name in a kernel that Numba has another object for: `make` returns it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The object that Numba knows."""
+        return self._make()
+
+    @property
+    def _numba_type_(self) -> Any:
+        """How Numba asks an object of another library for its type."""
+        return codegen().type_of(self.compiled)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compile and call it, from Python."""
+        return self.compiled(*arguments)
 
 
 kernels: list[Kernel] = []  # Of the modules imported so far.
+operations: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+"""Functions of plain Python, and what kernels compile for them, as long as Numba knows nothing of
+them."""
 
 
 def kernel(function: Function) -> Function:
-    """Make `function` a kernel. Its parameters are annotated with the types above, positional
-    only."""
+    """Make `function` a kernel. Its parameters are annotated with the types of `parameters`,
+    positional only."""
     compiled = Kernel(function)
     kernels.append(compiled)
     return cast(Function, compiled)
@@ -138,25 +128,34 @@ def kernel(function: Function) -> Function:
 
 def building_block(function: Function) -> Function:
     """Make `function` callable from kernels, and inlined there: left to choose, LLVM calls, and an
-    array is seven arguments. (Called from Python it would compile on the spot.)"""
-    return cast(Function, njit(forceinline=True, **_OPTIONS)(function))
+    array is seven arguments."""
+    block = Symbol(lambda: codegen().dispatcher(function))
+    return cast(Function, update_wrapper(block, function))
 
 
 def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
     """Have kernels compile the decorated function for `generic`, and inline it."""
 
     def register(function: Function) -> Function:
-        options: Any = {"forceinline": True, **_OPTIONS}
-        overload(generic, jit_options=options, strict=False)(lambda *types: function)
+        operations.append((generic, function))
         return function
 
     return register
 
 
-def compile_kernels() -> None:
-    """Compile every kernel imported so far, or load it from the cache. Any thread."""
-    for compiled in kernels:
-        compiled.compile()
+def compile_kernels(progress: Progress | None = None) -> None:
+    """Load every kernel imported so far; compile those that are not kept anywhere. Any thread.
+
+    progress : is called when there is something to compile, and after each kernel; None: a line of
+        the log "embstore" says how far it is
+
+    Raises EmbstoreError: kernels cannot be compiled.
+    """
+    with Kernel._lock:
+        missing = [kernel for kernel in kernels if not kernel.is_loaded()]
+        if missing:
+            compiling = import_module("embstore.arithmetic.compiling")
+            compiling.compile_missing(missing, len(kernels), progress or compiling.Spoken())
 
 
 def address(array: NDArray[Any] | None) -> int:
@@ -167,77 +166,40 @@ def address(array: NDArray[Any] | None) -> int:
     return cast(int, array.__array_interface__["data"][0])
 
 
-def _intrinsic(signature: Any, generate: Callable[..., Any]) -> Any:
-    """Return what kernels call for what `generate(context, builder, *arguments)` builds."""
-
-    def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        return generate(context, builder, *arguments)
-
-    if len(signature.args) == 1:
-        return intrinsic(lambda typing_context, argument: (signature, lower))
-    return intrinsic(lambda typing_context, first, second: (signature, lower))
+def c_function(name: str, returns: str, *arguments: str) -> Any:
+    """Return a function of the C library, for kernels; types are by Numba's names."""
+    return Symbol(lambda: codegen().external(name, returns, *arguments))
 
 
-def _prefetch(write: int) -> Any:
-    def generate(context: Any, builder: Any, place: Any) -> Any:
-        pointer = builder.inttoptr(place, ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(function, [pointer, i32(write), i32(3), i32(1)])
-        return context.get_dummy_value()
-
-    return _intrinsic(types.void(types.int64), generate)
+def codegen() -> Any:
+    """Import what compiles, and tell Numba the operations that it does not know yet."""
+    module = import_module("embstore.arithmetic.codegen")
+    while operations:
+        module.register(*operations.pop())
+    return module
 
 
-def _equal_among_8(context: Any, builder: Any, place: Any, key: Any) -> Any:
-    i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-    vector = ir.VectorType(i64, 8)
-    pointer = builder.inttoptr(place, vector.as_pointer())
-    undefined = ir.Constant(vector, ir.Undefined)
-    one = builder.insert_element(undefined, key, i32(0))
-    zeros = ir.Constant(ir.VectorType(i32, 8), [0] * 8)
-    keys = builder.shuffle_vector(one, undefined, zeros)
-    equal = builder.icmp_signed("==", builder.load(pointer, align=64), keys)
-    return builder.zext(builder.bitcast(equal, i8), i64)
+def _intrinsic(name: str) -> Any:
+    return Symbol(lambda: getattr(import_module("embstore.arithmetic.intrinsics"), name))
 
 
-def _crc32c_word(context: Any, builder: Any, crc: Any, word: Any) -> Any:
-    i64 = ir.IntType(64)
-    name, kind = "llvm.x86.sse42.crc32.64.64", ir.FunctionType(i64, [i64, i64])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    return builder.call(function, [crc, word])
-
-
-pointer_at: Any = _intrinsic(
-    types.voidptr(types.int64),
-    lambda context, builder, place: builder.inttoptr(place, context.get_value_type(types.voidptr)),
-)
-"""Turn an address into a pointer for `numba.carray`."""
-bits_of: Any = _intrinsic(
-    types.int32(types.float32), lambda _, builder, value: builder.bitcast(value, ir.IntType(32))
-)
+carray: Any = _intrinsic("carray")
+"""`numba.carray`: the array of a pointer, a shape and a dtype."""
+pointer_at: Any = _intrinsic("pointer_at")
+"""Turn an address into a pointer for `carray`."""
+bits_of: Any = _intrinsic("bits_of")
 """Return the bits of a float32 as int32."""
-float_of: Any = _intrinsic(
-    types.float32(types.int32), lambda _, builder, bits: builder.bitcast(bits, ir.FloatType())
-)
+float_of: Any = _intrinsic("float_of")
 """Return the float32 that has these int32 bits."""
-prefetch: Any = _prefetch(write=0)
+prefetch: Any = _intrinsic("prefetch")
 """Ask for the cache line at an address, to read. A wrong address does no harm."""
-prefetch_to_write: Any = _prefetch(write=1)
+prefetch_to_write: Any = _intrinsic("prefetch_to_write")
 """Ask for the cache line at an address, to write."""
-equal_among_8: Any = _intrinsic(types.int64(types.int64, types.int64), _equal_among_8)
+equal_among_8: Any = _intrinsic("equal_among_8")
 """Return a bit for each of the 8 int64 at an address (aligned to 64) that equals the key."""
-lowest_bit: Any = _intrinsic(
-    types.int64(types.int64), lambda _, builder, bits: builder.cttz(bits, ir.IntType(1)(0))
-)
+lowest_bit: Any = _intrinsic("lowest_bit")
 """Return the number of the lowest bit set in an int64; 64 for 0."""
-bit_count: Any = _intrinsic(types.int64(types.int64), lambda _, builder, bits: builder.ctpop(bits))
+bit_count: Any = _intrinsic("bit_count")
 """Return how many bits of an int64 are set."""
-crc32c_word: Any = _intrinsic(types.uint64(types.uint64, types.uint64), _crc32c_word)
+crc32c_word: Any = _intrinsic("crc32c_word")
 """Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
-
-
-def c_function(name: str, returns: Any, *arguments: Any) -> Any:
-    """Return a function of the C library, for kernels. By name: a pointer could not be cached."""
-    return types.ExternalFunction(name, returns(*arguments))

@@ -4,6 +4,7 @@ import os
 import threading
 from contextlib import ExitStack
 
+from embstore.arithmetic import jit
 from embstore.cache.policies import policy_of
 from embstore.cache_split import SPLITS, CacheSplit
 from embstore.checks.arguments import expect, integer, number, one_of
@@ -112,6 +113,7 @@ def open(
     expect(isinstance(limits, Limits), "limits to be Limits", limits)
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
+    jit.compile_kernels()  # here, where it is said how far it is, and not in the middle of training
     with ExitStack() as undo:  # where the engine cannot be made
         made = open_device(device, threads)
         undo.callback(made.close)

@@ -17,7 +17,15 @@ import numpy as np
 
 from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import mix
-from embstore.arithmetic.jit import building_block, equal_among_8, kernel, lowest_bit, prefetch
+from embstore.arithmetic.jit import (
+    building_block,
+    carray,
+    equal_among_8,
+    kernel,
+    lowest_bit,
+    pointer_at,
+    prefetch,
+)
 
 BUCKET_WIDTH = 8
 BLOCK_KEYS = 256
@@ -81,7 +89,7 @@ def probe_block(
 ) -> int:
     """Write the slots of keys[begin:end] from slots[shift + begin] on; return how many are -1."""
     keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
-    flat_slots = bucket_slots.reshape(-1)
+    flat_slots = carray(pointer_at(slots_start), bucket_slots.size, np.uint32)
     absent = 0
     for i in range(end - begin):
         places[i], seconds[i] = buckets_of(keys[begin + i] | prefix, bucket_keys.shape[0])

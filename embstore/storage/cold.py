@@ -7,7 +7,6 @@ are in memory, so a sample of the pages decides.
 """
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from embstore.arithmetic.jit import Int, Int64sIn, Uint8s, Uint64sIn, address, c_function, kernel
@@ -15,10 +14,8 @@ from embstore.storage.format import PAGE_BYTES
 
 _PAGE = np.uint64(PAGE_BYTES)
 _WILLNEED = 3
-# Symbols of the C library by name: a ctypes pointer would keep the kernels out of Numba's disk
-# cache.
-_mincore = c_function("mincore", types.int32, types.uint64, types.uint64, types.int64)
-_madvise = c_function("madvise", types.int32, types.uint64, types.uint64, types.int32)
+_mincore = c_function("mincore", "int32", "uint64", "uint64", "int64")
+_madvise = c_function("madvise", "int32", "uint64", "uint64", "int32")
 
 
 @kernel

@@ -18,6 +18,7 @@
 import asyncio
 import faulthandler
 import logging
+import math
 import os
 import signal
 import sys
@@ -33,16 +34,17 @@ from embstore.cache_split import CacheSplit
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.host.descriptors import raise_limit
-from embstore_server import logs, tracing
+from embstore_server import tracing
 from embstore_server.logs import event
 from embstore_server.metrics import Metrics
 from embstore_server.port import GrpcServer
-from embstore_server.rest.app import rest_server
+from embstore_server.rest.serving import rest_server
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 from embstore_server.shared_memory.port import SharedMemoryPort
 
 _LOST = "acknowledged ones may be: a new epoch has begun, which clients are told of"
+_PROGRESS_EVERY_S = 2.0
 _SWITCH_INTERVAL_S = 1e-4
 """At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""
 
@@ -53,7 +55,6 @@ def serve(settings: Settings) -> int:
     Raises DeviceError: the device was lost; the store opens at its last checkpoint; EmbstoreError:
     the store or a port could not be opened, or not everything was committed.
     """
-    logs.configure(settings)
     if sys.stderr is not None:  # of a file that was cut short below its map, nobody else tells
         faulthandler.enable()
     raise_limit()
@@ -73,7 +74,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
     compiled = threading.Event()
 
     def opened() -> Engine:
-        _compile()
+        _compile(service)
         compiled.set()
         engine = _open(settings)
         engine.commits.after_each = partial(_after_commit, engine, service, loop)
@@ -84,7 +85,6 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
     loop.add_signal_handler(signal.SIGHUP, service.reload)
     server = GrpcServer(service)
     async with rest_server(service) as admin_address:
-        event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
         await server.start()
         watching: asyncio.Task[None] | None = None
         sharing: SharedMemoryPort | None = None
@@ -174,12 +174,21 @@ def _stop_signal() -> asyncio.Future[str]:
     return stop
 
 
-def _compile() -> None:
-    """Compile the kernels of the host, or load them: no caller is to wait for a compiler."""
+def _compile(service: Service) -> None:
+    """Load the kernels of the host, or compile them: no caller is to wait for a compiler."""
     begin = monotonic()
-    note = "some tens of seconds after an installation, then none"
-    event(logging.INFO, "preparing kernels", note=note)
-    compile_kernels()
+    said_at = -math.inf
+
+    def progress(done: int, of: int) -> None:
+        nonlocal said_at
+        service.preparing = f"compiling kernels: {done} of {of}, once after an installation"
+        if monotonic() - said_at >= _PROGRESS_EVERY_S or done == of:
+            said_at = monotonic()
+            kernels, note = f"{done} of {of}", "once after an installation; see `embstore compile`"
+            event(logging.INFO, "preparing kernels", kernels=kernels, note=note)
+
+    compile_kernels(progress)
+    service.preparing = ""
     event(logging.INFO, "kernels prepared", seconds=round(monotonic() - begin, 2))
 
 

@@ -159,6 +159,8 @@ class Service:
         self.idle.set()
         self._places: OrderedDict[str, Membership] = OrderedDict()  # by member that joined of late
         self._engine: Engine | None = None
+        self.preparing = ""
+        """What is done before the store is opened, and how far it is; any thread sets it."""
         self.durable: Durable | None = None
         """What answers wait for; None: for nothing."""
         self.standbys = Standbys(self)
@@ -298,7 +300,7 @@ class Service:
     def not_ready(self) -> str:
         """Why calls are not served; empty when they are."""
         if self._engine is None:
-            return "starting: the store is being opened"
+            return f"starting: {self.preparing or 'the store is being opened'}"
         if self.failure is not None:
             return f"the store has failed, restart the server: {self.failure}"
         if self.standing.is_empty:
@@ -642,7 +644,8 @@ class Service:
     def _closed(self) -> StoreClosedError:
         if self.failure is not None:
             return StoreClosedError(self.not_ready)
-        return StoreClosedError(f"the server is {self.not_ready}; send the call again later")
+        later = "; send the call again later" if self.stopping else ""
+        return StoreClosedError(f"the server is {self.not_ready}{later}")
 
     def notice_failure(self) -> None:
         """Tell health and the log, once, that the store has failed. Event loop only."""

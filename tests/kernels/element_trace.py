@@ -21,6 +21,8 @@ ROWS = 300
 def main(element: str, device: str, folder: Path) -> None:
     """Run the trace, then read all rows again from a store that was opened again."""
     layout = _layout_of(element)
+    if element != "float32":
+        _compile_here()
     read = hashlib.sha256()
     for part in (_train, _read_all):
         store = _open(folder / "store", device, element)
@@ -41,6 +43,19 @@ def _layout_of(element: str) -> Any:
     assert named.format("float32") in text
     exec(text.replace(named.format("float32"), named.format(element)), layout.__dict__)
     return layout
+
+
+def _compile_here() -> None:
+    """Have kernels compiled by this process, which alone has the other type, when they are called;
+    and none that is kept taken."""
+    from embstore.arithmetic import compiling, jit
+
+    def compiled(kernel: Any) -> Any:
+        kernel.take(compiling.object_code(kernel))
+        return kernel._entry
+
+    jit.Kernel._compiled = compiled  # type: ignore[method-assign]
+    jit.compile_kernels = lambda progress=None: None
 
 
 def _source_of(element: str) -> Any:

@@ -16,7 +16,7 @@ import embstore
 from embstore import RowWiseAdagrad, Sgd, Uniform
 from embstore.handles.store import Store
 from embstore_server.metrics import Metrics
-from embstore_server.rest import make_rest
+from embstore_server.rest.app import make_rest
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 

@@ -1,4 +1,4 @@
-"""SIGTERM before a store is open, while kernels are compiled: the process ends at once, with 0."""
+"""A first start, with no kernel compiled: it says how far it is, and can be ended at once."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import sys
 
 def test_sigterm_while_kernels_are_compiled(tmp_path):
     nothing_compiled = {
-        "NUMBA_CACHE_DIR": str(tmp_path / "compiled"),
+        "XDG_CACHE_HOME": str(tmp_path / "compiled"),
         "NUMBA_CPU_NAME": "x86-64-v2",
     }
     command = "serve --listen 127.0.0.1:0 --admin 127.0.0.1:0 --data".split()

@@ -20,7 +20,7 @@ from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore_client import connect, unreached
 from embstore_server.cli import connection, exits
 from embstore_server.metrics import Metrics
-from embstore_server.rest.app import rest_server
+from embstore_server.rest.serving import rest_server
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 from tests.service.access.certificates import Authority, server_settings

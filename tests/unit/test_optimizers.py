@@ -86,5 +86,5 @@ def test_compiled_operations_have_the_bits_of_numpy():
             assert [np.float32(v).view(np.uint32) for v in found] == [
                 np.float32(v).view(np.uint32) for v in wanted
             ]
-    types = {signature.return_type for signature in compiled.nopython_signatures}
+    types = {signature.return_type for signature in compiled.compiled.nopython_signatures}
     assert types == {numba.types.UniTuple(numba.types.float32, 2)}

@@ -1,120 +1,190 @@
-"""Kernels compiled ahead are taken if sources, Numba and processor are the same."""
+"""Compiled kernels are kept, and taken if sources and processor are the same."""
 
 import os
 import re
-import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-import numba
+import numpy as np
 import pytest
 
-from embstore.arithmetic import cached
+from embstore.arithmetic import cached, compiling, jit
+from embstore.arithmetic.compiled import _sum_by_key
+from embstore.errors import EmbstoreError
 from embstore_tools.commands.compile import kernels
 from tests.strange_files import listing, strew
 from tests.style.sources import ROOT
 
 pytestmark = pytest.mark.skipif(
-    not cached.is_of_level(), reason=f"this processor is not of level {cached.CPU}"
+    not cached.is_portable(), reason=f"this processor is not of level {cached.CPU}"
 )
 
 KERNEL = "embstore.storage.cold.count_absent"
-STAMP = cached.stamp(ROOT / "embstore" / "storage")
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from embstore.arithmetic import cached
-from embstore_tools.commands.compile import kernels
+from embstore.arithmetic import cached, jit
+from embstore.storage.cold import count_absent
 
 cached.PORTABLE = Path(sys.argv[1])
-entry = kernels()["{KERNEL}"].compile()
-print(sum(entry._cache_hits.values()), sum(entry._cache_misses.values()))
+jit.kernels[:] = [count_absent]
+assert count_absent.name == "{KERNEL}"
+progress = []
+jit.compile_kernels(lambda done, of: progress.append((done, of)))
+assert count_absent.is_loaded()
+assert "numba" not in sys.modules, "what compiles is another process"
+print(progress)
 """
+LOADED, COMPILED = "[]", "[(0, 1), (1, 1)]"
 
 
-def run(folder, **variables: str) -> str:
+def run(folder: Path, **variables: str) -> str:
     """Run the program, with portable code in a folder, and nothing else compiled."""
-    variables |= {"NUMBA_CACHE_DIR": str(folder / "own"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    variables |= {"XDG_CACHE_HOME": str(folder / "own"), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)],
+        [sys.executable, "-c", PROGRAM, str(folder / "portable")],
         cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-LOADED, COMPILED = "1 0", "0 1"
-
-
-def test_another_process_takes_what_was_compiled_ahead(tmp_path, tmp_path_factory):
-    strew(tmp_path, tmp_path_factory.mktemp("outside"))
-    before = listing(tmp_path)
-    run(tmp_path, **cached.VARIABLES)
-    (made,) = tmp_path.glob("*.nbc")
-    assert {**listing(tmp_path), made.name: None} == {**before, made.name: None}
+def test_another_process_takes_what_was_compiled_unless_it_is_damaged(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A disk that was full, or lost power, must not keep a server from its start."""
+    folder = tmp_path / "portable"
+    folder.mkdir()
+    strew(folder, tmp_path_factory.mktemp("outside"))
+    before = listing(folder)
+    assert run(tmp_path) == COMPILED
+    (name,) = listing(folder).keys() - before.keys()
+    made = folder / name
+    assert {**listing(folder), name: None} == {**before, name: None}
     assert not (tmp_path / "own").exists()
     assert run(tmp_path) == LOADED
 
-    assert run(tmp_path, NUMBA_CPU_NAME="x86-64-v2") == COMPILED  # who says for what, gets that
-    code = made.read_bytes()[cached.SEAL_BYTES :]
-    for other in (("0.1", STAMP), (numba.__version__, "other sources")):
-        made.write_bytes(cached.sealed(other, code))
-        (folder := tmp_path / f"of {other[0]}").mkdir()
-        shutil.copy(made, folder)
-        assert run(folder) == COMPILED
-    made.write_bytes(cached.sealed((numba.__version__, STAMP), code))
-    assert run(tmp_path) == LOADED
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "no pickle"])
-def test_damaged_code_is_compiled_anew_and_not_run(tmp_path, damage):
-    """A disk that was full, or lost power, must not keep a server from its start."""
-    run(tmp_path, **cached.VARIABLES)
-    (made,) = tmp_path.glob("*.nbc")
-    code = made.read_bytes()
+    kernel, code = kernels()[KERNEL], made.read_bytes()
     middle = len(code) // 2
-    made.write_bytes(
-        {
-            "empty": b"",
-            "cut": code[:-1],
-            "flipped": code[:middle] + bytes([code[middle] ^ 1]) + code[middle + 1 :],
-            "no pickle": b"not a pickle",
-        }[damage]
-    )
-    assert run(tmp_path) == COMPILED
+    flipped = code[:middle] + bytes([code[middle] ^ 1]) + code[middle + 1 :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cached, "PORTABLE", made.parent)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+        assert cached.kept(kernel) == code[cached.SEAL_BYTES :]
+        patch.setattr(cached, "stamp", lambda folder: "other sources")
+        assert cached.kept(kernel) is None
+        patch.undo()
+        patch.setattr(cached, "PORTABLE", made.parent)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+        for damaged in (b"", code[:-1], flipped, b"no code"):
+            made.write_bytes(damaged)
+            assert cached.kept(kernel) is None
 
 
-def test_a_processor_below_the_level_compiles_for_itself(monkeypatch):
-    assert cached.is_of_level()
+def test_code_of_one_processor_and_of_a_package_that_is_read_only_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    kernel, own = kernels()[KERNEL], tmp_path / "own" / "embstore" / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
+    assert cached.keep(kernel, b"code") == own
+    assert cached.kept(kernel) == b"code"
+    monkeypatch.setattr(cached, "PORTABLE", tmp_path / "portable")
+    assert cached.keep(kernel, b"code") == tmp_path / "portable"
+    monkeypatch.setenv("NUMBA_CPU_NAME", "x86-64-v2")
+    assert cached.kept(kernel) is None  # who says for what, gets that
+    assert cached.keep(kernel, b"code of v2") == own
+    assert cached.kept(kernel) == b"code of v2"
+
+
+def test_a_disk_that_takes_nothing_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
+    assert cached.keep(kernels()[KERNEL], b"code") is None
+    assert "could not be kept" in caplog.text
+
+
+def test_a_processor_below_the_level_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cached.is_portable()
     monkeypatch.setattr(cached, "processor_features", lambda: cached.FEATURES - {"avx2"})
-    assert not cached.is_of_level()
+    assert not cached.is_portable()
 
 
-def test_every_kernel_is_compiled_ahead():
+@pytest.mark.parametrize("program", ["import os; os._exit(9)", "raise SystemExit"])
+def test_processes_that_end_are_an_error_that_says_so(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "_PROGRAM", program)
+    with pytest.raises(EmbstoreError, match=f"compiled .*{KERNEL} ended with status"):
+        list(compiling.compiled([kernels()[KERNEL]]))
+
+
+def test_a_kernel_that_one_process_fails_at_is_compiled_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    once = f"import os; os.path.exists({str(mark)!r}) or (open({str(mark)!r}, 'w'), os._exit(9));"
+    monkeypatch.setattr(compiling, "_PROGRAM", f"{once} {compiling._PROGRAM}")
+    monkeypatch.setattr(cached, "PORTABLE", tmp_path / "portable")
+    kernel = kernels()[KERNEL]
+    ((found, code),) = compiling.compiled([kernel])
+    assert (found, cached.kept(kernel)) == (kernel, code)
+
+
+def test_without_processes_this_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "object_code", lambda kernel: b"made here")
+    monkeypatch.setattr(sys, "executable", "")
+    kernel = kernels()[KERNEL]
+    assert list(compiling.compiled([kernel])) == [(kernel, b"made here")]
+
+
+def test_every_kernel_is_found() -> None:
     sources = [path for name in ("embstore", "server") for path in (ROOT / name).rglob("*.py")]
     named = re.findall(r"^@kernel$", "".join(path.read_text("utf-8") for path in sources), re.M)
     assert len(kernels()) == len(named)
 
 
-FIRST_CALL = """
-import numpy as np
-from numba.core.typing.context import BaseContext
-from embstore.arithmetic import compiled
-
-def registered(*_):
-    raise AssertionError("a call registers conversions, and another beside it would be refused")
-
-compiled._sum_by_key.compile()
-BaseContext.install_possible_conversions = registered
-sums = np.empty((2, 3), np.float32)
-compiled._sum_by_key(np.array([0, 1, 0], np.int32), np.ones((3, 3), np.float32), sums)
-assert sums.tolist() == [[2.0] * 3, [1.0] * 3]
-"""
+SUMS = np.empty((2, 3), np.float32)
+INVERSE, VALUES = np.array([0, 1, 0], np.int32), np.ones((3, 3), np.float32)
 
 
-def test_the_first_calls_of_a_kernel_may_come_together():
-    """What they convert is registered when it is compiled: Numba refuses a call that finds that
-    another one beside it has registered it meanwhile."""
-    words = [sys.executable, "-c", FIRST_CALL]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((INVERSE, VALUES), "takes 3 arguments"),
+        ((INVERSE, VALUES, [1]), "argument 3 of _sum_by_key"),
+        ((INVERSE.astype(np.int64), VALUES, SUMS), "argument 1 of .* C-contiguous int32 of 1"),
+        ((INVERSE.view(np.uint32), VALUES, SUMS), "argument 1"),
+        ((INVERSE.astype(">i4"), VALUES, SUMS), "argument 1"),
+        ((INVERSE, VALUES[0], SUMS), "argument 2"),
+        ((INVERSE, VALUES.T[:2], SUMS), "argument 2"),
+        ((INVERSE, np.zeros(37, np.uint8)[1:].view(np.float32).reshape(3, 3), SUMS), "argument 2"),
+    ],
+)
+def test_a_kernel_refuses_arrays_of_another_type(arguments: tuple[object, ...], found: str) -> None:
+    with pytest.raises(TypeError, match=found):
+        _sum_by_key(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_kernel_takes_what_it_reads_read_only_and_writes_to_no_such_array() -> None:
+    values, sums = VALUES.copy(), SUMS.copy()
+    values.flags.writeable = False
+    _sum_by_key(INVERSE, values.view(np.recarray), sums)
+    assert sums.tolist() == [[2.0] * 3, [1.0] * 3]
+    sums.flags.writeable = False
+    with pytest.raises(TypeError, match=r"argument 3 .* writable"):
+        _sum_by_key(INVERSE, values, sums)
+
+
+def test_a_kernel_refuses_numbers_of_another_kind() -> None:
+    count_absent = kernels()[KERNEL]
+    addresses, flag = np.zeros(1, np.uint64), np.zeros(1, np.uint8)
+    assert count_absent(addresses, np.int32(1), flag, jit.address(flag)) == 0
+    for wrong, error in ((1.5, TypeError), (None, TypeError), (1 << 64, OverflowError)):
+        with pytest.raises(error):
+            count_absent(addresses, wrong, flag, 0)

@@ -4,6 +4,7 @@ The value of a flag goes to `embstore_server.settings` as text, to be read there
 and file, so that a bad value is refused in the same way wherever it comes from.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -15,9 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
+import embstore
+from embstore_server import logs
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
 from embstore_server.freed import share_freed_memory
+from embstore_server.logs import event
 from embstore_server.settings import Setting, Settings, declared, load
 
 
@@ -43,10 +47,12 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():
+            settings = load(flags, os.environ, config, of)
+            logs.configure(settings)  # before the imports below, which take a second
+            event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
             with needing("server"):
                 from embstore_server.app import serve as run
 
-            settings = load(flags, os.environ, config, of)
             _show_first_token(settings)
             raise typer.Exit(run(settings))
 

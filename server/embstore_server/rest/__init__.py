@@ -2,8 +2,6 @@
 
 Rows are served by gRPC alone. A route that does what a verb of the .proto file does has its name,
 in stats and log.
+
+`serving` is the port, and imports the rest (`app`, FastAPI) when a request needs it.
 """
-
-from embstore_server.rest.app import make_rest
-
-__all__ = ["make_rest"]

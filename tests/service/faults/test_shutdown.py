@@ -137,7 +137,7 @@ def test_calls_before_the_store_is_open_may_be_sent_again(serve: Callable[..., S
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from embstore_server import app
+from embstore_server import app, logs
 from embstore_server.settings import Settings
 
 opening = app._open
@@ -147,7 +147,9 @@ def interrupted(settings):
     return opening(settings)
 
 app._open = interrupted
-sys.exit(app.serve(Settings(data=Path(sys.argv[1]), listen="127.0.0.1:0", admin="127.0.0.1:0")))
+settings = Settings(data=Path(sys.argv[1]), listen="127.0.0.1:0", admin="127.0.0.1:0")
+logs.configure(settings)
+sys.exit(app.serve(settings))
 """
 
 

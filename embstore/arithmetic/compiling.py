@@ -1,0 +1,214 @@
+"""Compiling kernels that are not kept anywhere, in several processes: once after an installation.
+
+Compiling all takes about a minute of processor time. Each process compiles one kernel after the
+other, as it is given names on its standard input, and answers with machine code: it ends when this
+process does. What comes is kept at once, so that a start which is interrupted goes on later. This
+process imports no Numba.
+
+A process that ends in between (where memory is short) is not replaced: the others go on, or at last
+a single one. Where no process can be started, this one compiles, and what it makes is not kept.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from time import monotonic
+from traceback import format_exc
+from typing import IO, Any
+
+from embstore.arithmetic import cached
+from embstore.arithmetic.jit import Kernel, Progress, codegen
+from embstore.errors import EmbstoreError
+
+PROCESSES_MAX = 8  # one kernel takes a fifth of the time
+_SPOKEN_EVERY_S = 5.0
+_PROGRAM = "from embstore.arithmetic.compiling import work; work()"
+_HEADER_BYTES = 8
+
+Compiled = tuple[Kernel, bytes]
+
+
+class Spoken:
+    """Says in the log "embstore" how far compiling is, now and then. It is a warning, because
+    Python shows one to those who have set no log up."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def __call__(self, done: int, of: int) -> None:
+        """Note how far it is."""
+        if monotonic() >= self._next_at or done == of:
+            self._next_at = monotonic() + _SPOKEN_EVERY_S
+            logging.getLogger("embstore").warning("%s", text(done, of))
+
+
+def text(done: int, of: int) -> str:
+    """Return how far compiling is, in words."""
+    return (
+        f"compiling kernels: {done} of {of}, once after an installation "
+        "(`embstore compile` does it ahead)"
+    )
+
+
+def compile_missing(missing: list[Kernel], of: int, progress: Progress) -> None:
+    """Compile kernels, load them, and keep them.
+
+    of : the number of all kernels, those that were kept included
+    """
+    progress(of - len(missing), of)
+    left = len(missing)
+    for kernel, code in compiled(missing):
+        kernel.take(code)
+        left -= 1
+        progress(of - left, of)
+
+
+def compiled(missing: list[Kernel], count: int | None = None) -> Iterator[Compiled]:
+    """Compile kernels in `count` processes, as many as may run at once by default, and yield each
+    with its code, which is kept.
+
+    Raises EmbstoreError: a kernel could not be compiled.
+    """
+    left = {kernel.name: kernel for kernel in _by_size(missing)}
+    count = usable_processors() if count is None else count
+    for processes in (min(count, PROCESSES_MAX, len(left)), 1) if count and sys.executable else ():
+        failures: list[str] = []
+        for kernel, code in _by_processes(list(left.values()), processes, failures):
+            del left[kernel.name]
+            cached.keep(kernel, code)
+            yield kernel, code
+        if not left:
+            return
+        if not failures:
+            break
+    else:
+        if count and sys.executable:
+            raise EmbstoreError(f"kernels could not be compiled: {failures[0]}")
+    for kernel in left.values():
+        yield kernel, object_code(kernel)
+
+
+def object_code(kernel: Kernel) -> bytes:
+    """Compile a kernel in this process."""
+    code: bytes = codegen().object_code(kernel.function, kernel.parameters)
+    return code
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may use at once."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        allowed = max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):  # there is no limit
+        allowed = sys.maxsize
+    return min(len(os.sched_getaffinity(0)), allowed)
+
+
+def _by_size(kernels: list[Kernel]) -> list[Kernel]:
+    """Return kernels, those with most code first: none of these is to be the last."""
+    return sorted(kernels, key=lambda kernel: -len(kernel.function.__code__.co_code))
+
+
+def _by_processes(kernels: list[Kernel], count: int, failures: list[str]) -> Iterator[Compiled]:
+    """Yield what processes compile; add to `failures` why some did not. No process can be started:
+    there is nothing of either."""
+    waiting, answers = deque(kernels), SimpleQueue[Compiled | str | None]()
+    processes: list[subprocess.Popen[bytes]] = []
+    with suppress(OSError):
+        processes.extend(_started() for _ in range(count))
+    try:
+        for process in processes:
+            Thread(target=_converse, args=(process, waiting, answers), daemon=True).start()
+        ended = 0
+        while ended < len(processes):
+            answer = answers.get()
+            if answer is None:
+                ended += 1
+            elif isinstance(answer, str):
+                failures.append(answer)
+            else:
+                yield answer
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _started() -> "subprocess.Popen[bytes]":
+    path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+    portable = cached.VARIABLES if cached.is_portable() else {}
+    environment = os.environ | portable | {"PYTHONPATH": path, "NUMBA_DISABLE_JIT": "0"}
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+
+
+def _converse(
+    process: "subprocess.Popen[bytes]",
+    waiting: "deque[Kernel]",
+    answers: "SimpleQueue[Compiled | str | None]",
+) -> None:
+    """Give a process names, and pass on what it answers; None at the end."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    kernel = None
+    try:
+        while waiting:
+            with suppress(IndexError):
+                kernel = waiting.popleft()
+                function = kernel.function
+                process.stdin.write(f"{function.__module__} {function.__qualname__}\n".encode())
+                process.stdin.flush()
+                code, error = _read(process.stdout)
+                answers.put((kernel, code) if code else error)
+    except (OSError, EOFError):
+        status = process.wait()
+        answers.put(f"a process that compiled {kernel and kernel.name} ended with status {status}")
+    finally:
+        with suppress(OSError), process.stdin, process.stdout:
+            pass
+        answers.put(None)
+
+
+def _read(stream: IO[bytes]) -> tuple[bytes, str]:
+    size = int.from_bytes(_exactly(stream, _HEADER_BYTES), "little")
+    code, error = pickle.loads(_exactly(stream, size))
+    return code, error
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytes:
+    found = stream.read(count)
+    if len(found) < count:
+        raise EOFError
+    return found
+
+
+def work() -> None:
+    """Compile what standard input names, and write the code to standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent process says when
+    out, sys.stdout = sys.stdout.buffer, sys.stderr
+    for line in sys.stdin:
+        module, name = line.split()
+        answer: tuple[bytes, str]
+        try:
+            kernel: Any = getattr(import_module(module), name)
+            answer = object_code(kernel), ""
+        except Exception:
+            answer = b"", format_exc()
+        text = pickle.dumps(answer)
+        out.write(len(text).to_bytes(_HEADER_BYTES, "little") + text)
+        out.flush()
