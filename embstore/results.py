@@ -14,6 +14,12 @@ Waits = Literal["late", "none"]
 """For what a trainer waits between two steps of a session."""
 
 
+EPOCH_STEP = 1 << 20
+"""From one epoch to the one that a promotion begins: the old leader may meanwhile have begun
+others, one for each crash in which it lost commands, and clients must not take one for the
+other."""
+
+
 @dataclass(frozen=True)
 class Context:
     """Which state of which store answered."""

@@ -176,8 +176,8 @@ class RemoteExecutor:
             (value,) = self.transport.receive(verb, request, _values, timeout_s=seconds)
             return value
         reply_bytes = self._reply_bytes(smaller)
-        if isinstance(command, c.Restore):
-            with self.transport.restoring() as begins:
+        if isinstance(command, c.Restore | c.Promote):
+            with self.transport.beginning_epoch(command) as begins:
                 answer = self.transport.send(verb, request, timeout_s=seconds)
                 begins(answer.context.epoch)
                 return answer.value

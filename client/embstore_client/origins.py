@@ -8,7 +8,8 @@ open one out.
 that this client has seen are void, and so are gradients computed from them. The client therefore
 keeps the epoch it first saw, not the newest, and sends it with every mutating call; the server
 refuses one of another epoch, and the error tells the caller once. From then on the client goes by
-the new epoch. A restore of its own is no surprise.
+the new epoch. A restore of its own is no surprise, nor is a promotion: the standby has all that
+this client has seen there.
 
 A call that reads rows or t is told as well, once, by the epoch of its reply. Whoever has read that
 the old rows are void may not be who sends gradients computed from them: so the next mutating call
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from embstore.errors import DeadlineError, InvalidArgumentError, OutcomeUnknownError
-from embstore.results import Context, ServerInfo
+from embstore.results import EPOCH_STEP, Context, ServerInfo
 from embstore_proto.envelope import Origin
 
 
@@ -45,7 +46,7 @@ class Origins:
         self._instance = ""
         self._epoch = 0  # 0: not known, the next reply tells
         self._read_epoch = 0  # the same, of what was read
-        self._restores = 0  # of this client, under way
+        self._beginning = 0  # restores and promotions of this client, under way
 
     def connected(self, info: ServerInfo) -> None:
         """Take what a server says of itself for what it is to stay."""
@@ -76,7 +77,7 @@ class Origins:
         with self._lock:  # once: another thread may begin anew with the epoch of the next reply
             self._note(context)
             before, is_newer = self._read_epoch, context.epoch > self._read_epoch
-            if not is_newer or self._restores:
+            if not is_newer or self._beginning:
                 return
             self._read_epoch = context.epoch
         raise OutcomeUnknownError(
@@ -92,20 +93,30 @@ class Origins:
             self._read_epoch = max(self._read_epoch, context.epoch)
 
     @contextmanager
-    def restoring(self) -> Iterator[None]:
-        """Send a restore of this client, whose calls are not surprised by its epoch meanwhile."""
+    def beginning_epoch(self) -> Iterator[None]:
+        """Send a restore or a promotion of this client, whose calls are not surprised by its epoch
+        meanwhile."""
         with self._lock:
-            self._restores += 1
+            self._beginning += 1
         try:
             yield
         finally:
             with self._lock:
-                self._restores -= 1
+                self._beginning -= 1
 
     def changed_epoch(self, epoch: int = 0) -> None:
         """Go by another epoch from now on; 0: by that of the next reply."""
         with self._lock:
             self._epoch = self._read_epoch = epoch
+
+    def promoted(self, epoch: int) -> None:
+        """Go by the epoch of a promotion of this client, unless the store has begun others since
+        the one that is known here: in those, commands were lost."""
+        with self._lock:
+            if epoch == self._epoch + EPOCH_STEP:
+                self._epoch = epoch
+            if epoch == self._read_epoch + EPOCH_STEP:
+                self._read_epoch = epoch
 
     def begin(self, deadline: float) -> Origin:
         """Return the origin of a new call, once the server will remember it."""

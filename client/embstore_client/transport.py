@@ -146,10 +146,11 @@ class Transport:
             yield answer
 
     @contextmanager
-    def restoring(self) -> Iterator[Callable[[int], None]]:
-        """Restore the store in between; call what is given with the epoch that this has begun."""
-        with self._origins.restoring():
-            yield self._origins.changed_epoch
+    def beginning_epoch(self, command: c.Restore | c.Promote) -> Iterator[Callable[[int], None]]:
+        """Send `command` in between; call what is given with the epoch that this has begun."""
+        origins = self._origins
+        with origins.beginning_epoch():
+            yield origins.promoted if isinstance(command, c.Promote) else origins.changed_epoch
 
     # Attempts
 

@@ -32,6 +32,7 @@ from embstore.errors import (
     InvalidArgumentError,
     StoreClosedError,
 )
+from embstore.results import EPOCH_STEP
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
 from embstore.storage.command_records import COMMAND, Place, Record
@@ -61,10 +62,6 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-
-EPOCH_STEP = 1 << 20
-"""From one epoch to that of a promotion: the old leader may meanwhile have begun others, one for
-each crash in which it lost commands, and clients must not take one for the other."""
 
 
 class Following:

@@ -61,21 +61,21 @@ class _Update(NamedTuple):
 
 class Checksum:
     """The checksum of a step's rows, computed when it is asked for
-    (`embstore.commands.RowsChecksum`). Any thread."""
+    (`embstore.commands.RowsChecksum`). Any thread.
+
+    The rows are kept as long as the step may be sent again: a cluster that grows asks for the
+    checksum of all rows first, and then for one of each shard's.
+    """
 
     def __init__(self, rows: dict[str, tuple[Rows, Rows]]) -> None:
-        self._rows, self._found = rows, 0
-        self._guard = threading.Lock()
+        self._rows = rows
 
     def __index__(self) -> int:
-        """Return it (`embstore.arithmetic.checksum`); the rows are not kept."""
-        with self._guard:
-            if self._rows:
-                self._found, self._rows = checksum(self._rows.values()), {}
-            return self._found
+        """Return it (`embstore.arithmetic.checksum`)."""
+        return checksum(self._rows.values())
 
     def of(self, positions: Mapping[str, Inverse]) -> int:
-        """Return that of some rows of every table. They are kept, for the others."""
+        """Return the checksum of some rows of every table."""
         return checksum(
             (weights[positions[name]], state[positions[name]])
             for name, (weights, state) in self._rows.items()

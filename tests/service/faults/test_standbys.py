@@ -13,8 +13,8 @@ import pytest
 from embstore import commands as c
 from embstore.errors import EmbstoreError, OutcomeUnknownError, PermissionDeniedError
 from embstore.handles.store import Store
+from embstore.results import EPOCH_STEP
 from embstore_client import connect
-from embstore_server.following import EPOCH_STEP
 from tests.commands.lists import Author
 from tests.commands.model import Model
 from tests.faults.forks import Forks
@@ -249,7 +249,9 @@ def test_the_old_leader_is_replaced_for_good(pair: Pair) -> None:
         update(old, 1)
         await_same(pair.leader, pair.standby)
         new.promote()
+        assert new.table_facts()["rows"].t == 1, "no surprise to who has promoted it"
         new.promote()  # an answer that was lost
+        update(new, 5)
         await_standing(old, role="replaced")
     with connected(leader) as old, connected(standby) as new:
         for _ in range(2):
