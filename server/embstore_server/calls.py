@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from embstore.commands import Command, Effect, Lookup, Progress, Retry
 from embstore.engine.engine import Engine
-from embstore.errors import InvalidArgumentError, StoreClosedError, UnauthenticatedError
+from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore.lookahead.records import StepReading
@@ -143,16 +143,14 @@ class Calls:
 
     @asynccontextmanager
     async def answered(self, verb: str, call: Incoming) -> AsyncIterator[Caller]:
-        """Yield who calls; what the block raises ends the call by an error."""
+        """Yield who calls, who has to be `let_in`; what the block raises ends the call by an
+        error."""
         service = self._service
         caller = call.caller(verb)
         service.count_calls(1)
         code = "OK"
         try:
             async with asyncio.timeout(caller.deadline - monotonic()):
-                caller.principal = service.callers.principal(
-                    call.authorization, call.certificate_names
-                )
                 yield caller
         except asyncio.CancelledError:
             code = "CANCELLED"
@@ -161,14 +159,23 @@ class Calls:
             error = answered_error(exc, verb, caller)
             code = answer_of(error).code.name
             drop_trace(exc)  # which may be another one
-            if isinstance(error, UnauthenticatedError | InvalidArgumentError):
-                service.freed.give_back()
+            service.freed.after(error)
             has_failed = isinstance(error, StoreClosedError) and service.failure is not None
             await call.refuse(error, is_final=has_failed)
         finally:
             service.count_calls(-1)
             service.traffic[call.transport].count(caller)
             observe(caller, code, service.metrics, service.settings.slow_call_ms)
+
+    def let_in(self, call: Incoming, caller: Caller, verb: Verb) -> None:
+        """Find out who calls, before the request is read: arrays only of those who may use them
+        somewhere. A request without any is small, and read, so that the log says what a refused
+        call of administration was about."""
+        caller.principal = self._service.callers.principal(
+            call.authorization, call.certificate_names
+        )
+        if verb.is_bulk:
+            caller.principal.check_somewhere(verb.command.right)
 
     def at_once(self, calls: Sequence[tuple[Incoming, Received]]) -> list[Framed | None]:
         """Answer lookups that came together and have to wait for nothing: neither for the engine,

@@ -9,8 +9,11 @@ import ctypes
 import os
 from contextlib import suppress
 
+from embstore.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
+
 _M_ARENA_MAX = -8
 """Of mallopt(3)."""
+_REFUSALS = UnauthenticatedError, PermissionDeniedError, InvalidArgumentError
 _AFTER_S = 5.0
 """Between asking and giving back; what else is freed meanwhile goes with it."""
 
@@ -31,6 +34,11 @@ class Freed:
 
     def __init__(self) -> None:
         self._giving_back: asyncio.TimerHandle | None = None
+
+    def after(self, error: Exception) -> None:
+        """Give back what a call took, if this is the error of one that was refused."""
+        if isinstance(error, _REFUSALS):
+            self.give_back()
 
     def give_back(self) -> None:
         """Give back what is free, in a moment, in a thread: it takes half a millisecond, or after

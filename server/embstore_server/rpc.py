@@ -63,7 +63,7 @@ class GrpcCalls:
     async def _unary(self, verb: Verb, _: Any, context: Any) -> bytes:
         call = GrpcIncoming(self._service, context)
         async with self._calls.answered(verb.name, call) as caller:
-            _check_may_send(caller, verb)
+            self._calls.let_in(call, caller, verb)
             receive = self._receiving.bulk if verb.is_bulk else self._receiving.control
             request = await receive(caller, context)
             limit = self._service.settings.unary_bytes_max
@@ -87,7 +87,7 @@ class GrpcCalls:
         await sent(context.send_initial_metadata(()))
         call = GrpcIncoming(self._service, context, in_chunks=verb.has_bulk_reply or verb.is_bulk)
         async with self._calls.answered(name, call) as caller:
-            _check_may_send(caller, verb)
+            self._calls.let_in(call, caller, verb)
             await self._answer_stream(verb, call, caller, requests)
 
     async def _answer_stream(
@@ -187,13 +187,6 @@ class GrpcIncoming:
 
 def _streamed(handler: Handler) -> Any:
     return grpc.stream_stream_rpc_method_handler(handler)
-
-
-def _check_may_send(caller: Caller, verb: Verb) -> None:
-    """Refuse arrays, unread, of a caller that may use them for nothing here. A request without any
-    is small, and read, so that the log says what a refused call of administration was about."""
-    if verb.is_bulk:
-        caller.principal.check_somewhere(verb.command.right)
 
 
 def _label(metadata: dict[str, Any], key: str) -> str:

@@ -180,7 +180,7 @@ class Standbys:
             error = answered_error(exc, "Follow")
             code = answer_of(error).code.name
             drop_trace(exc)
-            self._service.freed.give_back()
+            self._service.freed.after(error)
             await refuse(context, error)
         finally:
             if code != "UNAUTHENTICATED":  # of whom nothing is known, as with other verbs

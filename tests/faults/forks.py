@@ -62,8 +62,11 @@ class Forks:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.faults.forks", str(theirs.fileno())]
+        environment = {**os.environ, "GRPC_VERBOSITY": "NONE"}  # as of a server that serves
         with theirs:
-            self._server = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+            self._server = subprocess.Popen(
+                command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]
+            )
 
     def start(self, function: Callable[..., None], *args: Any) -> Child:
         """Fork a process that runs `function(reports, *args)`; what it sends comes to the test."""

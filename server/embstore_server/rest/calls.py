@@ -140,6 +140,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
         code = StatusCode.CANCELLED.name
         raise
     except Exception as exc:
+        service.freed.after(exc)
         refusal = refusal_of(exc, verb, caller)
         code, response = refusal.code, refusal.response(request.scope)
     else:

@@ -272,6 +272,7 @@ class Connection:
             await call.refuse(InvalidArgumentError(f"there is no verb {asked.verb!r}"))
             return
         async with calls.answered(verb.name, call) as caller:
+            calls.let_in(call, caller, verb)
             request: list[Any] = [call.request(verb)]
             caller.received_bytes = len(asked.header) + asked.size
             if call.device is not None:

@@ -48,7 +48,6 @@ def serve(reports: Connection, path: str, address: str, options: dict[str, Any])
     app._open = reporting
     fixed = {"admin": "off", "log_level": "error", "cache_bytes": 1 << 22, "threads": 1}
     settings = Settings(data=Path(path), listen=address, **(fixed | options))
-    os.environ["GRPC_VERBOSITY"] = "NONE"  # as the command line does
     share_freed_memory()
     os._exit(app.serve(settings))
 
@@ -100,5 +99,6 @@ class ForkedServer:
     def stop(self) -> None:
         """Ask it to end; everything is committed then."""
         assert self._child is not None
-        os.kill(self._child.pid, signal.SIGTERM)
-        assert self._child.wait() == 0
+        child, self._child = self._child, None
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait() == 0
