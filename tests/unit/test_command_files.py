@@ -41,7 +41,6 @@ class Log:
             self.log.wait(mark)
         return mark
 
-
     def forget(self):
         """Do what a commit does, and return what it says."""
         place = self.log.synced
