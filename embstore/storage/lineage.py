@@ -51,6 +51,8 @@ class Lineage:
     """The address of the leader that this store has replaced; "": it has replaced none."""
     replaced_by: str = ""
     """The promotion that has replaced this store, in words; "": it was not replaced."""
+    ahead: str = ""
+    """Of a standby: which commands it has that its leader has lost, so that it follows no more."""
 
     def common(self, other: tuple[Promotion, ...]) -> int:
         """Return how many promotions are the same as others, from the oldest on."""

@@ -7,6 +7,10 @@ of what it has (`embstore.storage.taking`), and opens the store again.
 Commands are executed as by recovery (`embstore.engine.receiving`), on a thread, and acknowledged to
 the leader when they are durable here; meanwhile the next ones are executed.
 
+A leader that has fewer commands than its standby has lost acknowledged ones, which the standby has.
+So the standby stays as it is: it follows no more, says why, and can be promoted. That is written
+into its lineage, since a leader that goes on would soon have as many, and other ones.
+
 **Promotion.** The standby stops following, writes into its lineage that it has replaced its leader,
 and begins an epoch. From then on it takes writes, and tells the old leader, as long as that cannot
 be reached. Started with the same `follow` again, it stays what it was made.
@@ -18,6 +22,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +40,10 @@ from embstore.errors import (
 from embstore.results import EPOCH_STEP
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
+from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_records import COMMAND, Place, Record
 from embstore.storage.command_stream import RecordStream
-from embstore.storage.lineage import Lineage
+from embstore.storage.lineage import Lineage, Promotion
 from embstore.storage.taking import Incoming
 from embstore_proto.frame import parse
 from embstore_proto.status import error_of, message_of
@@ -208,6 +214,8 @@ class Following:
 
     async def _follow(self, call: Any) -> None:
         service = self._service
+        if service.lineage.ahead:
+            raise InvalidArgumentError(service.lineage.ahead)
         await _send(call, follower=self._follower())
         leader = (await _read(call, "leader")).leader
         promotions = promotions_of(leader.promotions)
@@ -302,6 +310,8 @@ class Following:
                 f"expected an empty directory, or a copy of store {leader.store_id}, to follow "
                 f"{self._address}; found store {service.store_id}"
             )
+        if is_same and not (self._anew or service.standing.is_empty):
+            await self._check_not_ahead(catalogue, promotions_of(leader.promotions))
         incoming = await asyncio.to_thread(
             Incoming, files, catalogue, promotions_of(leader.promotions)
         )
@@ -319,6 +329,25 @@ class Following:
                 offset += len(file.piece)
         await self._to_its_end(self._taken(incoming))
         event(logging.INFO, "commit taken", command=catalogue.head.command)
+
+    async def _check_not_ahead(
+        self, catalogue: Catalogue, promotions: tuple[Promotion, ...]
+    ) -> None:
+        """Raise InvalidArgumentError, now and always, if this store has commands that its leader
+        has lost: the leader, of the same promotions, is not even at its last one."""
+        service = self._service
+        command = service.engine.tables.frame.command_number
+        if promotions != service.lineage.promotions or catalogue.head.command >= command:
+            return
+        ahead = (
+            f"this standby has all commands up to {command}, and {self._address} has fewer: it has "
+            "lost acknowledged commands; promote this standby, or remove its directory to follow"
+        )
+        service.lineage = replace(service.lineage, ahead=ahead)
+        files = service.engine.storage.files
+        await asyncio.to_thread(lineages.write, files, service.lineage)
+        event(logging.ERROR, "commands lost", reason=ahead)
+        raise InvalidArgumentError(ahead)
 
     async def _taken(self, incoming: Incoming) -> None:
         service = self._service

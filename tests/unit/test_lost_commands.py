@@ -1,4 +1,4 @@
-"""A command log that is gone or was cut is not silence: an error, or a new epoch with its reason."""
+"""A command log that is gone or was cut: an error, or a new epoch and why it has begun."""
 
 import shutil
 

@@ -1,6 +1,9 @@
 """A store that has failed under a server: everybody is told, at once, and nobody tries again."""
 
 import errno
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import embstore
 from embstore.errors import StorageError, StoreClosedError
 from embstore_proto.status import NOT_AGAIN_METADATA
+from tests.faults.forks import Forks
 from tests.faults.refusing import RefusingFiles
+from tests.service.faults.following import connected, server
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import Wire, lookup, refusal, update
+from tests.serving import on_loop
 
 
 @pytest.fixture
@@ -93,3 +99,42 @@ def test_server_ends_and_the_next_one_has_the_last_commit(
     with again.connect() as store:
         Ledger().check(store)
         assert [kept.label for kept in store.checkpoints()] == ["good"]
+
+
+@pytest.mark.parametrize("name", ["commands", "log", "store.json"])
+def test_what_is_removed_below_a_server_is_told(
+    serve: Callable[..., Served], quick_path: Path, name: str
+) -> None:
+    path = quick_path / "store"
+    served = serve(
+        open_store=lambda: embstore.open(
+            path, durability="commands", cache_bytes=1 << 22, threads=1, commit_every_s=0.0
+        )
+    )
+    served.on_engine(make_tables)
+    with served.connect() as store:
+        store.update(gradients(1))
+        store.checkpoint("one")
+        gone = path / name
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+        on_loop(served.service.room.look())
+        assert f"{name}" in served.service.unready
+        assert "was removed while the store was open" in served.service.unready
+        with pytest.raises(StoreClosedError, match="was removed"):
+            store.update(gradients(2))
+
+
+def test_a_server_whose_directory_does_not_open_again_does_not_end_with_0(
+    forks: Forks, quick_path: Path
+) -> None:
+    served = server(forks, quick_path / "store")
+    served.start()
+    with connected(served) as store:
+        make_tables(store)
+        store.update(gradients(1))
+        store.checkpoint("one")
+    shutil.rmtree(quick_path / "store" / "log")
+    child = served._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait() not in (0, -signal.SIGTERM)

@@ -22,13 +22,14 @@ from tests.service.faults.following import (
     await_same,
     await_standing,
     connected,
+    contents,
     kept,
     server,
     standing,
 )
 from tests.service.faults.ledger import Ledger, applied_counts, gradients, make_tables
 from tests.service.faults.proxy import Proxy
-from tests.service.faults.served import PATIENCE_S
+from tests.service.faults.served import PATIENCE_S, until
 from tests.service.faults.test_restarts import TRAINERS, Trainer, again
 
 SEED = 20_261_124
@@ -220,6 +221,34 @@ def leave_sessions(model: Model, store: Store) -> None:
     for session in list(model.sessions.values()):
         for member in list(session.members):
             follow(model, store, c.CloseSession(member))
+
+
+def test_a_standby_stays_ahead_of_a_leader_that_has_lost_commands(pair: Pair) -> None:
+    """No file of the leader shows it: the end of its log is zeros."""
+    pair.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        update(store, *range(5))
+    wanted = await_same(pair.leader, pair.standby)
+    pair.leader.kill()
+    for segment in pair.leader._path.glob("commands/*.commands"):
+        content = segment.read_bytes()
+        end = content.rindex(b"EMCR")
+        segment.write_bytes(content[:end].ljust(len(content), b"\0"))
+    assert pair.leader.start() < wanted["command"]
+    for _ in range(2):
+        with connected(pair.standby) as copy:
+            until(lambda: "promote this standby" in (standing(copy)["reason"] or ""))
+            assert contents(copy) == wanted
+        with connected(pair.leader) as store:
+            update(store, *range(10, 20))
+        pair.standby.kill()
+        pair.standby.start()
+    with connected(pair.standby) as copy:
+        copy.promote()
+    with connected(pair.standby) as copy:
+        assert contents(copy)["tables"] == wanted["tables"]
+    pair.kill()
 
 
 def test_a_standby_refuses_what_writes(pair: Pair) -> None:
