@@ -15,6 +15,7 @@
   + TableHeldError                                a session holds the table, the rank or the name
   + SessionExpiredError                           a session or scan was closed, or ran out, or was
                                                   lost
+    - LeaseExpiredError                           the only rank of a session was silent for too long
   + RankFailedError                               a rank of a session's step died or stalled
   + ReplicaMismatchError                          rows at a trainer are not those of the store
   + StoreInUseError                               another process holds the directory
@@ -86,6 +87,11 @@ class TableHeldError(EmbstoreError):
 class SessionExpiredError(EmbstoreError):
     """The session was closed, its lease ran out, or its server ended. Opening its name again
     resumes it. Or a scan has ended, and another one is to be opened."""
+
+
+class LeaseExpiredError(SessionExpiredError):
+    """The only rank of the session was silent for longer than its lease. A loop over the session
+    opens it again by itself, and goes on, if nothing is lost."""
 
 
 class RankFailedError(EmbstoreError):

@@ -1,4 +1,4 @@
-"""A session as one rank has it, also over restarts of the server.
+"""A session as one rank has it, also over restarts of the server and leases that ran out.
 
 A session ends with its server's process. What is left is its place, the last finished step, as
 durable as the rows. So a loop can go on behind a restart, if nothing was lost: the session is
@@ -20,11 +20,16 @@ repeated with the new member. A call of the old member does nothing at the new s
 It is tried again as the same member, which is closed only when there is no other try: a router over
 shards takes a closed member for the end of the run, and forgets what its rank has sent.
 
-**What it goes by.** A session that ended otherwise (its lease ran out, a rank failed, somebody
-closed it) is not opened again: the server's process is the same then. Nor is one whose store is in
-another epoch, which has lost commands: also a rank that was not told that a step was finished would
-do it again, which others know as finished. And a place that this rank has not brought about is
-somebody else's.
+**A trainer that was stopped** for longer than its lease comes back in the same way: its session has
+ended, at a server that knows all of it (`LeaseExpiredError`). Its tables were free meanwhile, so it
+goes on only if their t is its own still.
+
+**What it goes by.** A session that ended otherwise (a rank failed, somebody closed it) is not
+opened again: the server's process is the same then. Nor is one whose store is in another epoch,
+which has lost commands: also a rank that was not told that a step was finished would do it again,
+which others know as finished. And a place that this rank has not brought about is somebody else's.
+Of several ranks the lease of one that runs out is a failure to all of them (`RankFailedError`),
+since the others cannot tell a rank that is stopped from one that is dead.
 
 **Several ranks.** Each finds out for itself, and takes its place at the new server; they wait for
 one another as ever. Those whose step was not finished send it again, and the sums are the same.
@@ -42,6 +47,7 @@ from embstore.arrays import Keys
 from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
+    LeaseExpiredError,
     OutcomeUnknownError,
     SessionExpiredError,
     TableHeldError,
@@ -103,7 +109,7 @@ class RankSession:
         self._sent_step = 0  # The last that was sent to be finished.
         self._has_ended = False  # It has no more steps; others may go on.
         self._lost: EmbstoreError | None = None  # Why it cannot go on.
-        self._t: Mapping[str, int] = {}  # After the last finished step; empty: not known.
+        self._t: dict[str, int] = {}  # Of each table, after all that was acknowledged here.
         self._lease: Lease | None = None
         self._serving = sessions.serving()
         self.facts: SessionFacts
@@ -184,7 +190,10 @@ class RankSession:
         while True:
             member = self.member
             try:
-                return work(member)
+                done = work(member)
+                if isinstance(done, AcknowledgedUpdate):
+                    self._note(done)
+                return done
             except (SessionExpiredError, OutcomeUnknownError) as ended:
                 self._go_on(member, ended)
 
@@ -230,14 +239,24 @@ class RankSession:
                 return self._found_finished(verb)
             with self._guard:  # several may be sent at once
                 self._sent_step = max(self._sent_step, number)
-            return send(member)
+            try:
+                return send(member)
+            except LeaseExpiredError:  # it was not done, nor were those after it
+                with self._guard:
+                    self._sent_step = min(self._sent_step, number - 1)
+                raise
 
         done = self.call(finished)
         with self._guard:
             self._unfinished.pop(number, None)
-            if number > self.last_step:
-                self.last_step, self._t = number, done.t
+            self.last_step = max(self.last_step, number)
         return done
+
+    def _note(self, done: AcknowledgedUpdate) -> None:
+        """Note t: of calls side by side the later answer may come first."""
+        with self._guard:
+            for name, t in done.t.items():
+                self._t[name] = max(t, self._t.get(name, t))
 
     def _found_finished(self, verb: str) -> AcknowledgedUpdate:
         """Return the answer of the step at the place, as far as the tables tell it."""
@@ -248,10 +267,11 @@ class RankSession:
     def _renew(self, timeout_s: float) -> None:
         self.call(lambda member: self._sessions.renew(member, timeout_s=timeout_s))
 
-    # After a restart
+    # After a restart, or a lease that ran out
 
     def _go_on(self, member: str, ended: EmbstoreError) -> None:
-        """Open the session again, if `member` was of a server that was started again since.
+        """Open the session again, if `member` was of a server that was started again since, or was
+        silent for too long.
 
         Raises `ended` where it was not; SessionExpiredError: the server has lost something.
         """
@@ -263,7 +283,7 @@ class RankSession:
             process = self._serving.process
             while True:
                 serving = self._sessions.serving()
-                if serving.process == process:
+                if serving.process == process and not self._was_silent(member, ended):
                     raise ended
                 with self._guard:
                     if self._member is None:
@@ -277,6 +297,15 @@ class RankSession:
                         raise
                     process, ended = serving.process, again
 
+    def _was_silent(self, member: str, ended: EmbstoreError) -> bool:
+        """Return whether a member's session has ended with its lease."""
+        if isinstance(ended, OutcomeUnknownError):  # which does not say how
+            try:
+                self._sessions.renew(member)
+            except EmbstoreError as exc:
+                ended = exc
+        return isinstance(ended, LeaseExpiredError)
+
     def _resume(self, member: str, serving: Serving) -> None:
         try:
             try:
@@ -284,7 +313,7 @@ class RankSession:
             except (TableNotFoundError, TableHeldError) as refused:
                 if serving.epoch != self._serving.epoch:
                     what = "commands that no commit had are lost"
-                    self._end(f"{what}; it cannot be opened: {refused}")
+                    self._end(f"{what}; it cannot be opened: {refused}", serving)
                 raise
             if self._sessions.serving() != serving:
                 raise SessionExpiredError("the server was started again while it was joined")
@@ -308,8 +337,8 @@ class RankSession:
             raise
 
     def _check_kept(self, known: int, place: int, serving: Serving) -> None:
-        """Raise SessionExpiredError unless a restarted server has the steps that this rank knew to
-        be finished, and no others."""
+        """Raise SessionExpiredError unless the server has the steps that this rank knew to be
+        finished, and no others."""
         last = max(self.last_step, self._sent_step)
         if place < known:
             first = place + 1
@@ -328,12 +357,26 @@ class RankSession:
                 f"{place} is the last that is finished there, and commands since the last commit "
                 "may be gone. Read t of the tables, and"
             )
+        elif serving.process == self._serving.process and self._was_written(place - known):
+            what = (
+                "others have written to its tables meanwhile: this rank may have looked up older "
+                "rows. To go on from those of the store,"
+            )
         else:
             return
-        self._end(f"{what} open the session again: it goes on after step {place}")
+        self._end(f"{what} open the session again: it goes on after step {place}", serving)
 
-    def _end(self, why: str) -> NoReturn:
+    def _was_written(self, own_steps: int) -> bool:
+        """Return whether t of a table has grown by more than some steps of this rank, whose answers
+        were lost."""
+        if self._opening.options["shared"]:
+            return False
+        found = self._sessions.t(self._opening.tables)
+        return any(not 0 <= found[name] - t <= own_steps for name, t in self._t.items())
+
+    def _end(self, why: str, serving: Serving) -> NoReturn:
         """Go on no more."""
-        where = f"session {self._opening.name!r}: the server was started again, and"
-        self._lost = SessionExpiredError(f"{where} {why}")
+        is_other = serving.process != self._serving.process
+        what = "the server was started again" if is_other else "its lease had run out"
+        self._lost = SessionExpiredError(f"session {self._opening.name!r}: {what}, and {why}")
         raise self._lost

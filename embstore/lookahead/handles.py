@@ -58,16 +58,16 @@ class StepHandle:
         often = self._session.lease_s / 3
         if self._since is None:
             return often
-        patience = self._since + self._session.rank_timeout_s - monotonic()
+        patience = self._since + self._session.rank_timeout_s - self._planner.clock.now()
         return min(often, max(patience, 0.0) + 1e-3)
 
     def renew(self) -> None:
         """Renew the lease of a rank that waits in this process. Under the lock."""
-        self._rank.deadline = monotonic() + self._session.lease_s
+        self._rank.deadline = self._planner.clock.now() + self._session.lease_s
 
     def _check_others(self) -> None:
         """End the session if others have kept this rank waiting for too long. Under the lock."""
-        session, now = self._session, monotonic()
+        session, now = self._session, self._planner.clock.now()
         if not session.missing(self.number, self._rank):
             self._since = None
             return

@@ -15,13 +15,17 @@ nobody announced. Between the update of one step and the lookup of the next the 
 the store, and computes afterwards; so for a moment the planner leaves the engine to it.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from math import inf
+from time import monotonic
 
 from embstore.cache.prefetch import Collection
 from embstore.errors import CapacityError, EmbstoreError, StoreClosedError
+from embstore.lookahead.clock import Clock
 from embstore.lookahead.noting import Noting
 from embstore.lookahead.pinning import Pinning
 from embstore.lookahead.session import Session
@@ -30,7 +34,12 @@ from embstore.lookahead.step import Event, Step
 from embstore.lookahead.threads import Threads
 from embstore.tables.tables import Tables
 
+_LOG = logging.getLogger(__name__)
+
 COLLECTIONS_MAX = 4
+
+_LATE_S = 5.0
+"""A machine that is only busy is not as late."""
 
 Job = Callable[[], None]
 
@@ -44,8 +53,10 @@ class Planner:
         """Of everything here and in the sessions; taken after the engine, never before."""
         self.watchers: list[Callable[[], None]] = []
         self.ended: list[Session] = []  # have pins and holds to give back
+        self.clock = Clock()
+        """Of leases, and of all that one rank is waited for."""
         self.end_expired: Callable[[], float | None] = lambda: None
-        """Ends sessions whose lease has run out; returns seconds to the next one's end."""
+        """Ends sessions whose lease has run out; returns after how many seconds to look again."""
         self._tables = tables
         self._sessions = sessions
         self._collecting = 0
@@ -95,15 +106,23 @@ class Planner:
     def _next_job(self) -> Job | None:
         with self.changed:
             while not self._threads.stopping.is_set():
-                until_next_lease = self.end_expired()
+                until_next_look = self.end_expired()
                 # Before the look for what is due: a pause may end meanwhile, and nobody says so.
                 pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
                 job = self._due()
                 if job is not None:
                     return job
-                times = [t for t in (until_next_lease, *pauses) if t is not None]
-                self.changed.wait(min(times, default=None))
+                times = [t for t in (until_next_look, *pauses) if t is not None]
+                self._wait(min(times, default=None))
         return None
+
+    def _wait(self, seconds: float | None) -> None:
+        """Wait for a change, at most so long; log it if it took far longer."""
+        begun = monotonic()
+        self.changed.wait(seconds)
+        late_s = monotonic() - begun - (inf if seconds is None else seconds)
+        if late_s > _LATE_S:
+            _LOG.warning("the process did not run for %.1f s: leases get that time back", late_s)
 
     def _due(self) -> Job | None:
         if self.ended:

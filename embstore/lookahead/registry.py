@@ -14,7 +14,6 @@ Under the sessions' lock, but where it says that the engine is taken.
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic
 
 from embstore.checks.arguments import integer
 from embstore.errors import (
@@ -80,8 +79,11 @@ class Registry:
         for table in tables.values():
             table.sessions.add(facts.name)
             table.writer = "" if facts.shared else facts.name
-        self.sessions[facts.name] = Session(facts, tables, Mode.of(facts.planner), facts.last_step)
+        self.sessions[facts.name] = Session(
+            facts, tables, Mode.of(facts.planner), facts.last_step, self.planner.clock
+        )
         self.planner.start()
+        self.planner.notify()
         return facts
 
     def join(self, name: str, rank: int, member: str) -> Membership:
@@ -121,10 +123,11 @@ class Registry:
         session.check_live()
         if rank.is_closed:
             raise SessionExpiredError(f"session {session.name!r}: rank {rank.rank} has left it")
-        if rank.deadline < monotonic():
+        now = self.planner.clock.now()
+        if rank.deadline < now:
             self._end(session, session.lost(rank))
             session.check_live()
-        rank.deadline = monotonic() + session.lease_s
+        rank.deadline = now + session.lease_s
         return session, rank
 
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
@@ -172,15 +175,19 @@ class Registry:
             self.planner.release_ended()
 
     def expire(self) -> float | None:
-        """End the sessions of ranks whose leases have run out; return seconds to the next end."""
-        now = monotonic()
+        """End the sessions of ranks whose leases have run out; return after how many seconds to
+        look again, if there is any."""
+        clock = self.planner.clock
+        now = clock.now()
         for session in list(self.sessions.values()):
             if session.error is not None:
                 self._forget(session)
             elif (lost := session.expired(now)) is not None:
                 self._end(session, lost)
-        deadlines = [d for session in self.sessions.values() for d in session.deadlines]
-        return max(min(deadlines) - now, 0.0) + 1e-3 if deadlines else None
+        live = self.sessions.values()
+        clock.keeps(min((session.lease_s for session in live), default=None))
+        ends = [max(end - now, 0.0) + 1e-3 for session in live for end in session.deadlines]
+        return min([clock.pause_s, *ends]) if live else None
 
     def _end(self, session: Session, error: EmbstoreError) -> None:
         self.planner.end(session, error)
@@ -209,7 +216,7 @@ def _check_free(session: Session, taken: Rank) -> None:
             "when its other ranks have ended theirs"
         )
     if not taken.is_closed:
-        left = max(taken.deadline - monotonic(), 0.0)
+        left = max(taken.deadline - session.clock.now(), 0.0)
         raise TableHeldError(
             f"session {session.name!r}: rank {taken.rank} belongs to another client, whose lease "
             f"runs for another {left:.1f} s; wait for it, or give another name"

@@ -22,10 +22,12 @@ from embstore.checks.sessions import check_planner
 from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
+    LeaseExpiredError,
     RankFailedError,
     SessionExpiredError,
     StepNotFoundError,
 )
+from embstore.lookahead.clock import Clock
 from embstore.lookahead.stats import SessionCounts
 from embstore.lookahead.step import Step, Verb
 from embstore.lookahead.uses import Uses
@@ -74,12 +76,12 @@ class Rank:
 
     rank: int
     member: str
-    deadline: float  # monotonic seconds, when its lease runs out
+    deadline: float  # of the sessions' clock, when its lease runs out
     announced: int  # its last announced step
     is_closed: bool = False
     is_done: bool = False  # it announces no more
     alone_since: float | None = (
-        None  # monotonic seconds; it is done, and waits for who is not there
+        None  # of the sessions' clock; it is done, and waits for who is not there
     )
 
 
@@ -91,6 +93,7 @@ class Session:
     tables: dict[str, TableState]
     mode: Mode
     last_step: int
+    clock: Clock
     noted_step: int = 0  # the last step whose uses are known
     planned_step: int = 0  # the last of the steps that are planned without a gap
     steps: dict[int, Step] = field(default_factory=dict)  # announced by a rank, and not finished
@@ -103,7 +106,7 @@ class Session:
     waited_s: float = 0.0  # in which planning waited for room, up to `waiting_since`
     waiting_since: float | None = None  # monotonic seconds; the next step waits for room
     waits_at: int = -1  # at which count of released pins it was tried in vain
-    opened: float = field(default_factory=monotonic)
+    opened: float = field(init=False)  # of the sessions' clock
     turn_since: float = 0.0  # monotonic seconds, when the turn of the next step came
     step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
     is_forgotten: bool = False  # its place goes with it
@@ -114,6 +117,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.noted_step = self.planned_step = self.last_step
+        self.opened = self.clock.now()
 
     @property
     def near_step(self) -> int:
@@ -224,7 +228,7 @@ class Session:
         before = self.ranks.get(rank)
         announced = self.last_step if before is None else before.announced
         is_done = before is not None and before.is_done  # of the same member, see the registry
-        chosen, deadline = member or token_hex(16), monotonic() + self.lease_s
+        chosen, deadline = member or token_hex(16), self.clock.now() + self.lease_s
         self.ranks[rank] = Rank(rank, chosen, deadline, announced, is_done=is_done)
         others_ms = self.facts.rank_timeout_ms if self.facts.world_size > 1 else 0
         return Membership(chosen, self.name, rank, self.last_step, others_ms)
@@ -322,7 +326,7 @@ class Session:
 
     @property
     def deadlines(self) -> list[float]:
-        """When leases run out, in monotonic seconds: those of the ranks, or the opener's."""
+        """When leases run out, by the clock: those of the ranks, or the opener's."""
         if not self.ranks:
             return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
@@ -341,7 +345,7 @@ class Session:
             f"{self.facts.lease_ms} ms; open the session again, it goes on after step "
             f"{self.last_step}"
         )
-        kind = RankFailedError if self.facts.world_size > 1 else SessionExpiredError
+        kind = RankFailedError if self.facts.world_size > 1 else LeaseExpiredError
         return kind(message)
 
     def stalled(self, number: int, waiting: Rank, since: float, now: float) -> EmbstoreError | None:

@@ -169,7 +169,10 @@ class Sessions:
             self._finishing.finish_sent(session)
         with self._planner.changed:
             session.check_live()
-            if rank.is_done and (failed := session.left_alone(rank, monotonic())) is not None:
+            if (
+                rank.is_done
+                and (failed := session.left_alone(rank, session.clock.now())) is not None
+            ):
                 self._planner.end(session, failed)
                 raise same_error(failed)
             is_held_back = session.waiting_since is not None

@@ -2,7 +2,6 @@
 """The stats of look-ahead sessions and of their planning. Under the lock of the sessions."""
 
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from embstore.stats import counter, flag, gauge, inline, label, part, ratio, share, text, texts
@@ -71,7 +70,9 @@ class SessionStats:
     held_back_s: float = counter("Time that planning waited for room in the cache.")
     oldest_lease_s: float = gauge(
         "Time since the most silent rank renewed its lease.",
-        lambda s: max((monotonic() - r.deadline + s.lease_s for r in s.joined_ranks), default=0.0),
+        lambda s: max(
+            (s.clock.now() - r.deadline + s.lease_s for r in s.joined_ranks), default=0.0
+        ),
     )
 
 

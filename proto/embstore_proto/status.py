@@ -52,6 +52,7 @@ ANSWERS: dict[type[EmbstoreError], Answer] = {
     errors.TableMismatchError: Answer(StatusCode.FAILED_PRECONDITION, 412, 1),
     errors.TableHeldError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),
     errors.SessionExpiredError: Answer(StatusCode.ABORTED, 409, 1),
+    errors.LeaseExpiredError: Answer(StatusCode.ABORTED, 409, 1),
     errors.RankFailedError: Answer(StatusCode.ABORTED, 409, 1),
     errors.ReplicaMismatchError: Answer(StatusCode.ABORTED, 409, 1),
     errors.StoreInUseError: Answer(StatusCode.FAILED_PRECONDITION, 409, 5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
@@ -81,8 +82,12 @@ def get_table(router: Router, command: c.GetTable, call: Call) -> TableDescripti
 
 
 def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[TableDescription, ...]:
-    """What the first shard says of all tables."""
-    return router.first(command, call)
+    """What the first shard says of all tables, with t of the shard that is the furthest behind."""
+    first, *others = router.all(command, call)
+    least = {one.table_id: one.t for one in first}
+    for one in chain.from_iterable(others):
+        least[one.table_id] = min(one.t, least.get(one.table_id, one.t))
+    return tuple(replace(one, t=least[one.table_id]) for one in first)
 
 
 def drop_table(router: Router, command: c.DropTable, call: Call) -> Acknowledged:
