@@ -97,7 +97,7 @@ test-cluster: .venv-cluster/stamp
 
 soak-cluster: .venv-cluster/stamp
 	@echo "embstore: killing shards, trainers and the coordinator on Ray"
-	@.venv-cluster/bin/python -m pytest -q -s --soak $(SOAK) tests/cluster/test_kills.py $(PYTEST_ARGS)
+	@.venv-cluster/bin/python -m pytest -q -s --soak 11 tests/cluster/test_kills.py $(PYTEST_ARGS)
 
 test-lowest: .venv-lowest/stamp
 	@echo "embstore: running the tests of wire, client and command line with the lowest versions"
