@@ -16,7 +16,7 @@
 #                 tests of the wire, the client and the command line
 #   make soak     .venv, then the tests that kill trainers and servers, again and again, that send
 #                 mutated messages by the million and requests made of the OpenAPI document, and a
-#                 crowd of clients for minutes (SOAK=11)
+#                 crowd of clients for minutes (SOAK=27)
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
@@ -46,7 +46,7 @@ GPU_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
-SOAK ?= 11
+SOAK ?= 27
 # Python keeps what it compiled, whatever a caller's environment says: else every server that a test
 # starts, and each process of pytest, compiles all sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -97,7 +97,7 @@ test-cluster: .venv-cluster/stamp
 
 soak-cluster: .venv-cluster/stamp
 	@echo "embstore: killing shards, trainers and the coordinator on Ray"
-	@.venv-cluster/bin/python -m pytest -q -s --soak $(SOAK) tests/cluster/test_kills.py $(PYTEST_ARGS)
+	@.venv-cluster/bin/python -m pytest -q -s --soak 11 tests/cluster/test_kills.py $(PYTEST_ARGS)
 
 test-lowest: .venv-lowest/stamp
 	@echo "embstore: running the tests of wire, client and command line with the lowest versions"
@@ -105,7 +105,7 @@ test-lowest: .venv-lowest/stamp
 
 soak: .venv/stamp
 	@echo "embstore: killing trainers and servers, thousands of times, and sending what is almost right"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/faults/test_power_cuts.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_standbys.py
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/faults/test_power_cuts.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_shard_kills.py tests/service/faults/test_standbys.py
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal --soak $(SOAK) tests/service/faults/test_mutations.py tests/service/faults/test_documented.py
 	@.venv/bin/python -m pytest -q --soak $(SOAK) tests/service/faults/test_crowd.py
 

@@ -27,7 +27,7 @@ from tests.faults.training import (
 )
 
 SEED = 20260301
-ROUNDS = 25
+ROUNDS = 10
 
 
 def train_for_ever(reports: Any, path: str, seed: int, options: dict[str, Any]) -> None:

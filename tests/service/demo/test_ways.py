@@ -69,17 +69,6 @@ def test_hot_cold_is_exact_and_learns_as_the_order_of_the_file_does(
     assert (result.hit_rate_unique, result.hit_rate_access) == (1.0, 1.0)
 
 
-def test_hot_cold_is_as_good_as_the_order_of_the_file_on_the_default_demo(tmp_path: Path) -> None:
-    job = Job()
-    path = written(tmp_path / "train.txt", job)
-    hot = trained(replace(job, way=HotCold()), path, tmp_path / "hot")
-    ahead = trained(job, path, tmp_path / "ahead")
-    assert hot.exact and ahead.exact
-    assert hot.auc is not None and ahead.auc is not None
-    assert hot.hot is not None and min(hot.hot.hot_batches, hot.hot.mixed_batches) > 10
-    assert abs(hot.auc - ahead.auc) < 0.002
-
-
 def test_what_fits_the_budget_whole_is_trained_without_the_store(
     path: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from tests.service.faults.processes import train
 from tests.service.faults.served import PATIENCE_S, Served, sockets, until
 
 SEED = 20_261_124
-KILLS = 20
+KILLS = 10
 NUMBERS = 100
 """Of updates that one trainer has; it is killed long before it has sent as many."""
 

@@ -32,7 +32,7 @@ from tests.service.faults.served import PATIENCE_S, until
 SEED = 20_261_123
 RESTARTS = 20
 UPDATES_PER_CHECKPOINT = 7
-TRAINERS, KILLS = 3, 40
+TRAINERS, KILLS = 3, 15
 
 
 class Trainer:

@@ -28,7 +28,7 @@ from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
 
 SEED = 20_261_124
-RANKS, KILLS, KEYS, ROWS, DIM = 2, 25, 40, 300, 4
+RANKS, KILLS, KEYS, ROWS, DIM = 2, 10, 40, 300, 4
 LEASE_MS, RANK_TIMEOUT_MS = 30_000, 300_000
 TABLES: dict[str, dict[str, Any]] = {
     "marks": {"dim": 1, "rows": 1 << 20, "optimizer": Sgd(1.0), "initializer": Constant(0.0)},

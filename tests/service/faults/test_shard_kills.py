@@ -33,7 +33,7 @@ from tests.service.faults.test_resumed_runs import (
     undisturbed,
 )
 
-SEED, SHARDS, KILLS = 20_261_125, 3, 25
+SEED, SHARDS, KILLS = 20_261_125, 3, 10
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from tests.service.faults.test_restarts import TRAINERS, Trainer, again
 
 SEED = 20_261_124
 COMMANDS, LIVES = 120, 8
-KILLS = 10
+KILLS = 5
 
 
 class Pair:
