@@ -23,7 +23,6 @@ the answer names it.
 
 import re
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -32,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embstore_proto.addresses import is_loopback
 from embstore_server.rest.errors import Refusal, refused
+from embstore_server.rest.hosts import is_private, name_of
 
 BODY_BYTES_MAX = 1 << 20
 _TOO_LARGE = f"expected a body of at most {BODY_BYTES_MAX} bytes"
@@ -41,10 +41,6 @@ DOCUMENT_PATHS = ("/api/v1/profile", "/api/v1/hot-set")
 DOCUMENT_TYPE, _JSON_TYPE = "application/octet-stream", "application/json"
 
 ANY_HOST = "*"
-_PRIVATE_ENDS = (".svc", ".local", ".internal", ".localhost", ".home.arpa")
-"""Of names that no public server resolves: RFC 6762, 6761 and 8375, and those of Kubernetes."""
-
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII | re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -78,7 +74,7 @@ class Guard:
 
     def _refusals(self, method: str, headers: Headers, has_document: bool) -> Iterator[Refusal]:
         host = headers.get("host", "")
-        name = _name_of(host)
+        name = name_of(host)
         if host and (name is None or not self._is_own(name)):
             yield _forbidden(
                 f"expected a Host of this {'machine' if self._loopback else 'network'} "
@@ -102,24 +98,7 @@ class Guard:
             return True
         if name.endswith(self._allowed_ends):
             return True
-        return not self._loopback and ("." not in name or _is_private(name))
-
-
-def _name_of(host: str) -> str | None:
-    """Return the name in a `Host`, in small letters; None of what is no name and no address."""
-    match = _HOST.fullmatch(host)
-    return match and (match[1] or match[2]).lower().rstrip(".")
-
-
-def _is_private(name: str) -> bool:
-    """Tell whether a name is an address, or one that no public server resolves."""
-    if name.endswith(_PRIVATE_ENDS):
-        return True
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return not self._loopback and ("." not in name or is_private(name))
 
 
 def _path(scope: Scope) -> str:

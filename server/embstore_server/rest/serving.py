@@ -14,7 +14,6 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
-from ipaddress import ip_address
 from typing import Any
 from uuid import uuid4
 
@@ -24,12 +23,13 @@ from embstore_proto.addresses import is_loopback, split_address
 from embstore_server.logs import event
 from embstore_server.port import in_use
 from embstore_server.rest.connections import Listener, protocol
+from embstore_server.rest.hosts import is_address, name_of
 from embstore_server.service import Service
 
 _LAST_REPLIES_S = 1
 """For clients that take their answers when the server ends; others are cut off."""
-_UNPLAIN = (b"origin", b"x-request-id")
-"""Headers of which the application makes something."""
+_UNPLAIN = (b"content-length", b"origin", b"transfer-encoding", b"x-request-id")
+"""Headers that the guard looks at."""
 
 
 class Late:
@@ -57,7 +57,9 @@ class Late:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return None
         headers = dict(scope["headers"])
-        if any(name in headers for name in _UNPLAIN) or not _is_here(headers.get(b"host", b"")):
+        if any(name in headers for name in _UNPLAIN) or not _is_here(
+            headers.get(b"host", b"").decode("latin-1")
+        ):
             return None
         if scope["path"] == "/healthz":
             return 200, {"status": "ok"}
@@ -67,15 +69,10 @@ class Late:
         return None
 
 
-def _is_here(host: bytes) -> bool:
+def _is_here(host: str) -> bool:
     """Say whether a Host is an address, or a name of this machine."""
-    text = host.decode("latin-1")
-    name = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
-    try:
-        ip_address(name)
-    except ValueError:
-        return not name or is_loopback(name.lower())
-    return True
+    name = name_of(host)
+    return not host or (name is not None and (is_loopback(name) or is_address(name)))
 
 
 async def _send(send: Any, status: int, body: dict[str, Any], *, is_head: bool) -> None:
