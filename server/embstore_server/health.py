@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from embstore.errors import InvalidArgumentError
+from embstore_proto.frame import parse
 from embstore_server.endings import sent
 
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -103,8 +104,8 @@ def _name_in(request: Any) -> str | None:
     if request is grpc.aio.EOF or len(request) > _REQUEST_BYTES_MAX:
         return None
     try:
-        return str(health_pb2.HealthCheckRequest.FromString(request).service)
-    except DecodeError:
+        return str(parse(health_pb2.HealthCheckRequest, request).service)
+    except InvalidArgumentError:
         return None
 
 

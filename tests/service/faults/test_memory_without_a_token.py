@@ -193,11 +193,10 @@ def attack_rest(attacked: Attacked) -> None:
 
 def attack_shared_memory(attacked: Attacked) -> None:
     """Ask for areas, call every verb, and begin large frames."""
-    for what in (frames.area(1 << 30), *(b"".join(_shared_call(verb)) for verb in VERBS)):
-        with RawSharer(attacked.data / "socket", "Bearer nobody.x") as sharer:
+    with RawSharer(attacked.data / "socket", "Bearer nobody.x") as sharer:
+        for what in (frames.area(1 << 30), *(b"".join(_shared_call(verb)) for verb in VERBS)):
             sharer.say(what)
             assert sharer.next().refusal.name == "UnauthenticatedError"
-    with RawSharer(attacked.data / "socket", "Bearer nobody.x") as sharer:
         with suppress(OSError):
             sharer.say(frames.frame_of(frames.Kind.CALL, bytes(MiB)))
         with suppress(EndedError):
