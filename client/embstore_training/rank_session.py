@@ -7,8 +7,8 @@ call that was out is repeated. A step that was sent to be finished, and is not a
 been finished: it is not sent again, and only its answer is lost.
 
 A trainer that was killed keeps its place until its lease has run out, which ends the session. So
-that it can be started again at once, joining a named session waits for that: it is opened and
-joined, over and over. The rank chooses the token that it joins by, so that it can leave a session
+that it can be started again at once, joining a session waits for that: it is opened and joined,
+over and over. The rank chooses the token that it joins by, so that it can leave a session
 that it has joined without having been told so.
 
 **Who notices.** The first call that is told that its member is unknown, on whichever thread: of the
@@ -73,14 +73,14 @@ class Opening:
     options: Mapping[str, Any]
     rank: int
     wait_s: float | None
-    """For the rank's place; None: `patience_s` says."""
+    """For the rank's place and its tables; None: `patience_s` says."""
     forgets: bool
-    """Nobody else knows the name: there is no place to wait for, or to keep."""
+    """Nobody else knows the name: there is no place to keep."""
 
     @property
     def patience_s(self) -> float:
-        """Seconds to wait for the rank's place: for the lease of a trainer that was killed, or for
-        other ranks that are still to leave the session before."""
+        """Seconds to wait for the rank's place and its tables: for the lease of a trainer that was
+        killed, or for other ranks that are still to leave the session before."""
         if self.wait_s is not None:
             return self.wait_s
         patience_ms: float = 1.5 * self.options["lease_ms"]
@@ -94,7 +94,7 @@ class RankSession:
     session with waits="none", several at once."""
 
     def __init__(self, sessions: Sessions, opening: Opening) -> None:
-        """Open the session and join it; under a name, wait until the place is free.
+        """Open the session and join it; wait until its place and its tables are free.
 
         Raises
         ------
@@ -134,10 +134,9 @@ class RankSession:
             try:
                 self.facts = self._sessions.open(opening.name, opening.tables, **opening.options)
                 return self._sessions.join(opening.name, opening.rank, member=member)
-            except (TableHeldError, SessionExpiredError) as refused:
+            except (TableHeldError, SessionExpiredError):
                 left = begun + opening.patience_s - monotonic()
-                is_taken = isinstance(refused, TableHeldError)
-                if left <= 0 or (is_taken and opening.forgets):
+                if left <= 0:
                     raise
             sleep(min(pause, left))
             pause = min(2 * pause, _PAUSE_MAX_S)

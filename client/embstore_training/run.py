@@ -23,10 +23,13 @@ was, if nothing is lost: see `rank_session`.
     times        where the loop's time goes
 """
 
+import os
+import socket
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -46,6 +49,14 @@ from embstore_training.write_behind.exchange import WriteBehind
 from embstore_training.write_behind.options import behind_of
 
 T = TypeVar("T")
+
+
+def _own_name() -> str:
+    """Return a name for a session without one, by which people know whose it is."""
+    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    made = f"{script[-60:]}@{socket.gethostname()[:60]}-pid{os.getpid()}"
+    plain = "".join(c if c.isprintable() and c not in ": " else "_" for c in made)
+    return f"{plain}-{token_hex(4)}"  # a process may have several, and another one its id later
 
 
 class Run:
@@ -110,7 +121,7 @@ class Run:
             "waits": waits,
         }
         self._opening = Opening(
-            f"run-{uuid.uuid4().hex}" if name is None else name,
+            _own_name() if name is None else name,
             self._tables,
             options,
             rank,
@@ -127,7 +138,7 @@ class Run:
         self._is_place_known = True  # To the caller, as far as anybody can tell.
 
     def __enter__(self) -> Self:
-        """Open the session and join it; under a name, wait until the place is free.
+        """Open the session and join it; wait until its place and its tables are free.
 
         Raises
         ------

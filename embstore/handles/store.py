@@ -278,14 +278,15 @@ class Store:
         tables : that steps may name; while the run is open it is their only writer
         lookahead : steps that are announced beyond the last finished one; with 1 that is the step
             at hand alone, and no rows come while the step before computes
-        name : by which the run can be resumed, and its ranks find each other; None: neither
+        name : by which the run can be resumed, and its ranks find each other; None: neither, and
+            it is shown by its script, host and process
         rank, world_size : of several trainers that share each step
         planner : "per_step", "group:N" or "window", see `Sessions.open`
         shared : let others write to the tables too
         lease_ms : a trainer that is silent for longer loses its place
         rank_timeout_ms : how long ranks wait for one another before the session fails
-        wait_s : how long entering a named run waits for a place that a trainer has which was
-            killed, at most: until its lease runs out; None: one and a half leases
+        wait_s : how long entering a run waits for a place, and for tables, that a trainer has
+            which was killed, at most: until its lease runs out; None: one and a half leases
         waits : "late": each update waits for the store, and a lookup for the rows that it changes;
             "none": the trainer applies updates itself, and the store follows
         depth : of "none": steps that may be finished here and not yet acknowledged, at most

@@ -14,6 +14,7 @@ Under the sessions' lock, but where it says that the engine is taken.
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
+from shlex import quote
 
 from embstore.checks.arguments import integer
 from embstore.errors import (
@@ -27,6 +28,7 @@ from embstore.errors import (
 from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Mode, Rank, Session, same_error
 from embstore.results import Membership, SessionFacts
+from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 SESSIONS_MAX = 256
@@ -71,10 +73,7 @@ class Registry:
         tables = {name: self._tables.find(name) for name in facts.tables}
         for table in tables.values():
             if table.writer or (table.sessions and not facts.shared):
-                raise TableHeldError(
-                    f"table {table.name!r} is in use by session "
-                    f"{', '.join(map(repr, sorted(table.sessions)))}; close it first"
-                )
+                raise self._held(table)
         facts = replace(facts, last_step=self._tables.last_step(facts.name, tables.values()))
         for table in tables.values():
             table.sessions.add(facts.name)
@@ -85,6 +84,19 @@ class Registry:
         self.planner.start()
         self.planner.notify()
         return facts
+
+    def _held(self, table: TableState) -> TableHeldError:
+        """Return that a table is held, by whom, and how long that may last."""
+        name = min(table.sessions)
+        session = self.sessions.get(name)
+        if session is None:  # it has ended, and its tables are free in a moment
+            return TableHeldError(f"table {table.name!r} is in use by session {name!r}; try again")
+        silent_s, left_s = session.silence_s
+        return TableHeldError(
+            f"table {table.name!r} is in use by session {name!r}, which was heard of "
+            f"{silent_s:.1f} s ago and ends after {left_s:.1f} s more of silence; wait for that, "
+            f"or, if its trainer has gone, end it: embstore sessions close {quote(name)}"
+        )
 
     def join(self, name: str, rank: int, member: str) -> Membership:
         """Take the place of a rank, or find that this member has it."""

@@ -331,6 +331,13 @@ class Session:
             return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
 
+    @property
+    def silence_s(self) -> tuple[float, float]:
+        """For how long its most silent rank was not heard of, and may still be."""
+        lease_s = self.lease_s if self.ranks else min(self.lease_s, JOIN_S)
+        left_s = max(min(self.deadlines, default=0.0) - self.clock.now(), 0.0)
+        return max(lease_s - left_s, 0.0), left_s
+
     def expired(self, now: float) -> EmbstoreError | None:
         """Return what it means that a lease has run out, if one has."""
         if not self.ranks and min(self.deadlines) < now:

@@ -261,10 +261,11 @@ def test_leaving_does_not_wait_for_a_server_that_answers_no_renewal():
 # Entering
 
 
-def test_a_named_run_waits_for_a_place_that_is_leased():
+@pytest.mark.parametrize("name", ["job", None])
+def test_a_run_waits_for_a_place_that_is_leased(name):
     port = MemoryPort()
     port.refuses["join"] = [TableHeldError("leased"), SessionExpiredError("has just ended")]
-    with Run(port, ["a"], name="job") as run:
+    with Run(port, ["a"], name=name) as run:
         assert run.last_step == 0
     assert [call[0] for call in port.calls] == ["open", "join"] * 3 + ["close"]
 
@@ -275,7 +276,7 @@ def test_a_named_run_waits_for_a_place_that_is_leased():
         ({"name": "job", "wait_s": 0}, 1),
         ({"name": "job", "wait_s": 0.1}, 4),
         ({"name": "job", "lease_ms": 60}, 4),
-        ({"name": None, "wait_s": 5.0}, 1),
+        ({"name": None, "wait_s": 0.1}, 4),
     ],
     ids=["not at all", "a moment", "one and a half leases", "without a name"],
 )

@@ -1,6 +1,10 @@
 """A trainer that was silent for longer than its lease goes on by itself, if nothing is lost, and a
 server that did not run takes nobody for silent."""
 
+import os
+import re
+import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +15,7 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore.errors import EmbstoreError, RankFailedError, SessionExpiredError
+from embstore.errors import EmbstoreError, RankFailedError, SessionExpiredError, TableHeldError
 from embstore.handles.store import Store
 from embstore.lookahead import clock
 from tests.clusters import Cluster
@@ -128,6 +132,19 @@ def test_a_loop_that_has_lost_something_says_so(
         pytest.raises(SessionExpiredError, match=message),
     ):
         train(store, partial(lost, store))
+
+
+def test_who_finds_tables_held_is_told_by_whom_and_until_when(tmp_path: Path) -> None:
+    with opened(tmp_path) as store, store.session(["a"]) as run:
+        name = run.facts.name
+        whose = re.escape(f"{Path(sys.argv[0]).name}@{socket.gethostname()}-pid{os.getpid()}-")
+        assert re.fullmatch(whose + "[0-9a-f]{8}", name)
+        message = (
+            rf"in use by session '{re.escape(name)}', which was heard of \d+\.\d s ago and ends "
+            rf"after \d+\.\d s more .* embstore sessions close {re.escape(name)}$"
+        )
+        with pytest.raises(TableHeldError, match=message):
+            store.session(["a"], wait_s=0).__enter__()
 
 
 # A server that did not run

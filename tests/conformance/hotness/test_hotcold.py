@@ -377,7 +377,7 @@ def test_tables_are_held(twin):
         for step in run.steps(chunks_of(generator(909), 200)):
             with pytest.raises(TableHeldError):
                 twin.store.table("sgd").update([1], ones(1, 4))
-            with pytest.raises(TableHeldError), run_of(twin.store):
+            with pytest.raises(TableHeldError), run_of(twin.store, wait_s=0):
                 pass
             trainer.train(step)
     twin.on("sgd", "update", [1], ones(1, 4))  # nobody holds it any more
