@@ -118,7 +118,7 @@ MUTATIONS = [
         "embstore/arithmetic/compiled.py",
         "    c0, c1, c2, c3 = row_key & _WORD, row_key >> _SHIFT_32, block, stream",
         "    c0, c1, c2, c3 = row_key & _WORD, row_key & np.uint64(0), block, stream",
-        "unit/test_arithmetic_philox.py",
+        "kernels/test_initialize.py",
     ),
     Mutation(
         "a fold keeps the oldest record of a row",
