@@ -42,7 +42,7 @@ PLAIN, WEIGHTED, DIVIDED = 0, 1, 2
 EXPONENT_MASK = np.int32(0x7F800000)
 """The exponent bits of a float32; a value is finite unless all are set."""
 LARGE_EXPONENT = np.int32(0x5C000000)
-"""Of `sums.LARGE`: values of this exponent or a higher one are not below it."""
+"""The exponent bits of `sums.LARGE`: all values with these or higher ones are not below it."""
 
 _NAN_BITS = np.int32(0x7FC00000)
 _WORD = np.uint64(0xFFFFFFFF)

@@ -86,7 +86,7 @@ class TableStats:
     )
     missed_rows: int = counter("Rows that lookups have brought in.")
     skipped_updates: int = counter(
-        "Updates skipped, as they were to be: a gradient, or its square, was not finite.",
+        "Updates skipped because a gradient, or its square, was not finite.",
         lambda t: t.state.skipped_updates,
     )
     resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)

@@ -35,8 +35,8 @@ def are_small(gradients: Rows, count: int, scale: float) -> bool:
 
 
 def refused(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
-    """Return what of an update makes a sum that is refused: of the first such table, by naming, the
-    first such key, by occurrence; None: all are accepted."""
+    """Return the part of an update whose sum is refused: the first such key, by occurrence, in the
+    first such table, by naming; None: all are accepted."""
     names: list[str] = []
     for part in (part for parts in ranks for part in parts):
         if part.table not in names:
