@@ -182,7 +182,7 @@ def test_files_extras_and_targets_of_the_commands_exist() -> None:
         line = " ".join(words)
         for path in re.findall(r"docker/[^\s:]+", line.partition(">")[0]):
             assert (ROOT / path).is_file()
-        for names in re.findall(r"\.\[(.+?)\]", line):
+        for names in re.findall(r"(?:^| )\.\[(.+?)\]", line):
             assert set(names.split(",")) <= extras["optional-dependencies"].keys()
         assert words[0] != "make" or words[1] in targets
 
