@@ -128,7 +128,7 @@ step "training from outside, beside an embedded twin"
 train
 
 step "its kernels are compiled once, into their volume"
-[ -n "$("$ENGINE" exec "$name" ls /var/cache/embstore/numba)" ]
+[ -n "$("$ENGINE" exec "$name" ls /var/cache/embstore/embstore/kernels)" ]
 
 step "stopping by SIGTERM"
 stop

@@ -174,7 +174,7 @@ class Transport:
                 try:
                     return self._attempt(attempt, sent)
                 except _PassingError as again:
-                    if not self._is_connected:
+                    if verb.command is c.GetServerInfo and not self._is_connected:
                         sent.wait_for_a_start(again, seconds, self.timeout_s)
                     if monotonic() + pause >= sent.deadline:
                         raise DeadlineError(sent.too_late(again, seconds)) from None

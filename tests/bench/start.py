@@ -1,0 +1,54 @@
+"""What a start of a server costs, from exec to "ready": processor time, and imported modules.
+
+    python -m tests.bench.start [STARTS]
+
+Neither depends on what else the machine does, as the time on a clock does. Every start is one of an
+empty store, with the kernels compiled; the medians of some starts are printed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from statistics import median
+
+PROGRAM = """
+import json, os, resource, signal, sys
+from embstore_server import app, cli
+
+event = app.event
+
+def noted(level, name, **fields):
+    event(level, name, **fields)
+    if name == "ready":
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        print(json.dumps([used.ru_utime + used.ru_stime, len(sys.modules)]))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+app.event = noted
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def start() -> tuple[float, int]:
+    """Start a server; return its processor seconds and modules when it is ready."""
+    free = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", PROGRAM, "serve", "--data", f"{folder}/store", *free]
+        environment = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+        ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    seconds, modules = json.loads(ended.stdout)
+    return seconds, modules
+
+
+def main(starts: int) -> None:
+    """Print the medians of some starts; one before them writes Python's bytecode."""
+    start()
+    found = [start() for _ in range(starts)]
+    print(f"ready after {median(s for s, _ in found):.2f} s of a processor", end=", ")
+    print(f"{median(m for _, m in found):.0f} modules imported ({starts} starts)")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 5)

@@ -1,0 +1,274 @@
+"""The first minutes of a server: what it says while it starts, who waits for it, and what a start
+costs."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import HTTPErrorProcessor, ProxyHandler, build_opener
+
+import pytest
+from grpc import StatusCode
+
+import embstore
+from embstore.errors import DeadlineError, StoreClosedError
+from embstore_client import connect, transport
+from embstore_client.wire import WireError
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_proto.verbs import VERBS, Outgoing
+from embstore_server.metrics import Metrics
+from embstore_server.port import GrpcServer
+from embstore_server.rest.app import make_rest
+from embstore_server.rest.serving import Late
+from embstore_server.service import Service
+from embstore_server.settings import Settings
+from tests.service.faults.wire import Wire, refusal
+from tests.serving import on_loop
+from tests.style.sources import ROOT
+
+WAIT_S = 300.0
+PROGRESS = "compiling kernels: 23 of 57, once after an installation"
+MODULES_MAX = 950
+"""Of a server that is ready, with what Typer imports. Numba has 570, FastAPI and Starlette 70."""
+FREE = "--listen 127.0.0.1:0 --admin 127.0.0.1:0".split()
+
+
+@contextmanager
+def unopened(data: Path) -> Iterator[tuple[Service, str, Callable[[], None]]]:
+    """Yield a served service whose store is not open, its address, and what opens it."""
+    settings = Settings(data, listen="127.0.0.1:0", admin="off")
+
+    async def started() -> tuple[Service, GrpcServer]:
+        service = Service(
+            settings, lambda: embstore.open(data, cache_bytes=1 << 20).executor, Metrics()
+        )
+        server = GrpcServer(service)
+        await server.start()
+        return service, server
+
+    service, server = on_loop(started())
+    try:
+        yield service, server.address, lambda: on_loop(service.open())
+    finally:
+        on_loop(server.stop(0))
+        if service.is_open:
+            on_loop(service.stop())
+
+
+def test_connect_goes_on_once_a_server_that_starts_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = threading.Semaphore(0)
+    sleep = transport.sleep
+    monkeypatch.setattr(transport, "sleep", lambda s: (attempts.release(), sleep(s)))
+    with unopened(tmp_path / "store") as (service, address, open_store):
+        service.preparing = PROGRESS
+        with ThreadPoolExecutor(1) as thread:
+            connecting = thread.submit(connect, address, connect_timeout_s=WAIT_S)
+            for _ in range(2):
+                assert attempts.acquire(timeout=WAIT_S)
+            open_store()
+            with connecting.result(WAIT_S) as store:
+                assert store.tables() == []
+
+
+class Starting:
+    """A wire to a server that answers each call by the next of these, at last by the last."""
+
+    def __init__(self, *errors: StoreClosedError | None) -> None:
+        self.errors = list(errors)
+
+    def send(self, *_: Any) -> bytes:
+        error = self.errors.pop(0) if self.errors[1:] else self.errors[0]
+        raise WireError(StatusCode.UNAVAILABLE, "nothing listens there", error)
+
+
+def test_a_start_is_waited_for_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 4.0
+
+    monkeypatch.setattr(transport, "monotonic", lambda: now)
+    monkeypatch.setattr(transport, "sleep", sleep)
+    request = Outgoing(pb.GetServerInfoRequest(), None)
+    steps = [StoreClosedError(f"compiling kernels: {done} of 57") for done in range(50)]
+
+    def ended(match: str, *answers: StoreClosedError | None) -> float:
+        nonlocal now
+        now = 0.0
+        wire: Any = Starting(*answers)
+        way = transport.Transport(wire, "a:1", timeout_s=60.0)
+        with pytest.raises(DeadlineError, match=match):
+            way.send(VERBS["GetServerInfo"], request, timeout_s=10.0)
+        return now
+
+    absent, stuck = "within 10 s.*nothing listens there", "kernels: .* of 57.*see the server's log"
+    assert ended(absent, None) == 12.0
+    assert ended(stuck, steps[0]) == 60.0  # from its first answer on
+    assert ended(stuck, *steps) == 4.0 * 49 + 60.0  # from its last progress on
+    assert ended(absent, steps[0], None) == 16.0  # from its end on
+
+
+def get(address: str, path: str) -> tuple[int, bytes]:
+    """Return status and body of a request, whatever the status."""
+    opener = build_opener(ProxyHandler({}), Answers)
+    with opener.open(f"http://{address}{path}", timeout=WAIT_S) as answer:
+        return answer.status, answer.read()
+
+
+class Answers(HTTPErrorProcessor):
+    """Takes a refusal for an answer."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
+
+
+@contextmanager
+def serving(data: Path, *options: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "embstore_server", "serve", "--data", str(data), *options]
+    with subprocess.Popen(
+        [*command, "--log-format", "json"],
+        stderr=subprocess.PIPE, env=os.environ | environment, text=True, cwd=data.parent,
+    ) as server:  # fmt: skip
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def entries(server: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    assert server.stderr is not None
+    return map(json.loads, server.stderr)
+
+
+def given_up_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as given_up:
+        return f"127.0.0.1:{given_up.getsockname()[1]}"
+
+
+def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: Path) -> None:
+    listen, admin = given_up_port(), given_up_port()
+    nothing = {"XDG_CACHE_HOME": str(tmp_path / "compiled"), "NUMBA_CPU_NAME": "x86-64-v2"}
+    options = ["--listen", listen, "--admin", admin]
+    with serving(tmp_path / "store", *options, **nothing) as server:
+        log = entries(server)
+        first = next(log)
+        assert (first["event"], first["version"]) == ("starting", embstore.__version__)
+        said = next(entry for entry in log if entry["event"] == "preparing kernels")
+        done, _, of = said["kernels"].partition(" of ")
+        assert (int(done), int(of) > 50) == (0, True)
+        with Wire(listen) as wire:
+            refused = refusal(lambda: wire.unary("GetServerInfo", b"")).text
+        for text in (get(admin, "/readyz")[1].decode(), refused):
+            assert re.search(rf"compiling kernels: \d+ of {of}, once after an installation", text)
+        server.send_signal(signal.SIGTERM)
+        rest = list(log)
+        assert server.wait(WAIT_S) == 0
+    assert rest[-1]["note"] == "nothing was open"
+    assert "kernels prepared" not in [entry["event"] for entry in rest]
+    assert not (tmp_path / "store").exists()
+
+
+LOADED = """
+import os, signal, sys
+from embstore_server import app, cli
+
+event = app.event
+
+def noted(level, name, **fields):
+    event(level, name, **fields)
+    if name == "ready":
+        print(len(sys.modules), *{"numba", "fastapi", "starlette"} & set(sys.modules))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+app.event = noted
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_server_is_ready_without_what_only_compilers_and_rest_need(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOADED, "serve", "--data", str(tmp_path / "store"), *FREE]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
+    count, *heavy = ended.stdout.split()
+    assert heavy == []
+    assert int(count) <= MODULES_MAX
+
+
+async def answer_of(app: Any, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    """Return how an application of ASGI answers."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    named = {"host": "127.0.0.1:8080"} | headers
+    scope = {
+        **{"type": "http", "method": method, "path": path, "query_string": b"", "client": None},
+        "headers": [(name.encode(), text.encode()) for name, text in named.items()],
+    }
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
+    tmp_path: Path,
+) -> None:
+    async def compared() -> None:
+        service = Service(Settings(tmp_path / "store"), lambda: None, Metrics())  # type: ignore
+        late, whole = Late(service), make_rest(service)
+        for preparing in ("", PROGRESS):
+            service.preparing = preparing
+            for path in ("/healthz", "/readyz"):
+                for method in ("GET", "HEAD"):
+                    found = await answer_of(late, path, method)
+                    assert found == await answer_of(whole, path, method)
+        assert late._made is None
+        found = await answer_of(late, "/healthz", host="evil.example")
+        assert found[0] == 403
+        assert late._made is not None
+        assert await answer_of(late, "/healthz") == (200, b'{"status":"ok"}')
+        assert (await answer_of(late, "/api/v1/server"))[0] == 503
+
+    asyncio.run(compared())
+
+
+@pytest.mark.slow
+@pytest.mark.turns()
+def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path: Path) -> None:
+    """All kernels are compiled: a minute of processor time."""
+    for part in ("embstore", "server", "client", "proto"):
+        left_out = shutil.ignore_patterns("portable", "__pycache__")
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=left_out)
+    path = os.pathsep.join(str(tmp_path / part) for part in (".", "server", "client", "proto"))
+    listen = given_up_port()
+    options = ["--listen", listen, "--admin", "127.0.0.1:0"]
+    with serving(tmp_path / "store", *options, PYTHONPATH=path) as server:
+        with connect(listen, connect_timeout_s=WAIT_S) as store:  # the default of timeout_s
+            assert store.tables() == []
+        log = []
+        for entry in entries(server):
+            log.append(entry)
+            if entry["event"] == "ready":
+                break
+    said = [entry["kernels"] for entry in log if entry["event"] == "preparing kernels"]
+    of = said[0].split()[-1]
+    assert said[0] == f"0 of {of}"
+    assert said[-1] == f"{of} of {of}"
+    assert len(said) > 3
+    assert len(list((tmp_path / "embstore/kernels/portable").glob("*.nbc"))) == int(of)
