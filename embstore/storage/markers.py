@@ -5,11 +5,12 @@ yet, or one whose marker has the store's id. Every other folder is refused, and 
 store and its continuations (a promoted standby, a restored directory without a new id) have one id;
 where two of them have gone apart, the files themselves tell (`embstore.storage.backup`).
 
-The marker is one line that never changes: magic, format, store id, and a CRC-32 of what is before.
+The marker never changes: the store id behind a line with format and hash (`format.seal`).
 A first backup that was cut off leaves nothing, an empty LOCK, or the marker: the next one goes on.
 At a URL it may leave a part of the marker, and nothing else, which counts as nothing.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,12 +22,12 @@ from embstore.errors import (
 )
 from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files
-from embstore.storage.format import checksum
+from embstore.storage.format import seal, unseal
 
 PATH = "EMBSTORE-BACKUPS"
 NOTHING = {LOCK, f"{PATH}.new", "lost+found"}
 """Names that a folder may have that counts as empty."""
-_MAGIC, _FORMAT = "EMBSTORE BACKUPS", "1"
+_TITLE, _FORMAT = "BACKUPS", 1
 _SHOWN = 3
 _MEND = "give an empty directory, or one that does not exist yet"
 
@@ -43,8 +44,7 @@ class Marked(Protocol):
 
 def encode(store_id: str) -> bytes:
     """Return the marker of a store's backups."""
-    line = f"{_MAGIC} {_FORMAT} {store_id}"
-    return f"{line} {checksum(line.encode()):08x}\n".encode()
+    return seal(_TITLE, _FORMAT, f"{store_id}\n".encode())
 
 
 def decode(content: bytes) -> str:
@@ -52,13 +52,7 @@ def decode(content: bytes) -> str:
 
     Raises CorruptTableError: it is damaged. TableMismatchError: it is of another format.
     """
-    line, _, crc = content.decode("ascii", "replace").rpartition(" ")
-    words = line.split(" ")
-    if f"{checksum(line.encode()):08x}\n" != crc or " ".join(words[:-2]) != _MAGIC:
-        raise CorruptTableError(f"{PATH}: damaged, the checksum does not match")
-    if words[-2] != _FORMAT:
-        raise TableMismatchError(f"{PATH}: expected format {_FORMAT}, found {words[-2]}")
-    return words[-1]
+    return unseal(_TITLE, _FORMAT, content, PATH).decode().strip()
 
 
 def has_backups(folder: Marked, store_id: str, place: str) -> bool:
@@ -105,10 +99,11 @@ def check_outside(root: Path) -> None:
 
 def _kind_of(files: Files) -> str:
     """Return what a directory has of embstore; "": neither a store nor backups."""
-    for kind, read in (
-        ("a store", lambda: read_identity(files)),
-        ("backups", lambda: decode(files.read_all(PATH))),
-    ):
+    readers: dict[str, Callable[[], object]] = {
+        "a store": lambda: read_identity(files),
+        "backups": lambda: decode(files.read_all(PATH)),
+    }
+    for kind, read in readers.items():
         try:
             read()
         except TableMismatchError:

@@ -198,12 +198,11 @@ def test_a_marker_is_checked(store: embstore.Store, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="cannot be read"):
             markers.has_backups(Folder(EMBSTORE_BACKUPS=whole[:length], log=b""), own, "there")
         flipped = whole[:length] + bytes([whole[length] ^ 1]) + whole[length + 1 :]
-        with pytest.raises(CorruptTableError):
+        with pytest.raises((CorruptTableError, TableMismatchError)):
             markers.decode(flipped)
     assert markers.has_backups(Folder(EMBSTORE_BACKUPS=whole, log=b""), own, "there")
-    line = f"EMBSTORE BACKUPS 2 {own}".encode()
     with pytest.raises(TableMismatchError, match="expected format 1, found 2"):
-        markers.decode(line + f" {markers.checksum(line):08x}\n".encode())
+        markers.decode(whole.replace(b" 1 ", b" 2 "))
 
     to = tmp_path / "to"
     store.backup(str(to))
