@@ -7,6 +7,7 @@ nor numba has a thread before something is opened.
 import os
 import signal
 import socket
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,13 @@ class ForkedServer:
         """End it as a crash does."""
         assert self._child is not None
         assert self._child.kill() == -signal.SIGKILL
+
+    def pause(self, seconds: float) -> None:
+        """Let it not run for so long."""
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGSTOP)
+        threading.Event().wait(seconds)
+        os.kill(self._child.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Ask it to end; everything is committed then."""

@@ -181,6 +181,24 @@ def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
     server.stop()
 
 
+@pytest.mark.parametrize("waits", ["late", "none"])
+def test_a_loop_goes_on_when_its_server_was_stopped_for_longer_than_its_lease(
+    forks: Forks, quick_path: Path, waits: Any
+) -> None:
+    server = ForkedServer(forks, quick_path / "store")
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        table = store.create_table("rows", **TABLES["rows"])
+        with store.session(["rows"], lease_ms=400, waits=waits) as run:
+            for step in run.steps(range(6), keys=lambda number: {"rows": [number]}):
+                rows = step.lookup()["rows"]
+                if step.number == 3:
+                    server.pause(1.0)
+                step.update({"rows": rows})
+        assert table.t == 6
+    server.stop()
+
+
 def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
     """The one that waits at the end says again that it has no more steps."""
     counts, kills = (4, 14), (5, 8, 13)
