@@ -124,7 +124,7 @@ def test_nans_become_the_one_nan(open_table):
             assert_same(table.lookup_pooled([3], [0, 1], admit=admit), one)
             assert_same(table.lookup_pooled([1], [0, 1], "mean", admit=admit), one)
         twin.on("a", "update", [1, 3], ones(2))
-        twin.reopen()
+    twin.reopen()
 
 
 @pytest.mark.parametrize(
