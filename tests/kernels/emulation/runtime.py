@@ -204,15 +204,15 @@ class EmulatedRuntime:
 
     def _release_pinned(self, memory: Memory) -> None:
         del self._pinned[memory.address]
-        self._release(memory)
+        self._give_back(memory)
 
     def _release_ended(self, memory: Memory) -> None:
         del self._live[memory.address]
         self._starts = None
         self.live_bytes -= len(memory.content)
-        self._release(memory)
+        self._give_back(memory)
 
-    def _release(self, memory: Memory) -> None:
+    def _give_back(self, memory: Memory) -> None:
         self._note_damage(memory)
         if freed(memory):
             self._damages.append(f"{memory.label}: freed while another process has it open")
