@@ -38,16 +38,16 @@ class Freed:
     def after(self, error: Exception) -> None:
         """Give back what a call took, if this is the error of one that was refused."""
         if isinstance(error, _REFUSALS):
-            self.give_back()
+            self.release()
 
-    def give_back(self) -> None:
-        """Give back what is free, in a moment, in a thread: it takes half a millisecond, or after
+    def release(self) -> None:
+        """Release what is free, in a moment, in a thread: it takes half a millisecond, or after
         gigabytes half a second."""
         if self._giving_back is None:
             loop = asyncio.get_running_loop()
-            self._giving_back = loop.call_later(_AFTER_S, self._give_back, loop)
+            self._giving_back = loop.call_later(_AFTER_S, self._release, loop)
 
-    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _release(self, loop: asyncio.AbstractEventLoop) -> None:
         self._giving_back = None
         loop.run_in_executor(None, _trim)
 

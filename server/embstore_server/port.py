@@ -74,7 +74,7 @@ class GrpcServer:
         self._service = service
         receiving = Receiving(received_max, settings.inflight_bytes_max)
         self._calls = GrpcCalls(service, receiving)
-        self._health = Health(SERVICE_NAME, settings.handshake_timeout_s, service.freed.give_back)
+        self._health = Health(SERVICE_NAME, settings.handshake_timeout_s, service.freed.release)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflecting.SERVICE_NAME)
         reflection = Reflection(service, receiving, names)
         for one in (self._calls, service.standbys, self._health, reflection):

@@ -44,7 +44,7 @@ class Reflection:
             async for reply in self._replies.ServerReflectionInfo(each, context):
                 yield reply
         except EmbstoreError as exc:
-            self._service.freed.give_back()
+            self._service.freed.release()
             await refuse(context, exc)
 
     async def _each(self, requests: AsyncIterator[Any], lane: str) -> AsyncIterator[Any]:
