@@ -246,9 +246,7 @@ class CommandFiles:
             self._files.sync_directory(DIRECTORY)
             size = file.size
             if size < needed:
-                wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
-                size = -(-max(needed, wanted) // PAGE_BYTES) * PAGE_BYTES
-                file.allocate(0, size)
+                size = self._allocate(file, needed)
             file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end, size))
         except BaseException:
             file.close()
@@ -257,6 +255,18 @@ class CommandFiles:
         self._numbers.append(number)
         self._number = number
         return _Segment(number, file, size)
+
+    def _allocate(self, file: File, needed: int) -> int:
+        """Set aside as many bytes as the log has by now; where there is no room for them, what is
+        needed. Return how many."""
+        wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
+        least, size = (-(-n // PAGE_BYTES) * PAGE_BYTES for n in (needed, max(needed, wanted)))
+        try:
+            file.allocate(0, size)
+        except CapacityError:
+            file.truncate(0)  # there may be a part of it
+            file.allocate(0, size := least)
+        return size
 
     # Waiting
 

@@ -43,7 +43,7 @@ from embstore.storage import lineage as lineages
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_records import COMMAND, Place, Record
 from embstore.storage.command_stream import RecordStream
-from embstore.storage.lineage import Lineage, Promotion
+from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming
 from embstore_proto.frame import parse
 from embstore_proto.status import error_of, message_of
@@ -310,8 +310,8 @@ class Following:
                 f"expected an empty directory, or a copy of store {leader.store_id}, to follow "
                 f"{self._address}; found store {service.store_id}"
             )
-        if is_same and not (self._anew or service.standing.is_empty):
-            await self._check_not_ahead(catalogue, promotions_of(leader.promotions))
+        if is_same and not self._anew:
+            await _check_not_ahead(service, self._address, catalogue, leader)
         incoming = await asyncio.to_thread(
             Incoming, files, catalogue, promotions_of(leader.promotions)
         )
@@ -329,25 +329,6 @@ class Following:
                 offset += len(file.piece)
         await self._to_its_end(self._taken(incoming))
         event(logging.INFO, "commit taken", command=catalogue.head.command)
-
-    async def _check_not_ahead(
-        self, catalogue: Catalogue, promotions: tuple[Promotion, ...]
-    ) -> None:
-        """Raise InvalidArgumentError, now and always, if this store has commands that its leader
-        has lost: the leader, of the same promotions, is not even at its last one."""
-        service = self._service
-        command = service.engine.tables.frame.command_number
-        if promotions != service.lineage.promotions or catalogue.head.command >= command:
-            return
-        ahead = (
-            f"this standby has all commands up to {command}, and {self._address} has fewer: it has "
-            "lost acknowledged commands; promote this standby, or remove its directory to follow"
-        )
-        service.lineage = replace(service.lineage, ahead=ahead)
-        files = service.engine.storage.files
-        await asyncio.to_thread(lineages.write, files, service.lineage)
-        event(logging.ERROR, "commands lost", reason=ahead)
-        raise InvalidArgumentError(ahead)
 
     async def _taken(self, incoming: Incoming) -> None:
         service = self._service
@@ -379,6 +360,25 @@ class Following:
             except (grpc.aio.AioRpcError, TimeoutError):
                 await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX_S)
+
+
+async def _check_not_ahead(
+    service: "Service", address: str, catalogue: Catalogue, leader: Any
+) -> None:
+    """Raise InvalidArgumentError, now and always, if this store has commands that its leader has
+    lost: the leader, of the same promotions, is not even at its last one."""
+    command = service.engine.tables.frame.command_number
+    is_behind = catalogue.head.command < command
+    if not is_behind or promotions_of(leader.promotions) != service.lineage.promotions:
+        return
+    ahead = (
+        f"this standby has all commands up to {command}, and {address} has fewer: it has lost "
+        "acknowledged commands; promote this standby, or remove its directory to follow"
+    )
+    service.lineage = replace(service.lineage, ahead=ahead)
+    await asyncio.to_thread(lineages.write, service.engine.storage.files, service.lineage)
+    event(logging.ERROR, "commands lost", reason=ahead)
+    raise InvalidArgumentError(ahead)
 
 
 async def _send(call: Any, **what: Any) -> None:

@@ -247,6 +247,21 @@ def test_what_cannot_be_allocated_is_refused_and_the_log_goes_on(tmp_path):
     log.log.close()
 
 
+def test_a_segment_takes_no_more_than_it_needs_where_there_is_little_room(tmp_path):
+    class Small(Files):
+        def _allocate(self, file, offset, length):
+            if length > 3 * PAGE_BYTES:
+                raise CapacityError("no room")
+            super()._allocate(file, offset, length)
+
+    log = Log(tmp_path, Small(tmp_path))
+    for n in range(4):
+        log.append(n, bytes(5_000))
+    assert {path.stat().st_size for path in tmp_path.glob("commands/*")} == {3 * PAGE_BYTES}
+    assert read(tmp_path) == [(n, bytes(5_000)) for n in range(4)]
+    log.log.close()
+
+
 def test_a_failed_write_is_told_to_all_who_wait_and_who_come(tmp_path):
     class Broken(Files):
         is_broken = False
