@@ -1,6 +1,6 @@
 """Which device a name means, "cpu", "cuda:0" or "auto"; and how much of it "80%" is.
 
-Each device's module is imported when it is chosen: the CPU's imports Numba, a GPU's CuPy.
+Each device's module is imported when it is chosen: the CPU's imports LLVM's loader, a GPU's CuPy.
 """
 
 import re

@@ -6,8 +6,8 @@
     cpu_rows     rows of a call, of the cache
     cpu_slots    keys, scores and flags of slots, victims
 
-This module imports Numba; the package `embstore.device` does not, so whoever chooses the device
-imports this file when it is chosen.
+This module imports LLVM's loader; the package `embstore.device` does not, so whoever chooses the
+device imports this file when it is chosen.
 """
 
 import os
@@ -50,7 +50,7 @@ class CpuDevice:
         self.work.close()
 
     def warm_up(self) -> None:
-        """Compile every kernel, or load it from Numba's cache."""
+        """Load every kernel, or compile it."""
         compile_kernels()
 
     def below(self) -> None:

@@ -5,5 +5,5 @@ takes `low, high` and does that part of its range alone; its bits never depend o
 every element of the result is computed by one thread, in an order that the contract fixes. Where a
 kernel takes a list of arrays of one shape each (the segments of a batch), it takes their addresses.
 
-Importing a module here imports Numba, and compiles nothing (`embstore.arithmetic.jit`).
+Importing a module here compiles nothing (`embstore.arithmetic.jit`).
 """

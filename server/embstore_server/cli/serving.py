@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,16 +48,24 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():
+            with needing("server"):
+                _look_for_packages()
             settings = load(flags, os.environ, config, of)
             logs.configure(settings)  # before the imports below, which take a second
             event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
-            with needing("server"):
-                from embstore_server.app import serve as run
+            from embstore_server.app import serve as run
 
             _show_first_token(settings)
             raise typer.Exit(run(settings))
 
     return serve
+
+
+def _look_for_packages() -> None:
+    """Raise ModuleNotFoundError where a package of the extra is not installed; imports none."""
+    for name in ("numba", "fastapi", "grpc_health", "grpc_reflection", "prometheus_client"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _show_first_token(settings: Settings) -> None:
