@@ -112,7 +112,7 @@ def test_entries_that_are_not_understood_are_refused(tmp_path: Path, tokens: Any
     path = tmp_path / "tokens.json"
     document = {"version": 2, "checksum": tokens_file._checksum(tokens), "tokens": tokens}
     path.write_text(json.dumps(document))
-    with pytest.raises(InvalidArgumentError, match=r"tokens .*tokens\.json: a: "):
+    with pytest.raises(InvalidArgumentError, match=r"tokens .*tokens\.json: (?!the checksum)"):
         read(path)
 
 
