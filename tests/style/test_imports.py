@@ -132,7 +132,7 @@ def test_one_module_of_the_engine_and_one_of_the_client_import_cupy() -> None:
 
 
 ABOUT_COMPILED_CODE = ("embstore/arithmetic/cached.py", "embstore/arithmetic/compiling.py")
-"""Where it is kept, for which processor, and in which environment it is compiled: as Numba had it."""
+"""Where it is kept, for which processor, and in which environment: before, Numba read it."""
 
 
 def test_engine_knows_no_network_and_no_environment() -> None:
