@@ -106,17 +106,17 @@ def test_fold_then_reopening_with_another_base_segment_size(open_twin):
     twin.reopen(limits=Limits(segment_bytes=8192, base_segment_bytes=1 << 30))
 
 
-def test_merges_keep_the_newest_record_of_each_row(open_twin):
-    """Of a row that was written before and after a merge, and twice between two of them."""
+def test_a_fold_keeps_the_newest_of_several_records_of_a_row(open_twin):
+    """Each segment has three rows of all the others, and more of its own: it is not compacted."""
     twin = open_twin(limits=TINY, checkpoints_keep=1)
     create(twin, "a")
-    for value in (1.0, 3.0, 5.0):
-        for later in (0.0, 1.0):
-            assign(twin, "a", np.arange(200), value + later)
-            twin.store.flush()
-        twin.checkpoint(str(value))
-        twin.settle()
-    assert twin.store.stats()["storage"]["folds"] > 1
+    for number in range(1, 9):
+        keys = [0, 1, 2, *range(10 * number, 10 * number + 5)]
+        assign(twin, "a", keys, float(number))
+        twin.store.flush()
+    twin.checkpoint("c")
+    twin.settle()
+    assert twin.store.stats()["storage"]["folds"] > 0
     twin.reopen()
 
 
