@@ -21,7 +21,6 @@ import embstore
 from embstore_server import logs
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
-from embstore_server.freed import share_freed_memory
 from embstore_server.logs import event
 from embstore_server.settings import Setting, Settings, declared, load
 
@@ -45,6 +44,8 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         its last checkpoint.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
+        from embstore_server.freed import share_freed_memory  # asyncio is nothing for --help
+
         share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
         with _ending_at_once():

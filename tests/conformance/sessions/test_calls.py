@@ -14,7 +14,6 @@ from tests.conformance.sessions.training import (
     apply_step,
     await_planned,
     expect,
-    expire,
     facts_of,
     finish,
     lookup_of,
@@ -74,7 +73,7 @@ def test_a_run_without_a_name_that_failed_leaves_no_place(twin):
     """Its name, which nobody can know, was kept from its opening on."""
     engine = twin.store.executor
     with pytest.raises(SessionExpiredError), twin.store.session(["a"]) as run:
-        expire(twin.store, name=twin.store.sessions.stats()[0]["name"])
+        twin.store.sessions.end(twin.store.sessions.stats()[0]["name"])
         for step in run.steps([[1]], keys=lambda batch: {"a": batch}):
             step.lookup()
     assert engine.tables.places == {}
