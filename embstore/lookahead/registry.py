@@ -73,7 +73,7 @@ class Registry:
         tables = {name: self._tables.find(name) for name in facts.tables}
         for table in tables.values():
             if table.writer or (table.sessions and not facts.shared):
-                raise self._held(table)
+                raise self._table_in_use(table)
         facts = replace(facts, last_step=self._tables.last_step(facts.name, tables.values()))
         for table in tables.values():
             table.sessions.add(facts.name)
@@ -85,8 +85,8 @@ class Registry:
         self.planner.notify()
         return facts
 
-    def _held(self, table: TableState) -> TableHeldError:
-        """Return that a table is held, by whom, and how long that may last."""
+    def _table_in_use(self, table: TableState) -> TableHeldError:
+        """Return the error that names the session which uses a table, and how long it may last."""
         name = min(table.sessions)
         session = self.sessions.get(name)
         if session is None:  # it has ended, and its tables are free in a moment

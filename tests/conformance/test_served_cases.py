@@ -40,6 +40,7 @@ EMBEDDED_ONLY = {
         "test_cache_split_safety.test_stats_show_no_aims_that_have_ended",
     },
     "the planner's stages are held, slowed or looked at from within the process": {
+        "test_hits.here",
         "test_manners.slow_store",
         "test_owners.test_a_step_that_waits_for_its_share_evicts_nobodys_rows",
         "test_owners.test_owners_have_equal_parts_ahead_of_their_turns",

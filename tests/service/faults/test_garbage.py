@@ -110,7 +110,18 @@ def test_unknown_method_is_refused(wire: Wire, ledger: Ledger) -> None:
     assert_serves(wire, ledger, 0)
 
 
-NAMES = ["", "A", "a" * 5000, "ä" * 1900, "\U0001f600" * 1900, "a\nb", "a\0b", "../x", "a//b", "\t"]
+NAMES = [
+    "",
+    "A B",
+    "a" * 5000,
+    "ä" * 1900,
+    "\U0001f600" * 1900,
+    "a\nb",
+    "a\0b",
+    "../x",
+    "a//b",
+    "\t",
+]
 
 
 @pytest.mark.parametrize("table", NAMES, ids=[ascii(n[:4]) + str(len(n)) for n in NAMES])

@@ -17,7 +17,7 @@ import pytest
 from tests.service.faults.mutated import METHODS, MutatedServer, Rounds
 
 SEED = 20_261_214
-MESSAGES, SOAKED = 100, 20_000
+MESSAGES, SOAKED = 200, 20_000
 """To a method of a server that knows nobody, and as many to one that asks for a token."""
 ROUND, SOAKED_ROUND, SHORT_ROUND = 50, 125, 100
 CONSUMING = "DropTable", "OpenSession", "CloseSession", "EndSession", "Announce", "PinHotSet"
