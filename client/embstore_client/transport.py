@@ -15,11 +15,12 @@ training loop opens it again by itself (`embstore_training.rank_session`).
 Any thread. Nothing here knows what a table is.
 """
 
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -53,6 +54,9 @@ _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
+_TOLD_EVERY_S = 5.0
+"""Between two lines of the log "embstore" about a server that starts: warnings, which Python shows
+where no log is set up."""
 
 
 def checked_seconds(value: Any, name: str) -> float:
@@ -252,6 +256,7 @@ class _Sent:
     origin: Origin | None
     was_lost: bool = False  # one of the attempts was, so that the call may be done
     said: str = ""  # by a server that is starting
+    tell_at: float = field(default_factory=lambda: monotonic() + _TOLD_EVERY_S)
 
     @property
     def mutates(self) -> bool:
@@ -263,8 +268,13 @@ class _Sent:
         if again.was_lost:
             if self.said:
                 self.said, self.deadline = "", monotonic() + absent_s
-        elif str(again) != self.said:
-            self.said, self.deadline = str(again), monotonic() + max(absent_s, starting_s)
+            return
+        now = monotonic()
+        if str(again) != self.said:
+            self.said, self.deadline = str(again), now + max(absent_s, starting_s)
+        if now >= self.tell_at:
+            self.tell_at = now + _TOLD_EVERY_S
+            logging.getLogger("embstore").warning("waiting for the server: %s", self.said)
 
     def too_late(self, again: "_PassingError", seconds: float) -> str:
         """Return what to say when there is no time left."""

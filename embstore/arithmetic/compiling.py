@@ -16,11 +16,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 from traceback import format_exc
@@ -43,21 +43,18 @@ class Spoken:
     Python shows one to those who have set no log up."""
 
     def __init__(self) -> None:
-        self._next_at = 0.0
+        self._began = monotonic()
+        self._next_at = self._began
 
     def __call__(self, done: int, of: int) -> None:
         """Note how far it is."""
-        if monotonic() >= self._next_at or done == of:
-            self._next_at = monotonic() + _SPOKEN_EVERY_S
-            logging.getLogger("embstore").warning("%s", text(done, of))
-
-
-def text(done: int, of: int) -> str:
-    """Return how far compiling is, in words."""
-    return (
-        f"compiling kernels: {done} of {of}, once after an installation "
-        "(`embstore compile` does it ahead)"
-    )
+        now = monotonic()
+        if now >= self._next_at or done == of:
+            self._next_at = now + _SPOKEN_EVERY_S
+            logging.getLogger("embstore").warning(
+                "compiling kernels: %d of %d after %.0f s, once after an installation "
+                "(`embstore compile` does it ahead)", done, of, now - self._began,
+            )  # fmt: skip
 
 
 def compile_missing(missing: list[Kernel], of: int, progress: Progress) -> None:
@@ -65,17 +62,21 @@ def compile_missing(missing: list[Kernel], of: int, progress: Progress) -> None:
 
     of : the number of all kernels, those that were kept included
     """
-    progress(of - len(missing), of)
-    left = len(missing)
-    for kernel, code in compiled(missing):
+    done = [of - len(missing)]
+    progress(done[0], of)
+    for kernel, code in compiled(missing, waiting=lambda: progress(done[0], of)):
         kernel.take(code)
-        left -= 1
-        progress(of - left, of)
+        done[0] += 1
+        progress(done[0], of)
 
 
-def compiled(missing: list[Kernel], count: int | None = None) -> Iterator[Compiled]:
+def compiled(
+    missing: list[Kernel],
+    count: int | None = None,
+    waiting: Callable[[], None] = lambda: None,
+) -> Iterator[Compiled]:
     """Compile kernels in `count` processes, as many as may run at once by default, and yield each
-    with its code, which is kept.
+    with its code, which is kept. `waiting` is called every few seconds in which none is done.
 
     Raises EmbstoreError: a kernel could not be compiled.
     """
@@ -83,7 +84,7 @@ def compiled(missing: list[Kernel], count: int | None = None) -> Iterator[Compil
     count = usable_processors() if count is None else count
     for processes in (min(count, PROCESSES_MAX, len(left)), 1) if count and sys.executable else ():
         failures: list[str] = []
-        for kernel, code in _by_processes(list(left.values()), processes, failures):
+        for kernel, code in _by_processes(list(left.values()), processes, failures, waiting):
             del left[kernel.name]
             cached.keep(kernel, code)
             yield kernel, code
@@ -119,19 +120,25 @@ def _by_size(kernels: list[Kernel]) -> list[Kernel]:
     return sorted(kernels, key=lambda kernel: -len(kernel.function.__code__.co_code))
 
 
-def _by_processes(kernels: list[Kernel], count: int, failures: list[str]) -> Iterator[Compiled]:
+def _by_processes(
+    kernels: list[Kernel], count: int, failures: list[str], waiting: Callable[[], None]
+) -> Iterator[Compiled]:
     """Yield what processes compile; add to `failures` why some did not. No process can be started:
     there is nothing of either."""
-    waiting, answers = deque(kernels), SimpleQueue[Compiled | str | None]()
+    names, answers = deque(kernels), SimpleQueue[Compiled | str | None]()
     processes: list[subprocess.Popen[bytes]] = []
     with suppress(OSError):
         processes.extend(_started() for _ in range(count))
     try:
         for process in processes:
-            Thread(target=_converse, args=(process, waiting, answers), daemon=True).start()
+            Thread(target=_converse, args=(process, names, answers), daemon=True).start()
         ended = 0
         while ended < len(processes):
-            answer = answers.get()
+            try:
+                answer = answers.get(timeout=_SPOKEN_EVERY_S)
+            except Empty:
+                waiting()
+                continue
             if answer is None:
                 ended += 1
             elif isinstance(answer, str):

@@ -40,14 +40,15 @@ try:
 
     if find_spec("numba") is None:
         raise ImportError
-except ImportError as exc:
+except ImportError:
     raise ModuleNotFoundError(
         f"embstore's compiled kernels need Numba: {pip_install('fast')}", name="numba"
-    ) from exc
+    ) from None
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
-"""Called with how many kernels are compiled, and how many of all."""
+"""Called with how many kernels are compiled, and how many of all; again and again while one takes
+long."""
 
 
 class Kernel:
@@ -146,8 +147,8 @@ def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
 def compile_kernels(progress: Progress | None = None) -> None:
     """Load every kernel imported so far; compile those that are not kept anywhere. Any thread.
 
-    progress : is called when there is something to compile, and after each kernel; None: a line of
-        the log "embstore" says how far it is
+    progress : is called when there is something to compile, after each kernel, and every few
+        seconds in between; None: a line of the log "embstore" says how far it is
 
     Raises EmbstoreError: kernels cannot be compiled.
     """

@@ -1,5 +1,6 @@
 """Handlers of commands about tables, durability, the cache and the process."""
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
@@ -210,7 +211,8 @@ def check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
         )
     if storage.catalogue.checkpoint(command.label) is not None:
         raise CheckpointExistsError(
-            f"a checkpoint {command.label!r} is kept already; a label is used once while it is kept"
+            f"a checkpoint {command.label!r} is kept already; choose another label, or drop "
+            f"that one: embstore set-retention {shlex.quote(command.label)} dropped"
         )
 
 

@@ -113,10 +113,10 @@ def open(
     expect(isinstance(limits, Limits), "limits to be Limits", limits)
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
-    jit.compile_kernels()  # here, where it is said how far it is, and not in the middle of training
     with ExitStack() as undo:  # where the engine cannot be made
         made = open_device(device, threads)
         undo.callback(made.close)
+        jit.compile_kernels()  # those of the device too, and none in the middle of training
         budget = _budget(made, cache_bytes, share)
         if host_cache_bytes is not None and made.below() is None:
             raise InvalidArgumentError(

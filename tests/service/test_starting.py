@@ -94,7 +94,9 @@ class Starting:
         raise WireError(StatusCode.UNAVAILABLE, "nothing listens there", error)
 
 
-def test_a_start_is_waited_for_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_is_waited_for_as_long_as_it_gets_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
 
     def sleep(seconds: float) -> None:
@@ -118,7 +120,11 @@ def test_a_start_is_waited_for_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyP
     absent, stuck = "within 10 s.*nothing listens there", "kernels: .* of 57.*see the server's log"
     assert ended(absent, None) == 12.0
     assert ended(stuck, steps[0]) == 60.0  # from its first answer on
+    caplog.clear()
     assert ended(stuck, *steps) == 4.0 * 49 + 60.0  # from its last progress on
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "waiting for the server: compiling kernels: 2 of 57"
+    assert len(said) == (4 * 49 + 60) // 8  # of answers 4 s apart, every 5 s
     assert ended(absent, steps[0], None) == 16.0  # from its end on
 
 
@@ -249,7 +255,6 @@ def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
 
 
 @pytest.mark.slow
-@pytest.mark.turns()
 def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path: Path) -> None:
     """All kernels are compiled: a minute of processor time."""
     for part in ("embstore", "server", "client", "proto"):

@@ -21,6 +21,7 @@ import hmac
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
@@ -223,6 +224,11 @@ def make_first(path: Path) -> str:
 
 def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:
     """Change the entries of a file, one process after the other; durable on return."""
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(
+            f"tokens {path}: expected a directory {path.parent}, found none; make it: "
+            f"mkdir -p {shlex.quote(str(path.parent))}"
+        )
     with open(path.with_name(f"{path.name}.lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = {} if may_be_new and not path.exists() else read(path)

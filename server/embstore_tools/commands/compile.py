@@ -4,6 +4,7 @@ It takes about a minute of processor time, on as many processors as there are, a
 is there.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,5 +48,5 @@ def compile() -> None:
             advance(done - counts[0])
             counts[0] = done
 
-        jit.compile_kernels(progress)
+        jit.compile_kernels(progress if sys.stderr.isatty() else None)
     output.show_text("Every kernel is compiled now.")

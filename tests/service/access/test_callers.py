@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -92,6 +93,17 @@ def test_what_cannot_be_granted_is_refused(
     done = shell("token", "add", *words, "--tokens", str(tmp_path / "t"))
     assert done.status == 2 and said in done.err
     assert not (tmp_path / "t").exists()
+
+
+def test_a_folder_of_tokens_that_is_not_there_is_made_by_the_hint(
+    shell: Shell, tmp_path: Path
+) -> None:
+    add = ("token", "add", "a", "--right", "read", "--tables", "*")
+    add += ("--tokens", str(tmp_path / "new folder" / "t"))
+    refused = shell(*add)
+    assert refused.status == 2
+    subprocess.run(refused.err.partition("make it: ")[2], shell=True, check=True)
+    assert shell(*add).status == 0
 
 
 SECRET = f"sha256:{'00' * 32}"
