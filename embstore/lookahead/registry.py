@@ -73,7 +73,7 @@ class Registry:
         tables = {name: self._tables.find(name) for name in facts.tables}
         for table in tables.values():
             if table.writer or (table.sessions and not facts.shared):
-                raise self._held(table)
+                raise self._in_use(table)
         facts = replace(facts, last_step=self._tables.last_step(facts.name, tables.values()))
         for table in tables.values():
             table.sessions.add(facts.name)
@@ -85,7 +85,7 @@ class Registry:
         self.planner.notify()
         return facts
 
-    def _held(self, table: TableState) -> TableHeldError:
+    def _in_use(self, table: TableState) -> TableHeldError:
         """Return that a table is held, by whom, and how long that may last."""
         name = min(table.sessions)
         session = self.sessions.get(name)
@@ -141,6 +141,19 @@ class Registry:
             session.check_live()
         rank.deadline = now + session.lease_s
         return session, rank
+
+    def used_by(self, member: str, process: int) -> None:
+        """Count a call of a member, if it has a session, for the process that made it."""
+        _, rank = self._members.get(member, (None, None))
+        if rank is not None:
+            rank.calls[process] = rank.calls.get(process, 0) + 1
+
+    def process_ended(self, process: int) -> None:
+        """End the sessions of ranks that a process has called for, and no other that lives."""
+        for session in list(self.sessions.values()):
+            for rank in session.joined_ranks:
+                if rank.calls.pop(process, 0) > 1 and not rank.calls:
+                    self._end(session, session.lost(rank, process))
 
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
         """Return what the session of a member, or by a name, is."""
