@@ -79,8 +79,8 @@ class Server:
         self.service = Service(self._settings, open_engine, self._metrics)
         await self.service.open()
         self._server = GrpcServer(self.service)
-        self._sharing = SharedMemoryPort(self.service)
-        self.address, self.socket = self._server.address, self._sharing.path
+        self.sharing = SharedMemoryPort(self.service)
+        self.address, self.socket = self._server.address, self.sharing.path
         await self._server.start()
         await self._server.ready()
 
@@ -110,7 +110,7 @@ class Server:
     async def _stop(self) -> None:
         self.service.stopping = True
         await self._server.stop(self._settings.drain_s)
-        self._sharing.close()
+        self.sharing.close()
         await self.service.stop()
 
     def __enter__(self) -> "Server":

@@ -142,6 +142,19 @@ class Registry:
         rank.deadline = now + session.lease_s
         return session, rank
 
+    def used_by(self, member: str, process: int) -> None:
+        """Count a call of a member, if it has a session, for the process that made it."""
+        _, rank = self._members.get(member, (None, None))
+        if rank is not None:
+            rank.calls[process] = rank.calls.get(process, 0) + 1
+
+    def process_ended(self, process: int) -> None:
+        """End the sessions of ranks that a process has called for, and no other that lives."""
+        for session in list(self.sessions.values()):
+            for rank in session.joined_ranks:
+                if rank.calls.pop(process, 0) > 1 and not rank.calls:
+                    self._end(session, session.lost(rank, process))
+
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
         """Return what the session of a member, or by a name, is."""
         if member is None:

@@ -80,6 +80,7 @@ class Rank:
     announced: int  # its last announced step
     is_closed: bool = False
     is_done: bool = False  # it announces no more
+    calls: dict[int, int] = field(default_factory=dict)  # by process that made them; 0: unknown
     alone_since: float | None = (
         None  # of the sessions' clock; it is done, and waits for who is not there
     )
@@ -345,12 +346,13 @@ class Session:
         ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
         return next((self.lost(rank) for rank in ranks), None)
 
-    def lost(self, rank: Rank) -> EmbstoreError:
-        """Return what a lease that ran out means to all of the session."""
+    def lost(self, rank: Rank, process: int = 0) -> EmbstoreError:
+        """Return what the end of a rank's lease, or of its process, means to all of the session."""
+        silent = f"was silent for more than its lease of {self.facts.lease_ms} ms"
         message = (
-            f"session {self.name!r}: rank {rank.rank} was silent for more than its lease of "
-            f"{self.facts.lease_ms} ms; open the session again, it goes on after step "
-            f"{self.last_step}"
+            f"session {self.name!r}: rank {rank.rank} "
+            f"{f'is lost: its process, {process}, has ended' if process else silent}; open the "
+            f"session again, it goes on after step {self.last_step}"
         )
         kind = RankFailedError if self.facts.world_size > 1 else LeaseExpiredError
         return kind(message)

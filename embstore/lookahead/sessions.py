@@ -94,6 +94,17 @@ class Sessions:
             session, _ = self._registry.member(command.member)
             return session.now()
 
+    def used_by(self, member: str, process: int) -> None:
+        """Note that a process of this host calls for a member; 0: one that cannot be known."""
+        with self._planner.lock:
+            self._registry.used_by(member, process)
+
+    def process_ended(self, process: int) -> None:
+        """End the sessions of members whose processes have ended, of which this is the last. A
+        process that has made one call ends none."""
+        with self._planner.changed:
+            self._registry.process_ended(process)
+
     def facts(self, *, member: str | None, name: str) -> SessionFacts | None:
         """Return the session that has this member, or, without one, this name; None: there is none.
         Renews no lease, and never waits for the engine."""

@@ -41,6 +41,8 @@ class Caller:
     traceparent: str = ""
     map_version: int = 0
     """Of the map by which its command was split; 0: by none."""
+    process: int = 0
+    """That it calls from, where the server will know of its end (`shared_memory.processes`)."""
     tables: Sequence[str] = ()
     """Names of the tables that its command names."""
     keys: int = 0

@@ -327,7 +327,10 @@ class Service:
         Whatever brings a command to `execute`, `begin` or the engine asks this first. Raises
         PermissionDeniedError.
         """
-        return permitted(caller, command, lambda: self.engine.sessions)
+        command = permitted(caller, command, lambda: self.engine.sessions)
+        if member := getattr(command, "member", ""):
+            self.engine.sessions.used_by(member, caller.process)
+        return command
 
     async def execute(
         self, caller: Caller, command: Command[Any], origin: Origin | None = None

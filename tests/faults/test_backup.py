@@ -447,7 +447,7 @@ def test_urls_need_fsspec_and_say_so(
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("embstore.storage.destinations.import_module", missing)
-    with pytest.raises(InvalidArgumentError, match=r"embstore\[remote\]"):
+    with pytest.raises(InvalidArgumentError, match=r"\"\.\[remote\]\""):
         store.backup("memory://to")
 
 

@@ -53,9 +53,13 @@ _MADE_AT_ONCE_BYTES = 1 << 20
 class Connection:
     """A client, for as long as its socket is open."""
 
-    def __init__(self, port: "SharedMemoryPort", own: socket.socket, peer: str) -> None:
+    def __init__(
+        self, port: "SharedMemoryPort", own: socket.socket, peer: str, process: int
+    ) -> None:
         self.port = port
         self.peer = peer
+        self.process = process
+        """Of the client, by `Processes`."""
         self.authorization = self.label = ""
         self._frame_bytes_max = port.frame_bytes_max("")
         self.traceparent = ""
@@ -371,6 +375,7 @@ class SharedIncoming:
             connection.label,
             traceparent=self._traceparent,
             map_version=self._map_version,
+            process=connection.process,
         )
         return self._caller
 

@@ -28,6 +28,7 @@ from embstore_proto.shared_memory import INLINE_BYTES
 from embstore_server.calls import Calls
 from embstore_server.service import Service
 from embstore_server.shared_memory.connection import TRANSPORT, Connection
+from embstore_server.shared_memory.processes import Processes
 
 _IDLE_S = 120.0
 """A connection without a call is ended then, and its area is free."""
@@ -49,6 +50,7 @@ class SharedMemoryPort:
         self.calls = Calls(service)
         self.traffic = service.traffic[TRANSPORT]
         self.traffic.connections = 0
+        self.processes = Processes(self._process_ended)
         self._connections: set[Connection] = set()
         self._by_descriptor: dict[int, Connection] = {}
         self._epoll = select.epoll()
@@ -115,8 +117,12 @@ class SharedMemoryPort:
             own.close()
             return
         own.setblocking(False)
-        self._connections.add(Connection(self, own, f"unix:{pid}"))
+        self._connections.add(Connection(self, own, f"unix:{pid}", self.processes.watched(pid)))
         self.traffic.connections = len(self._connections)
+
+    def _process_ended(self, process: int) -> None:
+        if self.service.is_open:  # else there are no sessions
+            self.service.engine.sessions.process_ended(process)
 
     def _readable(self) -> None:
         """Read from the connections that have something; answer what can be at once."""
@@ -161,6 +167,7 @@ class SharedMemoryPort:
         """End every connection, and listen no more."""
         for connection in tuple(self._connections):
             connection.close()
+        self.processes.close()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         if self._socket is None:

@@ -121,7 +121,7 @@ def test_rows_outlive_a_connection_that_was_idle(server: GpuServer, trainer: Tra
 
 def end_idle(server: GpuServer) -> None:
     """End all connections, as where they are idle."""
-    for connection in tuple(server._sharing._connections):
+    for connection in tuple(server.sharing._connections):
         connection.close()
 
 

@@ -14,12 +14,17 @@ import pytest
 
 import embstore
 from embstore.config import Adam, Uniform
-from embstore.errors import EmbstoreError, SessionExpiredError, TableHeldError
+from embstore.errors import (
+    EmbstoreError,
+    LeaseExpiredError,
+    SessionExpiredError,
+    TableHeldError,
+)
 from embstore_client import connect
-from tests.faults.forks import Forks
+from tests.faults.forks import Child, Forks
 from tests.reference import ReferenceStore
 from tests.service.faults.processes import ForkedServer
-from tests.service.faults.served import PATIENCE_S, Served, until
+from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
 
 DIM, ROWS, KEYS = 8, 2000, 30
 CONFIG: dict[str, Any] = {
@@ -146,6 +151,97 @@ def test_killed_client_leaves_no_pin_and_goes_on_where_it_stood(
                 step.update(gradients_of(step.batch))
         assert store.table("a").digest() == digest_after(12)
     served.assert_free()
+
+
+def train_and_be_killed(reports: Any, address: str) -> None:
+    """The child: a trainer whose lease lasts for longer than any test."""
+    with connect(address, timeout_s=PATIENCE_S) as store:
+        run = store.session(["a"], name="run", lookahead=WINDOW, lease_ms=600_000)
+        with run as training:
+            for step in training.steps(range(1, 10), keys=keys_of):
+                step.lookup()
+                reports.send(step.batch)
+                signal.pause()
+
+
+def renew_and_be_killed(reports: Any, address: str, member: str, times: int) -> None:
+    """The child: one of several processes that use a member."""
+    with connect(address, timeout_s=PATIENCE_S) as store:
+        for _ in range(times):
+            store.sessions.renew(member)
+        reports.send(times)
+        signal.pause()
+
+
+def joined(store: Any) -> str:
+    """Open a session whose lease lasts for longer than any test; return its member."""
+    store.sessions.open("run", ["a"], lookahead_steps_max=WINDOW, lease_ms=600_000)
+    return str(store.sessions.join("run", 0).member)
+
+
+def kill_and_await(served: Served, child: Child) -> None:
+    """Kill a process, and wait until the server has seen its end."""
+    assert child.kill() == -signal.SIGKILL
+    until(lambda: not on_loop_call(served.sharing.processes.is_watched, child.pid))
+
+
+def test_killed_local_trainer_frees_its_tables_before_its_lease_runs_out(
+    forks: Forks, served: Served
+) -> None:
+    with served.connect() as store:
+        store.create_table("a", **CONFIG)
+        child = forks.start(train_and_be_killed, served.address)
+        assert child.reports.poll(PATIENCE_S)
+        kill_and_await(served, child)
+        assert not served.store.executor.sessions.names()
+        with store.session(["a"], name="run", lookahead=WINDOW, wait_s=PATIENCE_S) as run:
+            assert run.last_step == 0
+    served.assert_free()
+
+
+def test_member_is_left_to_its_lease_while_a_process_that_used_it_lives(
+    forks: Forks, served: Served
+) -> None:
+    with served.connect() as store:
+        store.create_table("a", **CONFIG)
+        member = joined(store)
+        once, first, second = (
+            forks.start(renew_and_be_killed, served.address, member, times) for times in (1, 2, 2)
+        )
+        for child in (once, first, second):
+            assert child.reports.poll(PATIENCE_S)
+        for child in (first, once):
+            kill_and_await(served, child)
+            assert served.store.executor.sessions.names() == ["run"]
+        kill_and_await(served, second)
+        with pytest.raises(LeaseExpiredError, match=f"its process, {second.pid}, has ended"):
+            store.sessions.renew(member)
+
+
+@pytest.mark.parametrize(("times", "is_used_by_grpc"), [(1, False), (2, True)])
+def test_process_of_a_single_call_or_of_the_network_beside_it_leaves_a_member_to_its_lease(
+    forks: Forks, served: Served, times: int, is_used_by_grpc: bool
+) -> None:
+    with served.connect() as store:
+        store.create_table("a", **CONFIG)
+        member = joined(store)
+        if is_used_by_grpc:
+            store.sessions.renew(member)
+        child = forks.start(renew_and_be_killed, served.address, member, times)
+        assert child.reports.poll(PATIENCE_S)
+        kill_and_await(served, child)
+        assert store.sessions.renew(member).name == "run"
+
+
+def test_process_that_connects_again_keeps_its_session(served: Served) -> None:
+    with connect(f"unix:{served.socket}", timeout_s=PATIENCE_S) as store:
+        store.create_table("a", **CONFIG)
+        member = joined(store)
+        for _ in range(3):
+            store.sessions.renew(member)
+    until(lambda: not served.service.traffic["shared_memory"].connections)
+    with connect(f"unix:{served.socket}", timeout_s=PATIENCE_S) as store:
+        assert store.sessions.renew(member).name == "run"
 
 
 def pinned_rows(served: Served) -> int:

@@ -183,7 +183,7 @@ def test_a_connection_that_was_idle_is_used_again(
     for _ in range(3):
         rows_of(store, 10)
         assert wire._free[0] is connection
-    on_loop_call(lambda: [one.close() for one in tuple(shared._sharing._connections)])
+    on_loop_call(lambda: [one.close() for one in tuple(shared.sharing._connections)])
     rows_of(store, 10)  # its server has ended it
     assert connection not in wire._free
 
