@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import count, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -58,11 +59,11 @@ COUNT = 2500
 # Clients that are killed
 
 
-def taken(reports: Connection) -> bool:
+def has_call_waiting(served: Served, reports: Connection) -> bool:
     """Take what a client has reported: with a full pipe it would make no other call."""
     while reports.poll():
         reports.recv()
-    return True
+    return bool(served.worker.waiting_calls)
 
 
 def test_killed_clients_leave_nothing(
@@ -83,7 +84,7 @@ def test_killed_clients_leave_nothing(
             assert client.kill() == -signal.SIGKILL
         else:
             with served.held():
-                until(lambda: taken(client.reports) and served.worker.waiting_calls)
+                until(partial(has_call_waiting, served, client.reports))
                 assert client.kill() == -signal.SIGKILL
                 until(lambda: not served.service.traffic[TRANSPORT].connections)
         client.reports.close()
