@@ -473,7 +473,10 @@ def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.M
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
         text = declared()[name].kind.show(value) if isinstance(value, tuple) else str(value)
-        words += [flag] if value is True else [flag, text]
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, text]
     assert shell("serve", *words).status == 0
     assert served == [expected]
 
