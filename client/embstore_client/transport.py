@@ -54,7 +54,7 @@ _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
-_TOLD_EVERY_S = 5.0
+_SHOWN_EVERY_S = 5.0
 """Between two lines of the log "embstore" about a server that starts: warnings, which Python shows
 where no log is set up."""
 
@@ -256,7 +256,7 @@ class _Sent:
     origin: Origin | None
     was_lost: bool = False  # one of the attempts was, so that the call may be done
     said: str = ""  # by a server that is starting
-    tell_at: float = field(default_factory=lambda: monotonic() + _TOLD_EVERY_S)
+    shown_next_at: float = field(default_factory=lambda: monotonic() + _SHOWN_EVERY_S)
 
     @property
     def mutates(self) -> bool:
@@ -272,8 +272,8 @@ class _Sent:
         now = monotonic()
         if str(again) != self.said:
             self.said, self.deadline = str(again), now + max(absent_s, starting_s)
-        if now >= self.tell_at:
-            self.tell_at = now + _TOLD_EVERY_S
+        if now >= self.shown_next_at:
+            self.shown_next_at = now + _SHOWN_EVERY_S
             logging.getLogger("embstore").warning("waiting for the server: %s", self.said)
 
     def too_late(self, again: "_PassingError", seconds: float) -> str:
