@@ -1,7 +1,7 @@
 # Each target makes the environment it needs; Python 3.11 or newer is all that must be there.
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...);
 #                 with DEMO_ARGS="--framework torch" in .venv-frameworks
-#   make test     .venv, then the tests that are not slow: six minutes (PYTEST_ARGS="-k cache" narrows it)
+#   make test     .venv, then the tests that are not slow (PYTEST_ARGS="-k cache" narrows it)
 #   make test-rest   .venv, then the slow ones; of conformance, each case on two more backends
 #   make test-all    all tests: test, test-rest, conformance on its last backends, test-frameworks
 #   make times    .venv, then all of them, measured, and tests/slow.txt made anew of that
