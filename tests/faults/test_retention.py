@@ -17,7 +17,7 @@ from tests.faults.forks import Forks
 from tests.faults.promises import content_of
 from tests.faults.recording import RecordingFiles, UnsyncedFiles
 from tests.faults.test_kill_at_named_points import CrashingFiles
-from tests.faults.test_power_cuts import CHOICES, TURNS
+from tests.faults.test_power_cuts import CHOICES, SHARE
 from tests.faults.training import LOGGED, labels_of, open_store, run_command
 
 SEED = 20_261_133
@@ -84,8 +84,8 @@ def check(store: Any, wanted: dict[str, Any], *, restored: bool) -> None:
 def test_every_call_may_be_the_last(
     quick_path: Path, choice: str, options: dict[str, Any], pytestconfig: pytest.Config
 ) -> None:
-    turns = TURNS if pytestconfig.getoption("turns") else 1
-    turn = list(CHOICES).index(choice) % turns
+    share = SHARE if pytestconfig.getoption("soak") == 1 else 1
+    place = list(CHOICES).index(choice) % share
     files = RecordingFiles(quick_path / "recorded")
     with open_store(files.root, files=files, **KEPT, **options) as store:
         wanted, begun = make(store), []
@@ -98,7 +98,7 @@ def test_every_call_may_be_the_last(
     possible = list(pairwise(states()))
     for calls, call in enumerate(files.calls[:end], 1):
         disk.apply(call)
-        if calls <= begun[0] or calls % turns != turn:
+        if calls <= begun[0] or calls % share != place:
             continue
         step = sum(calls > first for first in begun) - 1
         disk.write_to(path, CHOICES[choice](calls))
@@ -107,7 +107,7 @@ def test_every_call_may_be_the_last(
             check(store, wanted, restored=cuts % EVERY_RESTORED == 0)
         shutil.rmtree(path)
         cuts += 1
-    assert cuts * turns > 4 * len(STEPS)
+    assert cuts * share > 4 * len(STEPS)
 
 
 def retain_until_killed(reports: Any, path: str, point: str, nth: int, options: Any) -> None:

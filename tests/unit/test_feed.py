@@ -34,12 +34,17 @@ def embstore_threads():
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left():
-    """Of the run: clusters of other tests leave theirs to the collector."""
+def join_threads():
+    """Return a function that joins the threads of the run, and call it after the test: clusters
+    of other tests leave theirs to the collector."""
     before = set(embstore_threads())
-    yield
-    for thread in set(embstore_threads()) - before:
-        thread.join(WAIT_S)
+
+    def join():
+        for thread in set(embstore_threads()) - before:
+            thread.join(WAIT_S)
+
+    yield join
+    join()
     assert not set(embstore_threads()) - before
 
 
@@ -234,13 +239,12 @@ def test_the_lease_is_renewed_through_failures_until_the_run_ends(caplog):
 
 
 @pytest.mark.parametrize("ended", [SessionExpiredError, RankFailedError, StoreClosedError])
-def test_the_lease_of_a_session_that_has_ended_is_renewed_no_more(ended):
+def test_the_lease_of_a_session_that_has_ended_is_renewed_no_more(ended, join_threads):
     port = MemoryPort()
     port.refuses["renew"] = [ended("gone")]
     with Run(port, ["a"], lease_ms=30):
         port.wait_until(lambda: port.count("renew"))
-        for thread in embstore_threads():
-            thread.join(WAIT_S)
+        join_threads()
     assert port.count("renew") == 1
     assert port.timeouts_s["close"] == [1.0]
 

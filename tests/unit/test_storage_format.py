@@ -15,9 +15,9 @@ from tests.unit.storage_samples import STORE_ID
 
 
 def test_a_header_gives_back_its_numbers():
-    page = pack_header(LOG_MAGIC, STORE_ID, 7, (1 << 64) - 1)
+    page = pack_header(LOG_MAGIC, STORE_ID, 7, (1 << 64) - 1, 3)
     assert len(page) == PAGE_BYTES
-    assert unpack_header(page, LOG_MAGIC, STORE_ID, "f") == (7, (1 << 64) - 1)
+    assert unpack_header(page, LOG_MAGIC, STORE_ID, "f") == (7, (1 << 64) - 1, 3)
 
 
 @pytest.mark.parametrize(
