@@ -23,12 +23,13 @@ all compiled loads their machine code, which takes a tenth of the processor time
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast, get_type_hints
 
+import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic.parameters import *  # noqa: F403 - kernels take all they need from here
@@ -52,15 +53,20 @@ long."""
 
 
 class Kernel:
-    """A function compiled for the one signature that its annotations name."""
+    """A function compiled for the one signature that its annotations name.
+
+    Each kernel has a class of its own, whose `__call__` becomes the machine code when it is loaded:
+    a call of a loaded kernel runs no Python.
+    """
 
     _lock = threading.RLock()  # over all kernels
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        self.__class__ = type(function.__name__, (type(self),), {})
         update_wrapper(self, function)
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
-        self._entry: Callable[..., Any] | None = None  # written under the lock
+        self._is_loaded = False  # written under the lock
 
     @cached_property
     def parameters(self) -> list[Parameter]:
@@ -72,24 +78,23 @@ class Kernel:
     def is_loaded(self) -> bool:
         """Load what is kept of it, if there is any; say whether it can be called."""
         with self._lock:
-            code = None if self._entry else cached.kept(self)
+            code = None if self._is_loaded else cached.kept(self)
             if code is not None:
-                self._entry = loading.load(self.function.__name__, code)
-            return self._entry is not None
+                self.take(code)
+            return self._is_loaded
 
     def take(self, code: bytes) -> None:
         """Load what it was compiled to."""
         with self._lock:
-            self._entry = loading.load(self.function.__name__, code)
+            entry = loading.load(self.function.__name__, code)
+            type.__setattr__(type(self), "__call__", staticmethod(entry))
+            self._is_loaded = True
 
     def __call__(self, *arguments: Any) -> Any:
-        return (self._entry or self._compiled())(*arguments)
-
-    def _compiled(self) -> Callable[..., Any]:
+        """Load the machine code, or compile all kernels, and call it."""
         if not self.is_loaded():
             compile_kernels()
-        assert self._entry is not None
-        return self._entry
+        return self(*arguments)
 
 
 class Symbol:
@@ -165,6 +170,11 @@ def address(array: NDArray[Any] | None) -> int:
         return 0
     assert array.flags.c_contiguous, "a kernel would read another array"
     return cast(int, array.__array_interface__["data"][0])
+
+
+def addresses(arrays: Iterable[NDArray[Any] | None]) -> NDArray[np.int64]:
+    """Return the address of each array, (n,)."""
+    return np.array([address(array) for array in arrays], np.int64)
 
 
 def c_function(name: str, returns: str, *arguments: str) -> Any:

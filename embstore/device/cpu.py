@@ -61,4 +61,4 @@ class CpuDevice:
 
     def facts(self) -> dict[str, Any]:
         """Return the processor's model, the host's memory, and the threads of a call."""
-        return host_facts() | {"threads": self.work.workers.threads}
+        return host_facts() | {"threads": self.work.threads}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic.compiled import table_places
-from embstore.arithmetic.jit import address
+from embstore.arithmetic.jit import addresses
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.device.base import Answer, Batch, Counts, IndexArrays, Slots
 from embstore.device.cpu_memory import CpuSlotMemory
@@ -42,7 +42,8 @@ class CpuKeys:
         self._ids = np.empty(0, np.int32)
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> CpuBatch:
-        bounds = np.cumsum([0, *(len(keys) for _, _, keys in segments)])
+        table_ids, rows, keys = [*zip(*segments, strict=True)] or [()] * 3
+        bounds = np.cumsum([0, *map(len, keys)])
         count, take = int(bounds[-1]), self._work.take
         table = take("unique.table", 2 * table_places(count), np.int64, zeroed=True)
         batch = CpuBatch(
@@ -54,10 +55,10 @@ class CpuKeys:
         base = self._unique_base
         self._unique_base += count  # first: what the table has at this base is never seen again
         batch.found.outside = unique(
-            np.array([address(keys) for _, _, keys in segments], np.int64),
+            addresses(keys),
             bounds,
-            np.array([table_id for table_id, _, _ in segments], np.int64),
-            np.array([rows for _, rows, _ in segments], np.int64),
+            np.array(table_ids, np.int64),
+            np.array(rows, np.int64),
             table.reshape(-1, 2),
             table_places(count),
             base,
@@ -99,7 +100,7 @@ class CpuKeys:
             probe, index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
             index.stash_count, keys, slots,
         )  # fmt: skip
-        return sum(self._work.run(work, self._work.ranges(len(keys), _KEY_MOVED_BYTES)))
+        return sum(self._work.share(work, len(keys), _KEY_MOVED_BYTES))
 
     def absent(self, keys: Keys, slots: Slots, missing: int) -> Answer[tuple[Slots, Keys]]:
         places = np.flatnonzero(slots < 0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic.compiled_update import KINDS
 from embstore.arithmetic.denormals import keeping
-from embstore.arithmetic.jit import address
+from embstore.arithmetic.jit import addresses
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
 from embstore.device.cpu_keys import CpuBatch
@@ -42,11 +42,9 @@ class CpuRows:
     def gather(
         self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
     ) -> None:
-        out_addresses = np.array([address(out) for out in outs], np.int64)
-
-        work = partial(gather, rows, slots, batch.inverse, batch.bounds, out_addresses, dim)
+        work = partial(gather, rows, slots, batch.inverse, batch.bounds, addresses(outs), dim)
         item_bytes = _READ_AND_WRITTEN * VALUE_BYTES * dim
-        self._work.run(work, self._work.ranges(len(batch.inverse), item_bytes))
+        self._work.share(work, len(batch.inverse), item_bytes)
 
     def begin_gather(
         self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
@@ -63,19 +61,13 @@ class CpuRows:
         clock: int,
         counting: int,
     ) -> int:
-        places = np.array(
-            [
-                (address(keys), len(keys), table_id, rows, address(out))
-                for (table_id, rows, keys), out in zip(segments, outs, strict=True)
-            ],
-            np.int64,
-        ).T.copy()
-        bounds = np.zeros(len(segments) + 1, np.int64)
-        np.cumsum(places[1], out=bounds[1:])
+        table_ids, limits, keys = zip(*segments, strict=True)
+        bounds = np.cumsum([0, *map(len, keys)])
         return look_up(
             index.bucket_keys, index.bucket_slots, index.stash_keys, index.stash_slots,
-            index.stash_count, memory.scores, memory.rows, places[0], bounds, places[2], places[3],
-            places[4], dim, clock, counting, self._work.take("look_up", int(bounds[-1]), np.int64),
+            index.stash_count, memory.scores, memory.rows, addresses(keys), bounds,
+            np.array(table_ids, np.int64), np.array(limits, np.int64), addresses(outs), dim, clock,
+            counting, self._work.take("look_up", int(bounds[-1]), np.int64),
         )  # fmt: skip
 
     def gather_pooled(
@@ -104,12 +96,13 @@ class CpuRows:
         starts = self._work.take("group.starts", len(batch.unique_keys) + 1, np.int64)
         positions = self._work.take("group.positions", len(batch.inverse), np.int32)
         group(batch.inverse, starts, positions)
-        row_addresses = np.array([address(g.rows) for g in gradients], np.int64)
-        sources = np.array([address(g.source) for g in gradients], np.int64)
-        coefficients = np.array([address(g.coefficients) for g in gradients], np.int64)
+        rows, sources, coefficients = (
+            addresses(column)
+            for column in zip(*[(g.rows, g.source, g.coefficients) for g in gradients], strict=True)
+        )
         forms = np.array([form_of(g.coefficients, g.divide) for g in gradients], np.int8)
         work = partial(
-            sum_by_key, starts, positions, batch.bounds, batch.id_bounds, row_addresses, sources,
+            sum_by_key, starts, positions, batch.bounds, batch.id_bounds, rows, sources,
             coefficients, forms, scale, sums,
         )  # fmt: skip
         large = self._work.run(
@@ -130,12 +123,12 @@ class CpuRows:
             apply, KINDS[kind], memory.rows, slots, keys, sums, parameters.scalars, memory.dirty
         )
         item_bytes = _READ_AND_WRITTEN * memory.rows.strides[0]
-        self._work.run(partial(keeping, work), self._work.ranges(len(slots), item_bytes))
+        self._work.share(partial(keeping, work), len(slots), item_bytes)
 
     def scatter_rows(self, source: Rows, rows: Rows, slots: Slots) -> None:
         work = partial(scatter_rows, source, rows, slots)
         item_bytes = _READ_AND_WRITTEN * rows.strides[0]
-        self._work.run(work, self._work.ranges(len(slots), item_bytes))
+        self._work.share(work, len(slots), item_bytes)
 
     def initialize(
         self, rows: Rows, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
@@ -146,17 +139,17 @@ class CpuRows:
             layout.state_dim,
         )  # fmt: skip
         item_bytes = _GENERATED * rows.strides[0]
-        self._work.run(partial(keeping, work), self._work.ranges(len(slots), item_bytes))
+        self._work.share(partial(keeping, work), len(slots), item_bytes)
 
     def gather_rows(self, rows: Rows, slots: Slots, out: Rows, first: int) -> None:
         work = partial(gather_rows, rows, slots, out[first : first + len(slots)])
         item_bytes = _READ_AND_WRITTEN * rows.strides[0]
-        self._work.run(work, self._work.ranges(len(slots), item_bytes))
+        self._work.share(work, len(slots), item_bytes)
 
     def copy_slots(self, rows: Rows, slots: Slots, targets: Rows, places: Slots) -> None:
         work = partial(copy_slots, rows, slots, targets, places)
         item_bytes = _READ_AND_WRITTEN * rows.strides[0]
-        self._work.run(work, self._work.ranges(len(slots), item_bytes))
+        self._work.share(work, len(slots), item_bytes)
 
     def read_rows(self, rows: Rows, slots: Slots) -> Rows:
         out = np.empty((len(slots), rows.shape[1]), rows.dtype)

@@ -11,31 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.host.workers import Range, Work, Workers
+from embstore.host.workers import Range, Workers
 
 _RANGES_PER_THREAD = 2
-"""More than one, so that a thread that starts late leaves its share to the others."""
 
 
-class CpuWork:
+class CpuWork(Workers):
     """The threads and the scratch memory of one device. One thread calls at a time."""
 
     def __init__(self, threads: int) -> None:
-        self.workers = Workers(threads)
+        super().__init__(threads, _RANGES_PER_THREAD)
         self._scratch: dict[str, NDArray[Any]] = {}
 
     def close(self) -> None:
         """End the threads and drop the scratch."""
-        self.workers.close()
+        super().close()
         self._scratch.clear()
-
-    def run(self, work: Work, ranges: list[Range]) -> list[Any]:
-        """Return the results of `work` on each range."""
-        return self.workers.run(work, ranges)
-
-    def ranges(self, count: int, item_bytes: int) -> list[Range]:
-        """Cut [0, count) into equal ranges, if what they move is worth a second thread."""
-        return self.workers.ranges(count, item_bytes, per_thread=_RANGES_PER_THREAD)
 
     def ranges_of(self, bounds: NDArray[np.int64], item_bytes: int) -> list[Range]:
         """Cut the intervals between `bounds` into ranges of nearly equal length in all."""

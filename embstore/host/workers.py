@@ -14,7 +14,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from embstore.errors import DeviceError, EmbstoreError
 
@@ -62,10 +62,15 @@ class _Job:
         """Wait for every range, then return the results, or raise what went wrong."""
         self._done.acquire()
         for error in self._errors:
-            if isinstance(error, (EmbstoreError, MemoryError)) or not isinstance(error, Exception):
-                raise error
-            raise DeviceError(f"a kernel failed: {error!r}") from error
+            _fail(error)
         return self._results
+
+
+def _fail(error: BaseException) -> NoReturn:
+    """Raise an error of a call's work; DeviceError for one that a kernel should not have."""
+    if isinstance(error, (EmbstoreError, MemoryError)) or not isinstance(error, Exception):
+        raise error
+    raise DeviceError(f"a kernel failed: {error!r}") from error
 
 
 def _serve(jobs: "queue.SimpleQueue[_Job | None]") -> None:
@@ -78,19 +83,28 @@ def _serve(jobs: "queue.SimpleQueue[_Job | None]") -> None:
 
 
 class Workers:
-    """`threads` - 1 worker threads; the caller is the last one."""
+    """`threads` - 1 worker threads; the caller is the last one.
 
-    def __init__(self, threads: int) -> None:
+    ranges_per_thread : more than one, so that a thread that starts late leaves its share to the
+        others
+    """
+
+    def __init__(self, threads: int, ranges_per_thread: int = 1) -> None:
         self.threads = threads
+        self._ranges_max = threads * ranges_per_thread
         self.split_bytes = SPLIT_BYTES
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
 
-    def ranges(self, count: int, item_bytes: int, *, per_thread: int = 1) -> list[Range]:
+    def ranges(self, count: int, item_bytes: int) -> list[Range]:
         """Cut [0, count) into equal ranges, if what they move is worth a second thread."""
         if self.threads == 1 or count * item_bytes < self.split_bytes:
             return [(0, count)]
-        return equal_ranges(count, self.threads * per_thread)
+        return equal_ranges(count, self._ranges_max)
+
+    def share(self, work: Work, count: int, item_bytes: int) -> list[Any]:
+        """Return the results of `work` on the ranges that [0, count) is cut into."""
+        return self.run(work, self.ranges(count, item_bytes))
 
     def run(self, work: Work, ranges: Sequence[Range]) -> list[Any]:
         """Return [work(low, high) for low, high in ranges]; ranges is not empty.
@@ -99,11 +113,15 @@ class Workers:
         ------
         DeviceError : a call raised; every range has been tried.
         """
+        if len(ranges) == 1:
+            try:
+                return [work(*ranges[0])]
+            except Exception as exc:
+                _fail(exc)
         job = _Job(work, ranges)
-        if len(ranges) > 1:
-            self._start()
-            for _ in range(min(len(ranges), self.threads) - 1):
-                self._jobs.put(job)
+        self._start()
+        for _ in range(min(len(ranges), self.threads) - 1):
+            self._jobs.put(job)
         job.take_part()
         return job.results()
 

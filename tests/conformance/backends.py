@@ -68,7 +68,7 @@ class Embedded:
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         store = embstore.open(path, files=self._files(path), **options)
-        store.executor.device.work.workers.split_bytes = 0  # small calls too are shared
+        store.executor.device.work.split_bytes = 0  # small calls too are shared
         return store
 
     def _files(self, path: Path) -> Files:

@@ -38,7 +38,7 @@ class Sharded(Embedded):
                 for engine in engines:
                     engine.close()
                 raise
-            store.executor.device.work.workers.split_bytes = 0
+            store.executor.device.work.split_bytes = 0
             engines.append(store.executor)
         names = [str(number) for number in range(self.shards)]
         # runs of partitions: neighbouring ones on one shard would hide a wrong order

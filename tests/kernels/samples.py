@@ -27,7 +27,7 @@ SLAB_SLOTS = 16
 def cpu_devices():
     made = [CpuDevice(threads) for threads in THREADS]
     for device in made:
-        device.work.workers.split_bytes = 0
+        device.work.split_bytes = 0
     return made
 
 

@@ -95,7 +95,7 @@ def test_an_error_in_any_thread_reaches_the_caller(raised, expected):
 
 def test_close_ends_the_threads():
     device = CpuDevice(3)
-    device.work.workers.split_bytes = 0
+    device.work.split_bytes = 0
     count = threading.active_count()
     device.rows.read_rows(np.zeros((8, 4), np.float32), np.arange(8))
     assert threading.active_count() == count + 2
@@ -169,7 +169,7 @@ def test_threads_that_flush_denormals_keep_them_for_a_call(call, threads, is_tol
 
     def flushing():
         device = CpuDevice(threads)
-        device.work.workers.split_bytes = 0
+        device.work.split_bytes = 0
         try:
             return call(device)
         finally:
