@@ -89,7 +89,7 @@ screenshots: .venv/stamp
 
 test-frameworks: .venv-frameworks/stamp
 	@echo "embstore: running the tests of the adapters for frameworks"
-	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs $(PYTEST_ARGS)
+	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs_and_may_be_pasted_again $(PYTEST_ARGS)
 
 test-cluster: .venv-cluster/stamp
 	@echo "embstore: running the tests of clusters on Ray"

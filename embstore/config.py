@@ -222,6 +222,12 @@ class TableConfig:
         )
         return text.encode()
 
+    def unlike(self, other: "TableConfig") -> str:
+        """Return the parts of this identity that differ from another's, for messages."""
+        ours, theirs = self.identity(), other.identity()
+        differing = [what for what in ours if what != "dtypes" and ours[what] != theirs[what]]
+        return ", ".join(f"{what} {json.dumps(ours[what])}" for what in differing)
+
     @classmethod
     def from_identity(
         cls, identity: dict[str, Any], *, rows: int, learning_rate: float

@@ -269,7 +269,12 @@ def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:
     if label is None and found:
         return max(found.items(), key=lambda backup: backup[1].head.command)
     if label is None or label not in found:
-        there = ", ".join(map(repr, sorted(found))) or "none"
+        if not found:
+            raise CheckpointNotFoundError(
+                "expected backups, found none there: give the folder that `embstore backup DEST` "
+                "made, below the server's --backup-within"
+            )
+        there = ", ".join(map(repr, sorted(found)))
         raise CheckpointNotFoundError(f"expected a backup of label {label!r}, found: {there}")
     return label, found[label]
 

@@ -34,6 +34,8 @@ from embstore.storage.files import Files
 
 FIRST_KEYS = 5
 """Affected keys that are named of each table."""
+_NAMED = 5
+"""Folders with stores that are named where a store was expected."""
 _ROOMS = ("log", "base")
 _KNOWN = {LOCK, IDENTITY, catalogues.PATH, *_ROOMS, "commands", "frequency", "lost+found"}
 
@@ -79,6 +81,12 @@ class Verification:
     """Files that nothing names."""
 
 
+def _below(files: Files) -> str:
+    """Return a hint of the stores in the folders of a directory, if it has some."""
+    found = [name for name in files.list("") if files.exists(f"{name}/{IDENTITY}")]
+    return f"; stores are in its folders {', '.join(found[:_NAMED])}" if found else ""
+
+
 def verify(files: Files, note: Note, progress: Progress) -> Verification:
     """Check a store's directory, which no writer may have open.
 
@@ -93,7 +101,7 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
     StorageError : there is no store.
     """
     if not files.exists(IDENTITY):
-        raise StorageError(2, f"expected a store, found none in {files.root}")
+        raise StorageError(2, f"expected a store, found none in {files.root}{_below(files)}")
     lock = files.lock(LOCK, shared=True)
     try:
         found = _Verifier(files, note, progress)

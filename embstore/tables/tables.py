@@ -130,9 +130,10 @@ class Tables:
     def _same(self, config: TableConfig) -> TableState:
         table = self.by_id[self._ids[config.name]]
         if table.identity_json != config.identity_json():
+            there, asked = table.config.unlike(config), config.unlike(table.config)
             raise TableExistsError(
-                f"table {config.name!r} exists as {table.identity_json.decode()}, "
-                f"asked for was {config.identity_json().decode()}"
+                f"table {config.name!r} exists with {there}, asked for was {asked}; ask for it as "
+                f"it is, or drop_table({config.name!r}) removes it and its rows"
             )
         if table.rows != config.rows:
             raise TableExistsError(

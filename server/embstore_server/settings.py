@@ -322,6 +322,11 @@ class Settings:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: _as_json(v) for name, v in values.items()}
 
+    def given(self) -> dict[str, Any]:
+        """Return those that are not at their defaults."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {name: v for name, v in self.describe().items() if v != _as_json(defaults[name])}
+
 
 def _as_json(value: Any) -> Any:
     match value:
@@ -448,7 +453,8 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
                     "(--insecure)",
                 )
     if values["first_token"] and values["tokens"] is None:
-        yield {"first_token", "tokens"}, "expected tokens with first_token, found none"
+        problem = "expected tokens with first_token, the file to write it to (--tokens FILE)"
+        yield {"first_token", "tokens"}, problem
     if values["tls_client_ca"] is not None:
         for other in ("tls_cert", "tokens"):
             if values[other] is None:

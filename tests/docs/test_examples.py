@@ -111,7 +111,7 @@ def paste(example: str, server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_python_example_runs(
+def test_python_example_runs_and_may_be_pasted_again(
     name: str, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = name.rpartition("-")[0]
@@ -120,7 +120,8 @@ def test_python_example_runs(
             FRAMEWORKS[page], reason=f"needs the extra {page}: make test-frameworks"
         )
     monkeypatch.chdir(tmp_path)
-    paste(EXAMPLES[name], server)
+    for _ in range(2):
+        paste(EXAMPLES[name], server)
 
 
 def test_the_trainer_can_be_pasted_twice_and_learns(

@@ -70,6 +70,14 @@ def test_a_step_that_is_forgotten_warns_once(embedded: Store) -> None:
     module.zero_grad()
 
 
+def test_gradients_that_are_left_at_the_end_warn(embedded: Store) -> None:
+    module = module_of(embedded)
+    module(IDS).sum().backward()
+    with pytest.warns(UserWarning, match=r"tables t were not applied.* step\(\) was not called"):
+        del module
+    train(module_of(embedded))
+
+
 def test_a_named_loop_that_goes_on_warns_unless_its_place_is_known(embedded: Store) -> None:
     def loop(module: Embedding, **session: Any) -> None:
         for ids in module.ahead([IDS] * 3, features=lambda ids: ids, name="job", **session):

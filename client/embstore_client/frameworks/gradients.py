@@ -102,6 +102,17 @@ class KeptGradients:
             kept_ones = [self._kept[number] for number in sorted(self._kept)]
         return joined((looked.table, looked.keys, looked.by_key(of)) for looked, of in kept_ones)
 
+    def warn_unsent(self) -> None:
+        """Warn of gradients that are still here: nobody can send them any more."""
+        with self._lock:
+            tables = sorted({looked.table for looked, _ in self._kept.values()})
+        if tables:
+            warnings.warn(
+                f"gradients of the tables {', '.join(tables)} were not applied: the module ended, "
+                "and step() was not called after its last backward pass",
+                stacklevel=2,
+            )
+
     def clear(self) -> None:
         """Forget them."""
         with self._lock:

@@ -8,6 +8,7 @@ its rows were used.
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple
+from weakref import finalize
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
@@ -45,6 +46,7 @@ class Steps:
         synchronize : waits for gradients that are on their way
         """
         self.gradients = KeptGradients()
+        finalize(self, self.gradients.warn_unsent)  # with the module, or at the end of the process
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
         self._settings = forgets, synchronize

@@ -84,7 +84,8 @@ class Callers:
                 if entry is not None and entry.secret is None:
                     return self._principals[name]
             raise UnauthenticatedError(
-                "expected a token: connect(..., token=...), EMBSTORE_TOKEN, or the header "
+                "expected a token: connect(..., token=...), --token-file FILE of commands, "
+                "EMBSTORE_TOKEN, or the header "
                 "Authorization: Bearer TOKEN; or, with mutual TLS, a certificate of a known name"
             )
         token = authorization[len(_SCHEME) :].strip()

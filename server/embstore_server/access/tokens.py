@@ -36,6 +36,7 @@ from embstore.rights import EVERYTHING, is_pattern
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _VERSION = 2
+_NOT_ONE = "is no file of tokens, which `embstore token add --tokens FILE` makes"
 _FIRST = "admin"
 LIMITS = (
     "queue_calls",
@@ -141,13 +142,13 @@ def read(path: Path) -> dict[str, Entry]:
             f"add NAME --right write --tables 'NAME/*' --tokens {path}"
         ) from exc
     except ValueError as exc:
-        raise InvalidArgumentError(f"tokens {path}: expected JSON: {exc}") from exc
+        raise InvalidArgumentError(f"tokens {path}: {_NOT_ONE} ({exc})") from exc
     try:
         return _entries(document)
     except InvalidArgumentError as exc:
         raise InvalidArgumentError(f"tokens {path}: {exc}") from exc
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise InvalidArgumentError(f"tokens {path}: not understood: {exc!r}") from exc
+        raise InvalidArgumentError(f"tokens {path}: {_NOT_ONE} ({exc!r})") from exc
 
 
 def _entries(document: Any) -> dict[str, Entry]:

@@ -53,7 +53,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
                 _look_for_packages()
             settings = load(flags, os.environ, config, of)
             logs.configure(settings)  # before the imports below, which take a second
-            event(logging.INFO, "starting", version=embstore.__version__, **settings.describe())
+            event(logging.INFO, "starting", version=embstore.__version__, **settings.given())
             from embstore_server.app import serve as run
 
             _show_first_token(settings)

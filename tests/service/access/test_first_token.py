@@ -60,7 +60,7 @@ def test_a_first_token_needs_a_file_of_tokens_and_leaves_one_that_has_every_righ
     shell: Shell, tmp_path: Path
 ) -> None:
     ended = shell("serve", "--data", tmp_path / "s", "--first-token")
-    assert ended.status == 2 and "expected tokens with first_token" in ended.err
+    assert ended.status == 2 and "--tokens FILE" in ended.err
     path = tmp_path / "tokens"
     shell("token", "add", "prometheus", "--right", "read", "--tables", "*", "--tokens", path)
     assert make_first(path).startswith("admin.")
